@@ -185,7 +185,7 @@ def test_what_a_stage_fails_of_stays_as_a_sentence(manifest):
     with pytest.raises(DataError), manifest.stage("backtest"), manifest.stage("report"):
         raise DataError("bars.csv: no such file;\n  give another")
     found = summary(folder, FileCache(summaries=1))
-    assert (found.status, found.problem, found.failed_at) == (
+    assert (found.status, found.problem, (found.failure or {}).get("stage")) == (
         "failed",
         "bars.csv: no such file; give another",
         "report",

@@ -133,7 +133,7 @@ def _load_rows(folder: Folder, table: str, read: Callable[[Path], pd.DataFrame])
 
 def rank_pods(pods: pd.DataFrame) -> list[str]:
     """List the names of pods by their score, the best first, those without one last."""
-    return pods.sort_values("score", ascending=False, na_position="last")["pod"].tolist()
+    return pods.sort_values("score", ascending=False)["pod"].tolist()
 
 
 def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:

@@ -61,7 +61,7 @@ def show(
     about = drawn.layout.meta or {}
     if is_titled and about.get("title"):
         st.markdown(f"**{plain(about['title'])}**")
-    st.plotly_chart(drawn, theme="streamlit", width="stretch", key=key, config=CONFIG)
+    st.plotly_chart(drawn, key=key, config=CONFIG)
     if "note" in about:
         st.caption(plain(about["note"]))
     if "shown" in about:

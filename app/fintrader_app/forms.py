@@ -88,9 +88,7 @@ def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) 
 def group(field: Schema, name: str, draft: Draft, key: str) -> None:
     """A nested model, or one of several by its discriminator."""
     models = field.get("oneOf", [field])
-    if not isinstance(draft.get(name), dict):
-        draft[name] = collect_defaults(models[0])
-    below: Draft = draft[name]
+    below = hold_mapping(draft, name, models[0])
     if len(models) == 1:
         draw(models[0], below, key)
         return
@@ -207,12 +205,12 @@ def _draw_yaml(title: str, value: Any, how: dict[str, Any]) -> Any:
 # --- a mapping of models, as rows -----------------------------------------------------------------
 
 
-def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str] = ()) -> None:
+def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str]) -> None:
     """Draw a mapping from names to models or lists, one row each, with a line to add one; `names`
     are suggested for new rows."""
     values: Schema = field["additionalProperties"]
     model: Schema = next(one for one in values.get("anyOf", [values]) if "properties" in one)
-    entries = _hold_mapping(draft, name)
+    entries = hold_mapping(draft, name)
     if not entries:
         st.caption("Nothing is searched.")
     for entry in list(entries):
@@ -228,7 +226,7 @@ def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[
                 how = {"key": f"{key}.{entry}.choices"}
                 entries[entry] = _draw_yaml("Choices", entries[entry], how)
                 continue
-            values_of_it = _hold_mapping(entries, entry)
+            values_of_it = hold_mapping(entries, entry)
             with st.container(horizontal=True, vertical_alignment="bottom"):
                 for part, below in model["properties"].items():
                     with st.container(width=170):
@@ -249,10 +247,11 @@ def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[
         st.rerun()
 
 
-def _hold_mapping(draft: Draft, name: str) -> Draft:
-    """Return the mapping of this name; any other value is replaced by an empty one."""
+def hold_mapping(draft: Draft, name: str, model: Schema | None = None) -> Draft:
+    """Return the mapping of this name; any other value is replaced by the defaults of its `model`,
+    or by an empty one."""
     if not isinstance(draft.get(name), dict):
-        draft[name] = {}
+        draft[name] = {} if model is None else collect_defaults(model)
     found: Draft = draft[name]
     return found
 

@@ -13,25 +13,15 @@ import hmac
 import ipaddress
 import re
 import secrets
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote_plus
 
 from fintrader.errors import ConfigError
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
 GUARD_VARIABLE = "FINTRADER_APP_GUARD"
 """Set for the pages of a server that asks for a token: only there may they steer deployments."""
@@ -241,14 +231,14 @@ class Guard:
     is_standing = False
     """True in a process whose server has this guard; pages refuse to be shown by another server."""
 
-    def __init__(self, app: Application, admission: Admission, root: str = "") -> None:
+    def __init__(self, app: ASGIApp, admission: Admission, root: str = "") -> None:
         self.app = app
         self.hosts = admission.hosts
         self.token = admission.token
         self.health = f"{root}/_stcore/health"
         Guard.is_standing = True
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or self._is_health_check(scope):
             await self.app(scope, receive, send)
             return
@@ -265,13 +255,13 @@ class Guard:
         else:
             await _refuse(scope, send, _NO_TOKEN_PAGE)
 
-    def _is_health_check(self, scope: Message) -> bool:
+    def _is_health_check(self, scope: Scope) -> bool:
         """Tell whether this asks if the server is up: probes know neither the token nor a name."""
         if scope["type"] != "http" or scope["path"] != self.health:
             return False
         return scope["method"] in ("GET", "HEAD")
 
-    def _find_location(self, scope: Message) -> NetworkLocation | None:
+    def _find_location(self, scope: Scope) -> NetworkLocation | None:
         """Find the host that was asked for; None when it, or the page that asks, is foreign."""
         hosts = _read_headers(scope, b"host")
         location = read_location(hosts[0]) if len(hosts) == 1 else None
@@ -288,7 +278,7 @@ class Guard:
     def _is_token(self, text: str) -> bool:
         return self.token is not None and hmac.compare_digest(text.encode(), self.token.encode())
 
-    def _has_credential(self, scope: Message, location: NetworkLocation) -> bool:
+    def _has_credential(self, scope: Scope, location: NetworkLocation) -> bool:
         """Tell whether the headers hold the token or the cookie that was made of it."""
         for header in _read_headers(scope, b"authorization"):
             scheme, _, token = header.partition(" ")
@@ -306,7 +296,7 @@ class Guard:
         assert self.token is not None
         return hmac.digest(self.token.encode(), b"fintrader app cookie", hashlib.sha256).hex()
 
-    async def _let_in(self, scope: Message, send: Send, location: NetworkLocation) -> None:
+    async def _let_in(self, scope: Scope, send: Send, location: NetworkLocation) -> None:
         """Give the cookie, and lead to the same address without the token."""
         # Relative, so that it stays on this host, and below the prefix that a proxy takes away.
         target = "./" + quote(scope["path"].rpartition("/")[2])
@@ -333,7 +323,7 @@ def _split_query(query: bytes) -> tuple[bytes, list[str]]:
     return "&".join(rest).encode("latin-1"), tokens
 
 
-def _read_headers(scope: Message, name: bytes) -> list[str]:
+def _read_headers(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
 
 
@@ -350,17 +340,17 @@ def _is_same_origin(origin: str, location: NetworkLocation) -> bool:
     return own.host == location.host and (own.port or default) == (location.port or default)
 
 
-def _name_cookie(scope: Message, location: NetworkLocation) -> str:
+def _name_cookie(scope: Scope, location: NetworkLocation) -> str:
     """Name the cookie after the port that the browser sees: all ports share a host's cookies."""
     scheme = "https" if _is_encrypted(scope) else "http"
     return f"fintrader-app-{location.port or _DEFAULT_PORTS[scheme]}"
 
 
-def _is_encrypted(scope: Message) -> bool:
+def _is_encrypted(scope: Scope) -> bool:
     return scope.get("scheme") in ("https", "wss")
 
 
-async def _refuse(scope: Message, send: Send, page: str) -> None:
+async def _refuse(scope: Scope, send: Send, page: str) -> None:
     if scope["type"] == "websocket":
         # Before it was accepted, so the answer is a 403.
         await send({"type": "websocket.close", "code": 1008})

@@ -79,7 +79,7 @@ class Market:
         start, stop = np.searchsorted(session, [number, number + 1])
         return slice(int(start), int(stop))
 
-    def candles(self, symbol: str, rows: slice, every: int = 1) -> pd.DataFrame:
+    def candles(self, symbol: str, rows: slice, every: int) -> pd.DataFrame:
         """Bars with a trade: open, high, low, close, `every` bars put together.
 
         A market holds no highs and lows of single bars: at `every` 1 they are those of open and

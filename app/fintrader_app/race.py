@@ -3,7 +3,6 @@ descends from whom."""
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -91,21 +90,21 @@ def measure_pace(
     if pods.empty:
         return Pace(planned)
     ended = pods[pods["finished"].notna()]
-    running = int((pods["state"] == "running").sum()) if alive else 0
+    running = (pods["state"] == "running").sum() if alive else 0
     begins = [*ended["started"].astype(float), *(launched or {}).values()]
     elapsed = rate = left = None
-    last = float(ended["finished"].max())
+    last = ended["finished"].max()
     to_come = max(0, (len(pods) if planned is None else planned) - len(ended))
     if begins:
         over = not alive or (planned is not None and not to_come and not running)
         elapsed = max(0.0, (last if over else now) - min(begins))
     if len(ended):
-        span = last - float(ended["started"].min())
+        span = last - ended["started"].min()
         if span > 0:
             rate = float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / span
         if running and to_come:
             left = float((ended["finished"] - ended["started"]).mean()) * to_come / running
-    failed = int((pods["state"] == "failed").sum())
+    failed = (pods["state"] == "failed").sum()
     best = number(float(pd.to_numeric(pods["score"], errors="coerce").max()))
     return Pace(planned, len(ended), failed, running, best, elapsed, rate, left)
 
@@ -113,7 +112,7 @@ def measure_pace(
 def score_figure(pods: pd.DataFrame) -> go.Figure:
     """Score of each pod when it ended, and the best so far."""
     shown = select_scored(pods).sort_values("finished")
-    zero, size, unit = shift_to_start(shown, float(shown["finished"].max()))
+    zero, size, unit = shift_to_start(shown, shown["finished"].max())
     x = (shown["finished"] - zero) / size
     best = shown["score"].cummax()
     turns = best.diff().ne(0.0)  # a step is drawn where it rises, however many pods lie between
@@ -316,11 +315,11 @@ def list_lost_attempts(events: Iterable[TournamentEvent]) -> list[Attempt]:
     return found
 
 
-def plot_timeline(found: list[Attempt], total: int = 0) -> go.Figure:
+def plot_timeline(found: list[Attempt], total: int) -> go.Figure:
     """One bar an attempt, packed into as few lanes as were busy at once; `total`: how many there
     are in all."""
     rows = pd.DataFrame([asdict(one) for one in found])
-    zero, size, unit = shift_to_start(rows, float(rows["finished"].max()))
+    zero, size, unit = shift_to_start(rows, rows["finished"].max())
     rows["lane"] = assign_lanes(rows)
     figure = go.Figure()
     for state, colour in STATES.items():
@@ -363,22 +362,19 @@ def plot_timeline(found: list[Attempt], total: int = 0) -> go.Figure:
 def assign_lanes(rows: pd.DataFrame) -> list[int]:
     """A lane from 1 for each row, rows in order of their start: the lowest one that is free by
     then."""
-    free: list[int] = []
-    busy: list[tuple[float, int]] = []
+    ends: list[float] = []
     chosen = []
     for begin, end in zip(rows["started"], rows["finished"], strict=True):
-        while busy and busy[0][0] <= begin + 1e-3:
-            heapq.heappush(free, heapq.heappop(busy)[1])
-        lane = heapq.heappop(free) if free else len(busy) + 1
-        heapq.heappush(busy, (max(end, begin + 2e-3), lane))
-        chosen.append(lane)
+        lane = next((k for k, last in enumerate(ends) if last <= begin + 1e-3), len(ends))
+        ends[lane : lane + 1] = [max(end, begin + 2e-3)]
+        chosen.append(lane + 1)
     return chosen
 
 
 def shift_to_start(rows: pd.DataFrame, end: float) -> tuple[float, float, str]:
     """Zero of the race's clock, seconds a unit, and the unit's name, for a race that lasts until
     `end`."""
-    zero = float(rows["started"].min())
+    zero = rows["started"].min()
     for size, unit in ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if end - zero > 3 * size:
             return zero, size, unit
@@ -426,7 +422,7 @@ def select_best_lines(pods: pd.DataFrame) -> pd.DataFrame:
         return pods
     parent = dict(zip(pods["pod"], pods["parent"], strict=True))
     kept: set[str] = set()
-    for pod in pods.sort_values("score", ascending=False, na_position="last", kind="stable")["pod"]:
+    for pod in pods.sort_values("score", ascending=False, kind="stable")["pod"]:
         line: dict[str, None] = {}
         above = pod
         while above in parent and above not in kept and above not in line:

@@ -55,7 +55,7 @@ class Axis:
         return list(range(len(self.labels)))
 
 
-def place_values(values: list[Any], log: bool = False) -> Axis:
+def place_values(values: list[Any], log: bool) -> Axis:
     """Numbers as they are, anything else by its place among the different ones."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         numbers = np.array(values, dtype=float)

@@ -13,7 +13,7 @@ import streamlit as st
 
 from fintrader.numerals import DASH
 from fintrader.results.sections import BacktestView, Chart, Section, present_verdict
-from fintrader.results.table import Row, Table
+from fintrader.results.table import Table
 from fintrader_app import charts, tables
 from fintrader_app.shell import LONGEST, draw_notice, heading, plain
 
@@ -90,12 +90,19 @@ def _lay_out(parts: Iterable[Part]) -> Iterable[Part]:
 
 
 def draw_table(table: Table, key: str) -> None:
-    """Draw a table, the small print of its rows as a last column."""
+    """Draw a table, the small print of its rows as a last column, and secrets in words hidden."""
     if not table.has_heading:
         st.caption(_write_facts(table))
         return
     names = [column or " " * (place + 1) for place, column in enumerate(table.columns)]
-    shown = pd.DataFrame([_show_cells(table, row) for row in table.rows], columns=names)
+    cells = [
+        [
+            tables.hide_secret(row.cells[0], cell) if column in table.words else cell
+            for column, cell in zip(table.columns, row.cells, strict=True)
+        ]
+        for row in table.rows
+    ]
+    shown = pd.DataFrame(cells, columns=names)
     numbers = {
         name: read_numbers(list(shown[name])) for name in names[1:] if name not in table.words
     }
@@ -115,14 +122,6 @@ def draw_table(table: Table, key: str) -> None:
         right = [name for name in names[1:] if name not in (*table.words, *read)]
         tables.table(styled, key, right=right, pinned=names[0], height="few")
         draw_notes(table.notes)
-
-
-def _show_cells(table: Table, row: Row) -> list[str]:
-    """Return the cells of a row, secrets hidden in columns of words."""
-    return [
-        tables.hide_secret(row.cells[0], cell) if column in table.words else cell
-        for column, cell in zip(table.columns, row.cells, strict=True)
-    ]
 
 
 def read_numbers(cells: Sequence[str]) -> list[float] | None:

@@ -15,18 +15,10 @@ from pathlib import Path
 
 import streamlit as st
 from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fintrader.errors import ConfigError, FintraderError
-from fintrader_app.guard import (
-    GUARD_VARIABLE,
-    Application,
-    Guard,
-    Message,
-    Receive,
-    Send,
-    describe,
-    read_admission,
-)
+from fintrader_app.guard import GUARD_VARIABLE, Guard, describe, read_admission
 
 HEADERS = (
     (b"x-frame-options", b"SAMEORIGIN"),
@@ -40,10 +32,10 @@ HEADERS = (
 class Unframed:
     """Adds the headers to every answer."""
 
-    def __init__(self, app: Application) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *HEADERS]

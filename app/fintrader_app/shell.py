@@ -22,7 +22,7 @@ from fintrader.results.folders import DamagedFileError, Folder, NotThereError, R
 from fintrader.results.formatting import duration, when
 from fintrader.results.run import Summary
 from fintrader.stages import Stage, strip
-from fintrader_app.artifacts import load_stages, load_summaries, load_summary
+from fintrader_app.artifacts import describe_score, load_stages, load_summaries, load_summary
 from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
 
 log = logging.getLogger("fintrader.app")
@@ -323,6 +323,31 @@ def go(file: str, **parameters: str) -> None:
     st.switch_page(f"views/{file}", query_params=parameters)
 
 
+# --- clock ----------------------------------------------------------------------------------------
+
+UTC = "UTC"
+
+
+def pick_clock(market: str) -> str:
+    """The time zone (an IANA name) in which a page writes its times: the `market`'s own, unless UTC
+    is asked for.
+
+    A market that lives in UTC leaves nothing to choose. Sessions keep their names, the market's
+    days, on either clock.
+    """
+    place = market.rpartition("/")[2].replace("_", " ")
+    if market == UTC:
+        st.caption("Times are UTC, the market's own.", width="content")
+        return UTC
+    with st.container(horizontal=True, vertical_alignment="center"):
+        value = choose_part({"market": f"{place} time", "utc": UTC}, "clock", "Clock")
+        if value == "market":
+            st.caption(f"Times are {plain(place, 40)}'s.", width="content")
+            return market
+        st.caption("Times are UTC; sessions are called by the market's day.", width="content")
+    return UTC
+
+
 # --- runs -----------------------------------------------------------------------------------------
 
 
@@ -345,12 +370,15 @@ def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
     return chosen, runs.run(name)
 
 
-def pick_race(folder: Folder) -> Folder:
-    """The folder that holds the tournament: the run's own or, walked forward, that of the fold
-    chosen here."""
+def pick_race(runs: RunsFolder) -> tuple[Summary, Folder, Folder]:
+    """The header of a page about a race: the run, its folder, and the one that holds the
+    tournament, which is the run's own or, walked forward, that of the fold chosen here."""
+    run, folder = pick_run(runs)
+    draw_notice(run.notice)
+    st.caption(plain(describe_score(folder)))
     folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
     if not folds:
-        return folder
+        return run, folder, folder
     left, right = line_up(2, 3)
     with left:
         fold = choose(
@@ -361,7 +389,7 @@ def pick_race(folder: Folder) -> Folder:
             format_func=lambda name: f"Fold {plain(name, 20)}",
         )
     right.caption(f"Walked forward: each of its {len(folds)} folds raced a tournament of its own.")
-    return Folder(folder.path("folds", fold))
+    return run, folder, Folder(folder.path("folds", fold))
 
 
 def show_status(run: Summary) -> None:
@@ -372,7 +400,7 @@ def show_status(run: Summary) -> None:
         "" if run.seed is None else f"seed {run.seed}",
         plain(run.device or "", 20),
     )
-    with st.container(horizontal=True, gap="small", vertical_alignment="center"):
+    with st.container(horizontal=True, vertical_alignment="center"):
         st.badge(run.status, icon=icon, color=colour)  # type: ignore[arg-type]
         for fact in filter(None, facts):
             st.badge(fact, color="gray")
@@ -420,7 +448,7 @@ def draw_stages(found: Sequence[Stage], run: Summary) -> None:
         st.caption(f"**{plain(human(at_work.title))}**: {plain(at_work.about)}.")
     if run.problem:
         titles = {stage.name: f" (stage: {plain(stage.title)})" for stage in found}
-        where = titles.get(run.failed_at or "", "")
+        where = titles.get((run.failure or {}).get("stage", ""), "")
         st.error(
             f"{plain(run.name)}{where}: {plain(hide_secrets(run.problem), 1_000)}",
             icon=":material/error:",

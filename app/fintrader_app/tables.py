@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
 
-from fintrader.numerals import DASH, count, number
+from fintrader.numerals import DASH, count
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.catalogue import BY_KEY
 from fintrader.results.formatting import (
@@ -46,10 +46,10 @@ MOST_ROWS = 20
 
 def numbers(cells: Mapping[str, str], about: Mapping[str, str] | None = None) -> None:
     """Draw a line of figures: title -> value; `about`: title -> text of its tooltip."""
-    with st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True):
         for title, value in cells.items():
             note = (about or {}).get(title)
-            st.metric(title, value, help=note, border=True, width="stretch")
+            st.metric(title, value, help=note, border=True)
 
 
 def table(
@@ -70,7 +70,7 @@ def table(
     shown = rows if isinstance(rows, Styler) else pd.DataFrame(rows, columns=columns)
     if how.get("height") == "few":
         how["height"] = "content" if shown.index.size <= MOST_ROWS else find_height(MOST_ROWS)
-    st.dataframe(shown, hide_index=True, width="stretch", key=key, **how)
+    st.dataframe(shown, hide_index=True, key=key, **how)
 
 
 def find_height(rows: int) -> int:
@@ -97,10 +97,10 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
     theirs = NO_METRICS if rival in (None, name, "cash") else stored.metrics_of(str(rival))
     coloured = stored.opening.is_skill and is_result(name)
     short = bool(explain_short_window([metrics]))
-    with st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True):
         for key, title in SHORT_HEADLINE if short else HEADLINE:
-            mine = number(metrics[key])
-            other = number(theirs[key])
+            mine = metrics[key]
+            other = theirs[key]
             about = f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}."
             difference = None
             if mine is not None and other is not None and key != "sessions":
@@ -115,7 +115,6 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
                 delta_color=tone if coloured else "off",
                 delta_arrow="auto" if coloured else "off",
                 help=about,
-                width="stretch",
                 height="stretch",
                 border=True,
             )
@@ -124,8 +123,7 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
 
 def explain_dashes(metrics: Iterable[StrategyMetrics], before: str = "") -> None:
     """Explain the dashes of short windows, after the text `before`; write nothing for long ones."""
-    why = explain_short_window(metrics)
-    if why:
+    for why in explain_short_window(metrics):
         st.caption(f":material/warning: {before} {why}")
 
 

@@ -6,14 +6,14 @@ The compiled functions of the environment (`envs.fast`) step it, with one call f
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fintrader.backtesting.trade_log import TradeLog, TradeRows
+from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.fast import single_account as kernel
@@ -21,9 +21,12 @@ from fintrader.envs.fast.buffers import AccountLog, Buffers, Prices, Rules, Stat
 from fintrader.envs.market_view import build_market_view
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import Array
+from fintrader.results.backtest_files import TradeRows
 from fintrader.results.history import OrderCounts
 
-Action: TypeAlias = "Tensor | NDArray[np.float32]"
+Float32 = NDArray[np.float32]
+"""Numbers that networks take and give."""
+Action = Tensor | Float32
 """`[1, N]` from a policy, `[N]` from a bound one."""
 
 
@@ -34,7 +37,7 @@ class Holdings(NamedTuple):
     """`[N]`."""
 
 
-def flatten_action(action: Action) -> NDArray[np.float32]:
+def flatten_action(action: Action) -> Float32:
     """Convert an action to a row `[N]`."""
     values = action.detach().cpu().numpy() if isinstance(action, Tensor) else action
     return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
@@ -132,13 +135,13 @@ class BacktestAccount:
         return self._want
 
     @property
-    def rows(self) -> NDArray[np.float32] | None:
+    def rows(self) -> Float32 | None:
         """The market's part of every observation `[T, L*W]`; None unless observations are flat
         float32 rows."""
         plain = self.settings.observation == "flat" and self.view.table.dtype == torch.float32
         return self.view.rows.numpy() if plain else None
 
-    def private(self) -> NDArray[np.float32]:
+    def private(self) -> Float32:
         """Observe the private part `[A + N]` (`envs.episodes.observe_private`); the next order
         overwrites it."""
         if self._seen_at != self.bar:
@@ -151,7 +154,7 @@ class BacktestAccount:
         factored."""
         return self.show(self.bar, self.private()[None])
 
-    def show(self, bar: int, private: NDArray[np.float32]) -> Any:
+    def show(self, bar: int, private: Float32) -> Any:
         """Make the observations at a bar of accounts with these private parts `[B, A + N]`."""
         own = torch.from_numpy(private).to(self.view.table.dtype)
         if self.settings.observation == "factored":
@@ -225,7 +228,7 @@ class BacktestAccount:
         is_ruined = policy.trade(self.bar, decisions, interval, (self._want, *self._packed()))
         return self._close(is_ruined)
 
-    def leave_out_each(self, decide: Callable[[int, Any], NDArray[np.float32]]) -> Array:
+    def leave_out_each(self, decide: Callable[[int, Any], Float32]) -> Array:
         """Trade with a copy of this account for each symbol that never buys the symbol; return
         their equity `[N, T]`. `decide` maps a bar and the private parts `[N, A + N]` to
         actions `[N, N]`."""

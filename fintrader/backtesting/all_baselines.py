@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fintrader.backtesting.baselines import benchmark_portfolio, simulate_baselines
-from fintrader.backtesting.result import BacktestResult, measured_against
+from fintrader.backtesting.result import BacktestResult, Results, measured_against
 from fintrader.backtesting.ridge import fit_ridge, ridge
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind
@@ -19,14 +19,14 @@ from fintrader.progress import SILENT, Progress
 class Baselines:
     """Results over one window that a strategy is compared with."""
 
-    results: Mapping[str, BacktestResult]
+    results: Results
     """By name; the benchmark portfolio among them, unless it is cash."""
     portfolio: BacktestResult
     """The benchmark portfolio, which `env.benchmark` names."""
     left_out: Mapping[str, str]
     """Baselines that could not be simulated, each with the reason."""
 
-    def join(self, own: Mapping[str, BacktestResult]) -> dict[str, BacktestResult]:
+    def join(self, own: Results) -> dict[str, BacktestResult]:
         """Return `own` and the baselines, all of them measured against the portfolio."""
         return measured_against({**own, **self.results}, self.portfolio)
 

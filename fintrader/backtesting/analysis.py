@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fintrader.backtesting.attribution import attribute, symbol_returns
 from fintrader.backtesting.execution import measure_execution
 from fintrader.backtesting.factors import factor_returns, fit_factors
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import Results
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.analysis import Analysis
 from fintrader.results.formatting import main_strategy
 
 
 def analyse(
-    results: Mapping[str, BacktestResult], market: MarketTensors | Sequence[MarketTensors] | None
+    results: Results, market: MarketTensors | Sequence[MarketTensors] | None
 ) -> Analysis | None:
     """Analyse the main strategy; None where the market is not that of the results.
 

@@ -9,7 +9,7 @@ portfolio; the verdict rests on it, by one test whose error rates are measured (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +18,12 @@ from fintrader import metrics as m
 from fintrader.backtesting.attribution import symbol_returns
 from fintrader.backtesting.data_caveats import bound_survivorship, describe_idle, list_data_caveats
 from fintrader.backtesting.null_models import random_portfolios
-from fintrader.backtesting.result import Array, BacktestResult
+from fintrader.backtesting.result import Array, BacktestResult, Results
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import WHOLE, MarketTensors
 from fintrader.numerals import percent, span
-from fintrader.results.formatting import is_baseline, main_strategy
+from fintrader.results.formatting import BASELINES, main_strategy
 from fintrader.verdict import alpha as ev
 from fintrader.verdict.bootstrap import intervals, paired_excess
 from fintrader.verdict.conclusion import (
@@ -42,7 +42,7 @@ INDEX = "index"
 
 
 def assess(
-    results: Mapping[str, BacktestResult],
+    results: Results,
     *,
     trials: int | None = None,
     search: SearchRecord = UNKNOWN_SEARCH,
@@ -88,7 +88,7 @@ def assess(
         sentences=(NOT_JUDGED,),
         strategy=name,
         window=window,
-        windows=tuple(result.cut_from),
+        windows=result.cut_from,
         is_seen=result.is_seen,
         is_ruined=result.ruined,
         has_traded=bool(len(result.trades)),
@@ -97,8 +97,7 @@ def assess(
         caveats=tuple(taken),
         evidence=evidence,
         sharpe=measure_sharpe(daily, year),
-        # Same seed as the metrics' intervals, so that all tables agree.
-        intervals=intervals(daily, seed=0, sessions_a_year=year),
+        intervals=intervals(daily, sessions_a_year=year),
         excess=_bootstrap_excess(results, name, seed),
         random_portfolios=_draw_portfolios(result, windows, settings, seed),
         selection=selection,
@@ -114,7 +113,7 @@ def assess(
 
 
 def _test_window(
-    results: Mapping[str, BacktestResult],
+    results: Results,
     name: str,
     windows: Sequence[MarketTensors] | None,
     look: int | None,
@@ -183,9 +182,7 @@ def _pair_active_weights(
     return pairs()
 
 
-def _bootstrap_excess(
-    results: Mapping[str, BacktestResult], name: str, seed: int
-) -> dict[str, Excess]:
+def _bootstrap_excess(results: Results, name: str, seed: int) -> dict[str, Excess]:
     """Bootstrap the main strategy's excess over every baseline, in paired blocks."""
     result = results[name]
     found = {
@@ -196,7 +193,7 @@ def _bootstrap_excess(
             sessions_a_year=result.sessions_a_year,
         )
         for other, rival in results.items()
-        if is_baseline(other) and other != name
+        if other in BASELINES and other != name
     }
     return {other: excess for other, excess in found.items() if excess is not None}
 

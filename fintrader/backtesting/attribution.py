@@ -70,14 +70,9 @@ def attribute(
     costs = their_costs - float(result.costs_usd.sum())
     active = pnl - theirs
     order = np.argsort(-np.abs(selection + timing), kind="stable")
+    columns = (own_mean, their_mean, selection, timing)
     by_symbol = tuple(
-        SymbolAttribution(
-            symbol=result.symbols[k],
-            mean_weight=float(own_mean[k]),
-            portfolio_weight=float(their_mean[k]),
-            selection_usd=float(selection[k]),
-            timing_usd=float(timing[k]),
-        )
+        SymbolAttribution(result.symbols[k], *(float(column[k]) for column in columns))
         for k in order
     )
     return Attribution(

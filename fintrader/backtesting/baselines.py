@@ -25,7 +25,6 @@ from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.envs.money import SPLIT_NUDGE
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
-from fintrader.results.backtest_files import empty_trades
 
 Weights = Callable[[int], Tensor]
 """Bar -> target weights `[N]` float64 (sum at most 1)."""
@@ -219,12 +218,6 @@ class PastRule(NamedTuple):
     sum of 1."""
 
 
-def weigh_by_volatility(returns: Array) -> Array:
-    """Weigh each symbol by 1/σ of its returns."""
-    weights: Array = 1 / np.maximum(returns.std(axis=0, ddof=1), 1e-6)
-    return weights
-
-
 def weigh_by_covariance(returns: Array) -> Array:
     """Compute long-only minimum-variance weights, the covariance shrunk halfway towards its
     diagonal.
@@ -299,7 +292,7 @@ RULES = (
     PastRule(
         "inverse_volatility",
         f"1/volatility of {LOOKBACK} sessions, rebalanced every {REBALANCED}",
-        weigh_by_volatility,
+        lambda returns: 1 / np.maximum(returns.std(axis=0, ddof=1), 1e-6),
     ),
     PastRule(
         "minimum_variance",
@@ -364,22 +357,8 @@ def _follow_level(
     market: MarketTensors, settings: EnvSettings, level: Array, name: str, note: str
 ) -> BacktestResult:
     """Make a result that follows a level `[T]` and holds nothing."""
-    bars = market.num_bars
-    assets = market.num_assets
-    nothing = np.zeros(bars)
-    return BacktestResult(
-        name=name,
-        equity=settings.initial_cash_usd * level / level[0],
-        shares=np.broadcast_to(0.0, (bars, assets)),
-        mark=np.broadcast_to(0.0, (bars, assets)),
-        costs_usd=nothing,
-        turnover_usd=nothing,
-        income_usd=nothing,
-        trades=empty_trades(),
-        has_positions=False,
-        **window_fields(market),
-        note=note,
-    )
+    equity = settings.initial_cash_usd * level / level[0]
+    return BacktestResult.of_curve(name, equity, note=note, **window_fields(market))
 
 
 def benchmark_portfolio(

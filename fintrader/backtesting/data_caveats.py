@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
 
 from fintrader.backtesting.attribution import symbol_returns
-from fintrader.backtesting.result import Array, BacktestResult
+from fintrader.backtesting.result import Array, Results
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.market_description import Provenance
 
@@ -42,7 +42,7 @@ def describe_outside(market: Provenance) -> str:
 
 def describe_idle(
     windows: Sequence[MarketTensors],
-    results: Mapping[str, BacktestResult],
+    results: Results,
     participation: float | str | None,
 ) -> str:
     """State why buy and hold is little invested; empty if it is not."""

@@ -39,11 +39,8 @@ def measure_execution(
         return None
     column = {symbol: k for k, symbol in enumerate(result.symbols)}
     asset = np.array([column[str(symbol)] for symbol in trades["symbol"]])
-    decided, filled = (trades[name].to_numpy() for name in ("decision_bar", "fill_bar"))
-    shares = trades["shares"].to_numpy()
-    price = trades["price_usd"].to_numpy()
-    notional = trades["notional_usd"].to_numpy()
-    cost = trades["cost_usd"].to_numpy()
+    names = ("decision_bar", "fill_bar", "shares", "price_usd", "notional_usd", "cost_usd")
+    decided, filled, shares, price, notional, cost = (trades[name].to_numpy() for name in names)
     volume = np.concatenate([market.to_numpy("volume") for market in markets])[
         filled, asset
     ].astype(np.float64)
@@ -57,10 +54,11 @@ def measure_execution(
     share = np.divide(
         np.abs(shares) / scale, volume, out=np.full_like(price, np.nan), where=volume > 0
     )
-    kind = np.searchsorted(list(CLASSES), share, side="left")  # NaN sorts last
-    names = [*CLASSES.values(), NO_VOLUME]
+    kind = np.searchsorted(list(CLASSES), share)  # NaN sorts last
+    classes = [*CLASSES.values(), NO_VOLUME]
     groups = [
-        _summarise(name, kind == k, share, notional, slipped, cost) for k, name in enumerate(names)
+        _summarise(name, kind == k, share, notional, slipped, cost)
+        for k, name in enumerate(classes)
     ]
     every = np.ones(len(shares), dtype=bool)
     return ExecutionCosts(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import Results
 from fintrader.market.tensors import MarketTensors
 from fintrader.runs import commit, versions
 from fintrader.verdict.looks import Look, Window, result_hash
@@ -25,7 +25,7 @@ def bars_of(markets: Sequence[MarketTensors]) -> Window:
 
 def look_at(
     markets: Sequence[MarketTensors],
-    results: Mapping[str, BacktestResult],
+    results: Results,
     chosen: Sequence[str],
     **known: Any,
 ) -> Look:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from fintrader.market.tensors import MarketTensors
-from fintrader.results.backtest_result import Array as Array
+from fintrader.metrics import Array as Array
 from fintrader.results.backtest_result import BacktestResult as BacktestResult
+from fintrader.results.backtest_result import Results as Results
 from fintrader.results.backtest_result import measured_against as measured_against
 from fintrader.results.backtest_result import refuse_other_bars as refuse_other_bars
 

@@ -117,11 +117,6 @@ class _Panel:
         )
         return np.where(known, self.change - mean, 0.0)
 
-    @property
-    def per_session(self) -> int:
-        """Decisions in a session."""
-        return max(1, round(len(self.bars) / len(np.unique(self.session))))
-
     def iterate_features(self, stop: int) -> Iterator[tuple[int, Array]]:
         """Yield the features `[d, N, F]` of the decisions before `stop` in blocks, each with the
         number of its first decision."""
@@ -148,7 +143,7 @@ def fit_ridge(
     panel = _Panel(train, settings)
     known = len(panel.change)
     choose = known - known // 5 if validation is None else known
-    per = panel.per_session
+    per = max(1, round(len(panel.bars) / len(np.unique(panel.session))))  # decisions in a session
     steps = sorted({h * length for h in HORIZONS for length in (1, per)})
     steps = [h for h in steps if 4 * h <= choose]
     if choose < FEWEST or not steps:

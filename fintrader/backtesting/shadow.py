@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fintrader.backtesting.account import BacktestAccount, Holdings
+from fintrader.backtesting.account import BacktestAccount, Float32, Holdings
 from fintrader.backtesting.limits import Limits, LimitSettings
 from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.backtesting.simulation import PolicyStrategy, open_account, trade
@@ -43,9 +42,7 @@ class Decision:
     """`[N]`: fractions of shares lost by rounding to whole ones."""
 
 
-def decide(
-    account: BacktestAccount, action: NDArray[np.float32] | None, limits: Limits
-) -> Decision:
+def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> Decision:
     """Decide on an account's orders; `action` None: no decision is due, only watch for losses."""
     market = account.market
     bar = account.bar

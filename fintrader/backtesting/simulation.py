@@ -14,12 +14,12 @@ from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 import gymnasium
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fintrader.backtesting.account import (
     Action,
     BacktestAccount,
+    Float32,
     Holdings,
     flatten_action,
 )
@@ -52,7 +52,7 @@ class Bindable(Protocol):
     layout: ObservationLayout
     meta: Mapping[str, Any]
 
-    def bind(self, rows: NDArray[np.float32], /) -> Any:
+    def bind(self, rows: Float32, /) -> Any:
         """Bind the policy to the rows `[T, W]` (`agents.fast.members.BoundNetworks`); None if
         impossible."""
 
@@ -123,7 +123,7 @@ class _Predicted:
         self._begins = False
         return torch.from_numpy(values).to(obs.device)
 
-    def _rescale(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _rescale(self, action: Float32) -> Float32:
         """Map actions from the model's own bounds to [-1, 1], as gymnasium's RescaleAction does."""
         space = self._model.action_space
         if not _has_unit_bounds(space):
@@ -304,17 +304,12 @@ def list_seen_spans(policy: object) -> list[BarSpan]:
     A trained policy has them in its meta, a predictor in the environment that it still holds.
     """
     if is_predictor(policy):
-        return _list_environment_spans(policy)
+        # Check first: a missing attribute would end a vectorised env's worker.
+        known = _ask_env(policy, "has_attr", "market_span")
+        return list(dict.fromkeys(_ask_env(policy, "get_attr", "market_span"))) if known else []
     meta = getattr(policy, "meta", None)
     stored = meta.get("seen", ()) if isinstance(meta, Mapping) else ()
     return [BarSpan.from_json(span) for span in stored]
-
-
-def _list_environment_spans(model: Any) -> list[BarSpan]:
-    """List the bars of the environment that a predictor holds."""
-    # Check first: a missing attribute would end a vectorised env's worker.
-    known = _ask_env(model, "has_attr", "market_span")
-    return list(dict.fromkeys(_ask_env(model, "get_attr", "market_span"))) if known else []
 
 
 def _ask_env(model: Any, method: str, subject: Any) -> Any:
@@ -362,7 +357,7 @@ class PolicyStrategy:
         self._name = name
         can_bind = isinstance(asked, Bindable) and rows is not None
         self.bound: Any = asked.bind(rows) if can_bind else None  # type: ignore[attr-defined]
-        self._first: list[tuple[Any, NDArray[np.float32]]] = []
+        self._first: list[tuple[Any, Float32]] = []
 
     def move(self, account: BacktestAccount) -> None:
         """Go on with another account, on a market of the same layout."""
@@ -370,7 +365,7 @@ class PolicyStrategy:
         if self.bound is not None:
             self.bound.watch(account.rows)
 
-    def __call__(self, account: BacktestAccount) -> NDArray[np.float32]:
+    def __call__(self, account: BacktestAccount) -> Float32:
         if self.bound is None:
             obs = account.observe()
             rows = self._check(self._policy(obs), 1)
@@ -378,10 +373,10 @@ class PolicyStrategy:
                 self._first.append((obs, rows))
         else:
             rows = self.act(account.bar, account.private()[None])
-        row: NDArray[np.float32] = rows[0]
+        row: Float32 = rows[0]
         return row
 
-    def act(self, bar: int, private: NDArray[np.float32]) -> NDArray[np.float32]:
+    def act(self, bar: int, private: Float32) -> Float32:
         """Ask for the actions `[B, N]` of accounts at `bar` with private parts `[B, A + N]`. Raises
         BacktestError for what cannot be traded."""
         if self.bound is not None:
@@ -405,7 +400,7 @@ class PolicyStrategy:
         self._check_finite(self.bound.action)
         return over
 
-    def _check(self, action: object, count: int) -> NDArray[np.float32]:
+    def _check(self, action: object, count: int) -> Float32:
         shape = (count, self._account.layout.num_assets)
         if not isinstance(action, Tensor) or action.shape != shape:
             found = tuple(action.shape) if isinstance(action, Tensor) else type(action).__name__
@@ -414,7 +409,7 @@ class PolicyStrategy:
             )
         return self._check_finite(flatten_action(action).reshape(shape))
 
-    def _check_finite(self, action: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _check_finite(self, action: Float32) -> Float32:
         # The sum comes first because it takes a fraction of the time.
         if not math.isfinite(action.sum()) and not np.isfinite(action).all():
             raise BacktestError(_DIVERGED.format(self._name))

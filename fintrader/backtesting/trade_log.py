@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
-
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 
 from fintrader.backtesting.result import Array, BacktestResult, window_fields
 from fintrader.envs import EnvSettings
@@ -16,39 +12,10 @@ from fintrader.envs.account import closing_cost
 from fintrader.envs.market_view import MarketView, Quote
 from fintrader.envs.money import in_usd
 from fintrader.market.tensors import MarketTensors
-from fintrader.results.backtest_files import TRADE_COLUMNS, empty_trades
+from fintrader.results.backtest_files import TradeRows, empty_trades, trade_frame
 from fintrader.results.history import OrderCounts
 
 MINUTE_NS = 60_000_000_000
-
-
-class TradeRows(NamedTuple):
-    """Columns of some rows of the trade list."""
-
-    kind: NDArray[np.object_]
-    decided: NDArray[np.int64]
-    filled: NDArray[np.int64]
-    asset: NDArray[np.int64]
-    shares: Array
-    """Signed: bought > 0."""
-    price: Array
-    cost: Array
-
-    @classmethod
-    def of(
-        cls, kind: str, decided: int, filled: int, traded: Array, price: Array, cost: Array
-    ) -> TradeRows:
-        """List the trades `[N]` of one moment, without those of 0 shares."""
-        which = np.flatnonzero(traded)
-        return cls(
-            np.full(which.size, kind, dtype=object),
-            np.full(which.size, decided),
-            np.full(which.size, filled),
-            which,
-            traded[which],
-            price[which],
-            cost[which],
-        )
 
 
 class TradeLog:
@@ -122,22 +89,3 @@ class TradeLog:
         )
         filled = start[whole.filled] + np.where(at_open, 0, length)
         return trade_frame(whole, self.market.symbols, start[whole.decided] + length, filled)
-
-
-def trade_frame(
-    fills: TradeRows, symbols: Sequence[str], decided_ns: Any, filled_ns: Any
-) -> pd.DataFrame:
-    """Make rows of the trade list, decided and filled at these times (ns, UTC)."""
-    frame = {
-        "decision_bar": fills.decided,
-        "fill_bar": fills.filled,
-        "decision_time": pd.to_datetime(decided_ns, utc=True),
-        "fill_time": pd.to_datetime(filled_ns, utc=True),
-        "symbol": np.array(symbols, dtype=object)[fills.asset],
-        "shares": fills.shares,
-        "price_usd": fills.price,
-        "notional_usd": np.abs(fills.shares * fills.price),
-        "cost_usd": fills.cost,
-        "kind": fills.kind,
-    }
-    return pd.DataFrame(frame).astype(TRADE_COLUMNS)

@@ -19,10 +19,10 @@ import torch
 from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.settings import WalkForwardSettings
-from fintrader.backtesting.trade_log import MINUTE_NS, TradeRows, trade_frame
+from fintrader.backtesting.trade_log import MINUTE_NS
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors, Windows
-from fintrader.results.backtest_files import TRADE_COLUMNS
+from fintrader.results.backtest_files import TRADE_COLUMNS, TradeRows, trade_frame
 from fintrader.results.history import OrderCounts
 from fintrader.results.market_description import ColumnScale
 
@@ -231,17 +231,12 @@ def _close(result: BacktestResult) -> BacktestResult:
     time = np.full(len(fills.asset), int(result.minutes[-1]) + result.bar_minutes * MINUTE_NS)
     sold = trade_frame(fills, result.symbols, time, time)
     trades = pd.concat([result.trades, sold], ignore_index=True) if len(result.trades) else sold
-    equity = result.equity.copy()
-    shares = result.shares.copy()
-    costs = result.costs_usd.copy()
-    turnover = result.turnover_usd.copy()
-    equity[-1] -= cost.sum()
-    shares[-1] = 0.0
-    costs[-1] += cost.sum()
-    turnover[-1] += notional.sum()
-    return replace(
-        result, equity=equity, shares=shares, costs_usd=costs, turnover_usd=turnover, trades=trades
-    )
+    changes = {"equity": -cost.sum(), "costs_usd": cost.sum(), "turnover_usd": notional.sum()}
+    closed: dict[str, Any] = {name: getattr(result, name).copy() for name in (*changes, "shares")}
+    for name, change in changes.items():
+        closed[name][-1] += change
+    closed["shares"][-1] = 0.0
+    return replace(result, trades=trades, **closed)
 
 
 def _scale(result: BacktestResult, factor: float, bars: int) -> BacktestResult:
@@ -251,13 +246,7 @@ def _scale(result: BacktestResult, factor: float, bars: int) -> BacktestResult:
         trades[column] *= factor
     for column in ("decision_bar", "fill_bar"):
         trades[column] += bars
-    return replace(
-        result,
-        equity=result.equity * factor,
-        shares=result.shares * factor,
-        costs_usd=result.costs_usd * factor,
-        turnover_usd=result.turnover_usd * factor,
-        income_usd=result.income_usd * factor,
-        orders=result.orders._replace(cancelled_usd=result.orders.cancelled_usd * factor),
-        trades=trades,
-    )
+    names = ("equity", "shares", "costs_usd", "turnover_usd", "income_usd")
+    scaled: dict[str, Any] = {name: getattr(result, name) * factor for name in names}
+    orders = result.orders._replace(cancelled_usd=result.orders.cancelled_usd * factor)
+    return replace(result, orders=orders, trades=trades, **scaled)

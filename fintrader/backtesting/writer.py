@@ -27,7 +27,7 @@ folder with a metrics.json is a whole backtest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ import pandas as pd
 
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.assessment import assess
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import Results
 from fintrader.files import dump_json, hash_bytes, hash_file, remove, write_bytes, write_json
 from fintrader.records import to_plain
 from fintrader.results.analysis import Variation
@@ -55,7 +55,7 @@ from fintrader.results.tabulation import tabulate as tabulate
 
 def write_backtest(
     folder: Path,
-    results: Mapping[str, BacktestResult],
+    results: Results,
     *,
     context: BacktestContext = NO_CONTEXT,
     sensitivity: Sequence[Variation] = (),
@@ -77,7 +77,6 @@ def write_backtest(
         analyse(results, evidence.get("market")),
         explanation,
     )
-    folder = Path(folder)
     for name in ("metrics.json", "report.html"):  # of an earlier backtest, now overwritten
         remove(folder / name)
     for name in TABLES:

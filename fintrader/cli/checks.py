@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fintrader.bars.sources.listing import kind_of
 from fintrader.bars.sources.presets import Preset
-from fintrader.cli.options import parse, parse_data_config, take_argument
-from fintrader.cli.run_arguments import folder_of
+from fintrader.cli.options import folder_of, parse, parse_data_config, take_argument
 from fintrader.config import PathText, Settings, is_url, list_shipped_configs
 from fintrader.errors import ConfigError
 

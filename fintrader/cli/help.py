@@ -138,10 +138,8 @@ def _load_models(name: str, argv: Sequence[str] = ()) -> Iterator[BaseModel]:
         home, _, model = reference.partition(":")
         module = import_module(home)
         if reference in (RUN, DATA) and argv and not argv[0].startswith("-"):
-            is_run = reference == RUN
-            load = module.load_config if is_run else module.load_data_config
-            choices = module.CHOICES if is_run else module.DATA_CHOICES
-            yield load(argv[0], take_choices(list(argv[1:]), choices)[1])
+            load = module.load_config if reference == RUN else module.load_data_config
+            yield load(argv[0], take_choices(list(argv[1:]), _list_choices(name))[1])
         else:
             yield getattr(module, model)()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -19,11 +20,13 @@ from pydantic import BaseModel, ValidationError
 from fintrader.config import (
     SettingsT,
     describe_problem,
+    is_url,
     list_models,
     list_settings,
     unwrap_annotation,
 )
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, TournamentError
+from fintrader.runs import RunFolder
 from fintrader.yaml_text import parse_yaml
 
 if TYPE_CHECKING:
@@ -324,3 +327,17 @@ def parse_argument(
     """Read the argument called `name`, and the options after it."""
     argument, rest = take_argument(command, name, argv)
     return argument, parse(defaults, rest, command)
+
+
+def folder_of(name: str) -> RunFolder:
+    """Open the folder of a run given by its path or URL. Raises TournamentError when there is
+    none."""
+    if is_url(name):
+        from fintrader.pipeline.session import open_run
+
+        return RunFolder(open_run(name))
+    path = Path(name)
+    if not path.is_dir():
+        problem = "a file" if path.is_file() else "no such folder"
+        raise TournamentError(f"{name}: {problem}; give the folder of a run")
+    return RunFolder(path)

@@ -92,10 +92,10 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             ("fintrader.cli.commands:ComparisonOptions",),
         ),
         "runs": Command(
-            "run_folders:edit_run",
+            "commands:edit_run",
             "RUN [--note TEXT] [--tags A B] [--archived] [--delete [--yes]]",
             "show or write a run's note and tags, put it aside, delete it",
-            ("fintrader.cli.run_folders:RunsOptions",),
+            ("fintrader.cli.commands:RunsOptions",),
         ),
         "export": Command(
             "tournaments:export",

@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from fintrader.cli import deployments
-from fintrader.cli.options import parse_argument
-from fintrader.cli.run_arguments import folder_of
+from fintrader.cli.options import folder_of, parse_argument
 from fintrader.cli.terminal_tables import shown, tabulate
 from fintrader.config import Settings, is_url, read_yaml
 from fintrader.errors import ConfigError
@@ -60,7 +59,10 @@ def status(argv: list[str]) -> None:
         if options.drift:
             deployments.report_drift(place, options.deployments_dir)
     elif options.lineage is not None:
-        _print_lineage(place, options.lineage)
+        from fintrader.results.leaderboard_reader import lineage, read_pods
+
+        rows = lineage(read_pods(folder_of(place).leaderboard), options.lineage)
+        print(tabulate([*map(vars, rows)], "pod", "origin", "score", "algo", "changed"))
     elif options.workers is not None:
         _scale(place, None if options.workers == "settings" else options.workers)
     elif not deployments.show_deployment(place, options.deployments_dir, as_json=options.as_json):
@@ -109,13 +111,6 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
     for pod in race.at_work:
         facts = ", ".join(f"{key} {shown(value)}" for key, value in vars(pod).items())
         print(f"  at work: {facts}")
-
-
-def _print_lineage(place: str, pod: str) -> None:
-    from fintrader.results.leaderboard_reader import lineage, read_pods
-
-    rows = lineage(read_pods(folder_of(place).leaderboard), pod)
-    print(tabulate([*map(vars, rows)], "pod", "origin", "score", "algo", "changed"))
 
 
 def _scale(place: str, pods: int | None) -> None:

@@ -91,7 +91,7 @@ class Garbage:
 
 def open_runs(store: str) -> list[Mirror]:
     """Open copies of the runs in a store; nothing is pulled yet. Raises RunError while one is at
-    work, since nobody knows what it will refer to."""
+    work: its references are not known yet."""
     root = ObjectStore(store)
     runs = filter(find_newest_token, map(root.open_below, root.list_folders()))
     mirrors = []

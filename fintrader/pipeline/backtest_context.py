@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fintrader.backtesting.data_caveats import describe_idle, describe_outside
 from fintrader.backtesting.limits import LimitSettings
-from fintrader.backtesting.result import BacktestResult
+from fintrader.backtesting.result import Results
 from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.files import dump_json, hash_bytes, read_json
 from fintrader.market.tensors import MarketTensors
-from fintrader.pipeline.config import RunConfig, load_config
-from fintrader.pipeline.run_recipe import run_recipe
+from fintrader.pipeline.config import RESULT_NEUTRAL, RunConfig, changed_results, load_config
 from fintrader.records import JsonValue, to_json
+from fintrader.report.recipe import made_by
 from fintrader.results.context import BacktestContext
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.ensemble import read_ensemble
@@ -44,15 +44,26 @@ def settings_hash(config: RunConfig, window: str) -> str:
     return hash_bytes(dump_json(made_with).encode())
 
 
+def portable(config: RunConfig) -> dict[str, Any]:
+    """Collect the run's name and every setting that can change a result (not `RESULT_NEUTRAL`)."""
+    values: dict[str, Any] = config.model_dump(mode="json")
+    return {
+        name: value
+        for name, value in values.items()
+        if name == "name" or name not in RESULT_NEUTRAL
+    }
+
+
 def provenance(
     config: RunConfig,
     manifest: Manifest,
     window: str,
-    repeat: Repeat | None = None,
+    repeat: Repeat | None,
     *,
-    title: str | None = None,
+    title: str | None,
 ) -> BacktestContext:
-    """Describe where a backtest's figures come from; nothing in it depends on the clock.
+    """Describe where a backtest's figures come from; nothing in it depends on the clock, and it
+    names no local folder and no store.
 
     `title`: name of the window in the report.
     """
@@ -60,6 +71,10 @@ def provenance(
     trained = config.trading if repeat is None else repeat.trained
     other = [name for name in CONVENTIONS if getattr(env, name) != getattr(trained, name)]
     own = config if repeat is None else load_config(config.folder.config)
+    verb = "run" if title is None else "walkforward"
+    recipe: dict[str, Any] = {"verb": verb, "window": window, "config": portable(own)}
+    if changed_results(own, config):
+        recipe["backtest"] = portable(config)
     return BacktestContext(
         run=config.name,
         window=title or window,
@@ -70,7 +85,7 @@ def provenance(
         },
         seed=config.seed,
         settings_hash=settings_hash(config, window),
-        recipe=run_recipe(config, manifest, window, own=own, rolling=title is not None),
+        recipe=recipe | made_by(manifest.values),
         data_hash=manifest.values["data_hash"],
         config_hash=manifest.values["config_hash"],
         versions=manifest.values["versions"],
@@ -90,7 +105,7 @@ def add_data(
     context: BacktestContext,
     path: Path,
     windows: Sequence[MarketTensors],
-    results: Mapping[str, BacktestResult],
+    results: Results,
 ) -> BacktestContext:
     """Add the extent of the windows' bars, the build's repairs and the faults found, and why little
     of the `results` is invested.

@@ -16,9 +16,7 @@ from fintrader.progress import reporter
 from fintrader.runs import Manifest
 
 
-def check_lookahead(
-    config: RunConfig, settings: LookaheadSettings | None = None
-) -> LookaheadReport:
+def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> LookaheadReport:
     """Change the future, build and trade again, and compare; prints the findings, and stores
     them where there is a run."""
     with reporter() as progress:
@@ -34,11 +32,11 @@ def check_lookahead(
     if config.folder.root.is_dir():
         found = {
             "leaks": list(map(str, report.leaks)),
-            "alarms": list(report.alarms),
-            "trusted": list(report.trusted),
-            "untried": list(report.untried),
-            "unproved": list(report.unproved),
-            "trials": {stage: list(numbers) for stage, numbers in report.trials.items()},
+            "alarms": report.alarms,
+            "trusted": report.trusted,
+            "untried": report.untried,
+            "unproved": report.unproved,
+            "trials": report.trials,
         }
         write_json(config.folder.root / "lookahead.json", found)
     return report

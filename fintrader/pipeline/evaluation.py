@@ -21,7 +21,7 @@ from fintrader.backtesting.explain import Explainer, explain
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.null_models import information_free
-from fintrader.backtesting.result import measured_against
+from fintrader.backtesting.result import Results, measured_against
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.backtesting.walk_forward import stitch
@@ -71,7 +71,7 @@ class _Traded:
     folders: Sequence[RunFolder]
     """The searches that the strategies were chosen in, one for each of `markets`."""
     markets: Sequence[MarketTensors]
-    results: Mapping[str, BacktestResult]
+    results: Results
     free: BacktestResult | None
     """Result of the same searches with information-free features."""
     moved: Sequence[Explainer]
@@ -82,7 +82,7 @@ class _Traded:
 
 
 def evaluate_chosen(
-    config: RunConfig, manifest: Manifest, path: Path, window: str, repeat: Repeat | None = None
+    config: RunConfig, manifest: Manifest, path: Path, window: str, repeat: Repeat | None
 ) -> None:
     """Ensemble, best pod and baselines over one window, with all that tells skill from luck,
     written down."""
@@ -296,10 +296,11 @@ def as_configured(config: RunConfig, window: str) -> bool:
     if not all((home / name).is_file() for name in ("metrics.json", "report.html")):
         return False
     try:
-        sealed = read_seal(Folder.locate(home))
+        place = Folder.locate(home)
+        sealed = read_seal(place)
     except RunError:
         return False
-    made_with = read_record(Folder.locate(home), "context").settings_hash
+    made_with = read_record(place, "context").settings_hash
     return "look" in sealed and made_with in (None, settings_hash(config, window))
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.config import merge_values
+from fintrader.config import list_code, merge_values, validate
 from fintrader.errors import DataError, ReportError
 from fintrader.market.data_commands import build_data
 from fintrader.market.tensors import MarketTensors
-from fintrader.pipeline.config import RunConfig, Window, changed_results
-from fintrader.pipeline.run_recipe import config_from
+from fintrader.pipeline.config import RESULT_NEUTRAL, RunConfig, Window, changed_results
 from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
 from fintrader.report.recipe import made_by, read_record
 from fintrader.results.backtest_files import read_backtest
@@ -74,9 +73,12 @@ def check_report(
                 "sensitivity": False,
                 "tear_sheet": "none",
             }
-            changes: dict[str, Any] = {"backtest": only} | (
-                {"data": _bars_at(config, data)} if data else {}
-            )
+            changes: dict[str, Any] = {"backtest": only}
+            if data:
+                source = config.data.effective().source
+                if not isinstance(source, FilesSettings):
+                    raise ReportError(f"--data: this run's bars are {source.kind}, not files")
+                changes["data"] = {"path": data}
             return type(config).model_validate(
                 merge_values(config.model_dump(mode="json"), changes)
             )
@@ -103,11 +105,34 @@ def check_report(
     yield Check(
         "metrics",
         "every metric of every strategy in the report with that of the run made again",
-        tuple(differences),
+        differences,
         f"{count} of {count} metrics equal: the report is reproduced",
         "a difference with the same code, packages, processor and bars means that the report was"
         " edited",
     )
+
+
+def config_from(values: Any, where: str, *, allow_code: bool, **places: Any) -> RunConfig:
+    """Read settings from a report and check them like a file's; `places` (name, runs_dir, cache)
+    override them.
+
+    Raises ReportError if they are damaged, or import code without `allow_code`, ConfigError for a
+    configuration of another version.
+    """
+    if not isinstance(values, Mapping):
+        raise ReportError(f"{where}: its configuration is damaged; ask for the file again")
+    unknown = sorted(set(values) & {*RESULT_NEUTRAL} - {"name"})
+    if unknown:
+        raise ReportError(
+            f"{where}: a report must not set {', '.join(unknown)}; ask for the file again"
+        )
+    named = list_code(values)
+    if named and not allow_code:
+        raise ReportError(
+            f"{where}: its configuration imports {', '.join(named)}; read that code, then say"
+            " --allow-code True"
+        )
+    return validate(RunConfig, {**values, **places}, where)
 
 
 def compare_metrics(reported: Metrics, found: Metrics, tolerance: float) -> tuple[int, list[str]]:
@@ -173,15 +198,6 @@ def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _short(commit: Any) -> str:
     return f"{commit:.12}" if isinstance(commit, str) else "unknown"
-
-
-def _bars_at(config: RunConfig, path: str) -> dict[str, Any]:
-    """The change that reads a configuration's bars at another place. Raises ReportError where they
-    are no files."""
-    source = config.data.effective().source
-    if not isinstance(source, FilesSettings):
-        raise ReportError(f"--data: this run's bars are {source.kind}, not files")
-    return {"path": path}
 
 
 def _check_bars(config: RunConfig, told: Any, where: str) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -339,9 +338,19 @@ def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> Non
 def _search_without_information(
     config: RunConfig, folder: RunFolder, shuffled: Path, start: Start | None, title: str
 ) -> None:
-    """Repeat the search of `folder` on the market `shuffled`."""
+    """Repeat the search of `folder` on the market `shuffled`.
+
+    It may start from the null model of the earlier run. Without one it starts from new weights:
+    weights that learned from information would spoil it.
+    """
     null_model = folder.null_model
-    start = _without_information(start, null_model)
+    if start is not None:
+        find = start.find
+        begun = (null_model.root / "tournament.json").is_file()
+        if WarmStart.read(null_model) is None and (begun or not has_pods(find().null_model)):
+            start = None
+        else:
+            start = Start(f"{start.address}/null_model", lambda: find().null_model)
     search(config, null_model, shuffled, start=start, title=title)
 
 
@@ -375,21 +384,6 @@ def _earlier_trials(manifest: Manifest) -> int:
     return int(manifest.values.get("inherited", {}).get("trials", 0))
 
 
-def _without_information(start: Start | None, folder: RunFolder) -> Start | None:
-    """Find the earlier run's null model, from which the null model in `folder` may start. Without
-    one it starts from new weights: weights that learned from information would spoil it."""
-    if start is None:
-        return None
-
-    def find() -> RunFolder:
-        return start.find().null_model
-
-    begun = (folder.root / "tournament.json").is_file()
-    if WarmStart.read(folder) is None and (begun or not has_pods(find())):
-        return None
-    return Start(f"{start.address}/null_model", find)
-
-
 def search(
     config: RunConfig,
     folder: RunFolder,
@@ -407,7 +401,13 @@ def search(
     how: dict[str, Any] = {}
     if start is not None:
         heirs = WarmStartTarget(config.tournament, config.agents, config.trading, market)
-        how["inherit"] = partial(_inherit, start, heirs)
+
+        def take_over(store: RunStore) -> WarmStart:
+            found = inherit(store, start.address, start.find, heirs)
+            start.noted(found)
+            return found
+
+        how["inherit"] = take_over
     with watching(config, folder) as watch, reporter() as progress:
         return race(
             config.tournament,
@@ -434,12 +434,6 @@ def _refuse_idle_agents(config: RunConfig, market: MarketTensors) -> None:
     layout = lay_out(market, config.trading)
     for agent in config.agents:
         refuse_idle(ActionHead(layout, agent.head))
-
-
-def _inherit(start: Start, heirs: WarmStartTarget, store: RunStore) -> WarmStart:
-    found = inherit(store, start.address, start.find, heirs)
-    start.noted(found)
-    return found
 
 
 def backtest_stage(

@@ -23,7 +23,7 @@ from fintrader.tournament.settings import LauncherSettings, TournamentSettings
 from fintrader.tournament.status import compare
 
 
-def verify_run(home: RunFolder, *, reopen: bool = False) -> Iterator[Check]:
+def verify_run(home: RunFolder, *, reopen: bool) -> Iterator[Check]:
     """Make the checks of each tournament of a run and, once they have finished, of its results.
 
     `reopen`: where a tournament fails, let the run's own command go on with it.
@@ -96,7 +96,7 @@ def repair_run(home: RunFolder) -> Iterator[str]:
             yield f"{sentence}{place}"
 
 
-def check_replay(folder: Path, name: str | None = None) -> Check:
+def check_replay(folder: Path, name: str | None) -> Check:
     """Race a finished run again, each pod seeing the same results as then, and compare byte by
     byte.
 
@@ -120,7 +120,7 @@ def check_replay(folder: Path, name: str | None = None) -> Check:
     return Check(
         "replay",
         f"specs, results and leaderboard with those of the same race run again in {target.root}",
-        tuple(compare(source, target)),
+        compare(source, target),
         "equal, byte for byte",
         "wall-clock budgets and GPUs do not repeat themselves; where the run has neither, code,"
         " packages or processor are others than then",

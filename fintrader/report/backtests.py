@@ -19,7 +19,7 @@ from fintrader.backtesting.all_baselines import Baselines, simulate_all_baseline
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.look_record import look_at
-from fintrader.backtesting.result import BacktestResult, measured_against
+from fintrader.backtesting.result import BacktestResult, Results, measured_against
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.simulation import Predictor, is_predictor, simulate
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
@@ -33,7 +33,6 @@ from fintrader.market.tensors import MarketTensors, Split
 from fintrader.report.html import write_report
 from fintrader.report.judged import PrintedVerdict
 from fintrader.report.recipe import made_by
-from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
@@ -208,7 +207,7 @@ class Backtests(Mapping[str, BacktestResult]):
     def __len__(self) -> int:
         return len(self._results)
 
-    def __or__(self, others: Mapping[str, BacktestResult]) -> Backtests:
+    def __or__(self, others: Results) -> Backtests:
         """These and further results over the same window: `tests | {"other": result}`.
 
         Raises BacktestError when they cover other bars.
@@ -251,8 +250,7 @@ class Backtests(Mapping[str, BacktestResult]):
 
     def plot(self) -> go.Figure:
         """All equity curves, USD."""
-        curves = self.tables.curve()
-        return figures.equity_figure(curves, main=self.name, notice=self.tables.notice)
+        return self.tables.plot()
 
     @property
     def verdict(self) -> PrintedVerdict:
@@ -281,7 +279,8 @@ class Backtests(Mapping[str, BacktestResult]):
     def report(self, path: Path | str = "backtest.html", *, trials: int | None = None) -> Path:
         """Write one self-contained page, the verdict first; `trials` as for `judge`. Returns its
         path."""
-        if Path(path).suffix not in (".html", ".htm"):
+        path = Path(path)
+        if path.suffix not in (".html", ".htm"):
             raise BacktestError(f"a report is a page: {path} should end in .html")
         context = replace(
             self.tables.context,
@@ -291,7 +290,7 @@ class Backtests(Mapping[str, BacktestResult]):
         )
         found = analyse(self._results, self.windows)
         return write_report(
-            Path(path), tabulate(self._results, context, self.judge(trials), analysis=found)
+            path, tabulate(self._results, context, self.judge(trials), analysis=found)
         )
 
     def __repr__(self) -> str:

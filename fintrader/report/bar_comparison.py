@@ -88,19 +88,19 @@ def render_comparison(report: BarComparison) -> str:
     title = "Largest price difference of each day, bps"
     worst = Chart("prices", partial(heat_map, report, PRICES, title))
     blank = "Blank where the two have no bar in common."
-    page.add(Section("heat-map", "By symbol and day", figures=(worst,), notes=(blank,)))
+    page.add(Section("heat-map", "By symbol and day", figures=[worst], notes=[blank]))
     if report.only_a or report.only_b:
         alone = Chart("alone", partial(_draw_alone, report))
-        page.add(Section("only-one", "Bars that only one has", figures=(alone,)))
+        page.add(Section("only-one", "Bars that only one has", figures=[alone]))
     page.add(_present_symbols(report))
-    details = tuple(
+    details = [
         Chart(
             name,
             partial(heat_map, report, (name,), f"{name.capitalize()}: largest difference, bps"),
         )
         for name in COLUMNS
         if report.columns[name].cells
-    )
+    ]
     page.add(Section("details", "By column, symbol and day", figures=details))
     return page.render()
 
@@ -121,14 +121,14 @@ def _present_finding(report: BarComparison) -> Section:
             f" {report.agree:,} agree within {report.tolerance_bps:g} bps in all prices;"
             f" {report.only_a:,} only in A, {report.only_b:,} only in B."
         ),
-        notes=(
+        notes=[
             about,
             *(
                 f"Symbols only in {side}: {_some(names)}."
                 for side, names in lacking.items()
                 if names
             ),
-        ),
+        ],
         tone="good" if share > 0.99 else "doubt",
     )
 
@@ -148,7 +148,7 @@ def _present_columns(report: BarComparison) -> Section:
         f" are of the absolute difference. A cell agrees within {report.tolerance_bps:g} bps."
     )
     names = ("Column", "Cells", "Agree", "Median, bps", "99 %, bps", "Largest, bps", "Mean, bps")
-    return Section("columns", "By column", tables=(Table.of(names, rows, notes=[note]),))
+    return Section("columns", "By column", tables=[Table.of(names, rows, notes=[note])])
 
 
 def _present_suspicions(report: BarComparison) -> Section:
@@ -169,8 +169,8 @@ def _present_suspicions(report: BarComparison) -> Section:
     return Section(
         "explanations",
         "Possible explanations",
-        tables=(Table.of((*words, "Symbol-days"), rows, words=words),) if found else (),
-        notes=() if found else (none,),
+        tables=[Table.of((*words, "Symbol-days"), rows, words=words)] if found else [],
+        notes=[] if found else [none],
     )
 
 
@@ -188,7 +188,7 @@ def _present_symbols(report: BarComparison) -> Section:
         for row in report.by_symbol
     ]
     medians = (f"{name.capitalize()}, median" for name in COLUMNS)
-    return Section("symbols", "By symbol", tables=(Table.of((*columns, *medians), rows),))
+    return Section("symbols", "By symbol", tables=[Table.of((*columns, *medians), rows)])
 
 
 def _some(names: Sequence[str]) -> str:

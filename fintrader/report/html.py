@@ -32,5 +32,5 @@ def render_report(stored: StoredBacktest) -> str:
 
 def write_report(path: Path, stored: StoredBacktest) -> Path:
     """Write the page as one self-contained HTML file, atomically."""
-    write_text(Path(path), render_report(stored))
-    return Path(path)
+    write_text(path, render_report(stored))
+    return path

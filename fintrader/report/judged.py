@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from fintrader.errors import check_keywords
 from fintrader.report.html import write_report
-from fintrader.results.backtest_files import TRADE_COLUMNS, StoredBacktest, empty_trades
+from fintrader.results.backtest_files import StoredBacktest, TradeRows, trade_frame
 from fintrader.results.backtest_result import BacktestResult
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
@@ -24,6 +23,7 @@ from fintrader.verdict.judge import judge_record, look_of, read_trials
 from fintrader.verdict.looks import DAY, count_look
 from fintrader.verdict.track_record import CASH, TrackRecord, make_record
 from fintrader.verdict.verdict import FOREIGN, Verdict
+from fintrader.verdict.weights_account import WeightedAccount
 
 CAPITAL_USD = 1_000_000.0
 OPENED = 60_000_000_000
@@ -100,9 +100,7 @@ def judge(
     return PrintedVerdict(**vars(verdict))
 
 
-def tabulate_record(
-    record: TrackRecord, verdict: Verdict, command: str | None = None
-) -> StoredBacktest:
+def tabulate_record(record: TrackRecord, verdict: Verdict, command: str | None) -> StoredBacktest:
     """Lay out a track record and its verdict as a page's backtest."""
     name = record.name if is_result(record.name) else f"own {record.name}"
     rival = CASH if record.benchmark is None else "benchmark"
@@ -116,12 +114,16 @@ def tabulate_record(
         "portfolio": _compound(record.yardstick),
         "portfolio_name": rival,
     }
+    notes = " ".join(record.notes)
+    curve = _compound(record.returns)
     results = {
-        name: _make_result(name, record.returns, fields, note=" ".join(record.notes)),
-        rival: _make_result(rival, record.yardstick, fields, note=record.benchmark_name),
+        name: BacktestResult.of_curve(name, curve, note=notes, **fields)
+        if record.holdings is None
+        else _make_account(record.holdings, name=name, note=notes, **fields),
+        rival: BacktestResult.of_curve(
+            rival, _compound(record.yardstick), note=record.benchmark_name, **fields
+        ),
     }
-    if record.holdings is not None:
-        results[name] = _make_account(record, name, fields)
     context = BacktestContext(
         run="Returns from elsewhere",
         window=FOREIGN,
@@ -136,52 +138,23 @@ def _compound(returns: Any) -> Any:
     return CAPITAL_USD * np.cumprod(np.append(1.0, 1 + returns))
 
 
-def _make_result(name: str, returns: Any, fields: dict[str, Any], note: str) -> BacktestResult:
-    """Make the result of a curve from its returns alone."""
-    size = len(returns) + 1
-    none = np.zeros(size)
-    return BacktestResult(
-        name=name,
-        note=note,
-        symbols=(),
-        equity=_compound(returns),
-        shares=np.zeros((size, 0)),
-        mark=np.zeros((size, 0)),
-        costs_usd=none,
-        turnover_usd=none,
-        income_usd=none,
-        trades=empty_trades(),
-        has_positions=False,
-        **fields,
-    )
-
-
-def _make_account(record: TrackRecord, name: str, fields: dict[str, Any]) -> BacktestResult:
+def _make_account(held: WeightedAccount, minutes: Any, **fields: Any) -> BacktestResult:
     """Make the result of a strategy whose positions are known."""
-    held = record.holdings
-    assert held is not None
     changes = held.changes
     rows, assets = np.nonzero(changes)
-    times = pd.to_datetime(fields["minutes"], utc=True)
     notional = np.abs(changes * held.prices)
     share = held.costs_usd / np.maximum(notional.sum(axis=1), 1e-9)
-    trades = pd.DataFrame(
-        {
-            "decision_bar": rows - 1,
-            "fill_bar": rows,
-            "decision_time": times[rows - 1],
-            "fill_time": times[rows],
-            "symbol": np.array(held.symbols, dtype=object)[assets],
-            "shares": changes[rows, assets],
-            "price_usd": held.prices[rows, assets],
-            "notional_usd": notional[rows, assets],
-            "cost_usd": (notional * share[:, None])[rows, assets],
-            "kind": "order",
-        }
-    ).astype(TRADE_COLUMNS)
+    fills = TradeRows(
+        kind=np.full(len(rows), "order", dtype=object),
+        decided=rows - 1,
+        filled=rows,
+        asset=assets,
+        shares=changes[rows, assets],
+        price=held.prices[rows, assets],
+        cost=(notional * share[:, None])[rows, assets],
+    )
     return BacktestResult(
-        name=name,
-        note=" ".join(record.notes),
+        minutes=minutes,
         symbols=held.symbols,
         equity=held.equity,
         shares=held.shares,
@@ -189,6 +162,6 @@ def _make_account(record: TrackRecord, name: str, fields: dict[str, Any]) -> Bac
         costs_usd=held.costs_usd,
         turnover_usd=notional.sum(axis=1),
         income_usd=np.zeros(len(held.equity)),
-        trades=trades,
+        trades=trade_frame(fills, held.symbols, minutes[rows - 1], minutes[rows]),
         **fields,
     )

@@ -59,8 +59,8 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
         raise BacktestError("a comparison needs at least two backtests")
     page = Page("Comparison of runs")
     page.add_header("Comparison", present_comparison(runs))
-    page.add(Section("verdicts", "Verdict of each run", tables=(_tabulate_verdicts(runs),)))
-    page.add(Section("runs", "Runs", tables=(_tabulate_runs(runs),)))
+    page.add(Section("verdicts", "Verdict of each run", tables=[_tabulate_verdicts(runs)]))
+    page.add(Section("runs", "Runs", tables=[_tabulate_runs(runs)]))
     daily = {
         name: stored.daily_returns()[main_strategy(stored.strategies)]
         for name, stored in runs.items()
@@ -78,8 +78,8 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
 
 def write_comparison(path: Path, runs: Mapping[str, StoredBacktest]) -> Path:
     """Write the comparison as one self-contained HTML file, atomically."""
-    write_text(Path(path), render_comparison(runs))
-    return Path(path)
+    write_text(path, render_comparison(runs))
+    return path
 
 
 def _tabulate_verdicts(runs: Mapping[str, StoredBacktest]) -> Table:
@@ -90,7 +90,7 @@ def _tabulate_verdicts(runs: Mapping[str, StoredBacktest]) -> Table:
         cells = (name, opening.headline, opening.why, outlook)
         rows.append(Row(cells, is_main=opening.is_skill))
     columns = ("Run", "Verdict", "Why", "What the window can see, and what would change it")
-    return Table(columns, tuple(rows), words=columns)
+    return Table(columns, rows, words=columns)
 
 
 def _tabulate_runs(runs: Mapping[str, StoredBacktest]) -> Table:
@@ -114,11 +114,11 @@ def _tabulate_runs(runs: Mapping[str, StoredBacktest]) -> Table:
         rows.append(Row(cells, note=f"{title_of(main)}, {first} to {last}{against}"))
     headings = (heading for _, heading in (*PAPER_COLUMNS, *ACTIVE_COLUMNS))
     columns = ("Run", *headings, INTERVAL, "Trials", "Look", "p", "Equal weight", "Index")
-    shorter = explain_short_window(
+    short = explain_short_window(
         stored.metrics[main_strategy(stored.strategies)] for stored in runs.values()
     )
     caption = (
         "Equal weight and Index: cumulative returns of these baselines in the run's own window."
         " Active figures are against the benchmark portfolio named below the run, net of costs."
     )
-    return Table(columns, tuple(rows), notes=tuple(filter(None, (caption, shorter))))
+    return Table(columns, rows, notes=[caption, *short])

@@ -39,9 +39,8 @@ def tear_sheet_inputs(
     positions = positions.reindex(ends).fillna(0.0)
     positions["cash"] = stored.daily("cash_usd")[strategy].to_numpy()
     positions.index = days
-    trades = stored.trades[
-        (stored.trades["strategy"] == strategy) & (stored.trades["kind"] != "split")
-    ]
+    trades = stored.trades_of(strategy)
+    trades = trades[trades["kind"] != "split"]
     named = {"amount": "shares", "price": "price_usd", "symbol": "symbol"}
     columns = {name: trades[column].to_numpy() for name, column in named.items()}
     columns["txn_dollars"] = -(trades["shares"] * trades["price_usd"]).to_numpy()
@@ -67,7 +66,6 @@ def write_tear_sheet(path: Path, stored: StoredBacktest) -> Path:
     Raises BacktestError when pyfolio is not installed, the ending is another, or the window is too
     short.
     """
-    path = Path(path)
     if path.suffix not in FORMATS:
         raise BacktestError(f"{path}: a tear sheet is a .png or a .pdf file")
     why = why_no_tear_sheet(stored)

@@ -7,11 +7,9 @@ the result with one choice changed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
-VariedChoice: TypeAlias = Literal[
-    "cost_bps", "fill", "delay_bars", "capital_usd", "start_sessions", "without"
-]
+VariedChoice = Literal["cost_bps", "fill", "delay_bars", "capital_usd", "start_sessions", "without"]
 
 
 @dataclass(frozen=True)

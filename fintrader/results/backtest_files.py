@@ -12,11 +12,11 @@ first asked for.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.errors import RunError
 from fintrader.files import hash_file, seal, unseal
+from fintrader.metrics import Array
 from fintrader.results.analysis import Analysis, Variation
 from fintrader.results.context import BacktestContext
 from fintrader.results.explanation import Explanation
@@ -37,10 +38,19 @@ from fintrader.results.folders import (
     NotThereError,
     Signature,
 )
-from fintrader.results.formatting import Opening, find_timezone, in_order, opening_of
+from fintrader.results.formatting import (
+    Opening,
+    find_timezone,
+    in_order,
+    main_strategy,
+    opening_of,
+)
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.results.table import Table, active_table, paper_table, render_notice
 from fintrader.verdict.verdict import Verdict
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 MAX_ROWS = 30_000_000
 SEAL = "seal.json"
@@ -89,6 +99,54 @@ _WORDS = ("strategy", "symbol", "kind")
 def empty_trades() -> pd.DataFrame:
     """A trade list without a trade, its columns of the right types."""
     return pd.DataFrame({name: pd.Series(dtype=kind) for name, kind in TRADE_COLUMNS.items()})
+
+
+class TradeRows(NamedTuple):
+    """Columns of some rows of the trade list."""
+
+    kind: NDArray[np.object_]
+    decided: NDArray[np.int64]
+    filled: NDArray[np.int64]
+    asset: NDArray[np.int64]
+    shares: Array
+    """Signed: bought > 0."""
+    price: Array
+    cost: Array
+
+    @classmethod
+    def of(
+        cls, kind: str, decided: int, filled: int, traded: Array, price: Array, cost: Array
+    ) -> TradeRows:
+        """List the trades `[N]` of one moment, without those of 0 shares."""
+        which = np.flatnonzero(traded)
+        return cls(
+            np.full(which.size, kind, dtype=object),
+            np.full(which.size, decided),
+            np.full(which.size, filled),
+            which,
+            traded[which],
+            price[which],
+            cost[which],
+        )
+
+
+def trade_frame(
+    fills: TradeRows, symbols: Sequence[str], decided_ns: Any, filled_ns: Any
+) -> pd.DataFrame:
+    """Make rows of the trade list, decided and filled at these times (ns, UTC)."""
+    frame = {
+        "decision_bar": fills.decided,
+        "fill_bar": fills.filled,
+        "decision_time": pd.to_datetime(decided_ns, utc=True),
+        "fill_time": pd.to_datetime(filled_ns, utc=True),
+        "symbol": np.array(symbols, dtype=object)[fills.asset],
+        "shares": fills.shares,
+        "price_usd": fills.price,
+        "notional_usd": np.abs(fills.shares * fills.price),
+        "cost_usd": fills.cost,
+        "kind": fills.kind,
+    }
+    return pd.DataFrame(frame).astype(TRADE_COLUMNS)
 
 
 class StoredBacktest:
@@ -194,6 +252,12 @@ class StoredBacktest:
         )
         return wide.rename_axis(columns="strategy")
 
+    def plot(self) -> go.Figure:
+        """The wealth of every strategy, the result first."""
+        from fintrader.results.figures import equity_figure  # plotly takes a while
+
+        return equity_figure(self.curve(), main=main_strategy(self.strategies), notice=self.notice)
+
     def daily(self, column: str = "equity_usd") -> pd.DataFrame:
         """Wide, the last bar of each session only."""
         return self.curve(column).iloc[self.ends]
@@ -264,6 +328,10 @@ class StoredBacktest:
         tables = "".join(table._repr_html_() for table in self.summary)
         return render_notice(self.notice) + tables
 
+    def trades_of(self, strategy: str) -> pd.DataFrame:
+        """A strategy's rows of `trades`."""
+        return self.trades[self.trades["strategy"] == strategy]
+
     def weights(self, strategy: str) -> pd.DataFrame:
         """Wide: index `minute` of each session's last bar, one column a symbol ever held at a
         close; 0 where not."""
@@ -332,7 +400,13 @@ class _Files(dict[str, Any]):
         self._written = written
 
     def __missing__(self, name: str) -> Any:
-        part = _read_part(self._folder, name)
+        part: Any
+        if name in TABLES:
+            part = _read_table(self._folder, name)
+        elif name == "changed":
+            part = _describe_change(self._folder)
+        else:
+            part = read_record(self._folder, name)
         if find_signature(self._folder, "metrics.json") != self._written:
             raise ChangedFileError(
                 f"{self._folder.root}: this backtest was written anew meanwhile; open it again"
@@ -347,8 +421,8 @@ class _Files(dict[str, Any]):
 def make_seal(hashes: Mapping[str, str], look: Mapping[str, Any] | None = None) -> bytes:
     """`seal.json` over files (name -> SHA-256). `look`: values of the look's ledger line; empty if
     it could not be written."""
-    body = {"format": SEAL_FORMAT, "files": dict(hashes)}
-    return seal(body if look is None else {**body, "look": dict(look)})
+    body = {"format": SEAL_FORMAT, "files": hashes}
+    return seal(body if look is None else {**body, "look": look})
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
@@ -418,12 +492,6 @@ def _describe_change(folder: Folder) -> str:
 
 
 # --- the parts ------------------------------------------------------------------------------------
-
-
-def _read_part(folder: Folder, name: str) -> Any:
-    if name in TABLES:
-        return _read_table(folder, name)
-    return _describe_change(folder) if name == "changed" else read_record(folder, name)
 
 
 def read_record(folder: Folder, name: str) -> Any:

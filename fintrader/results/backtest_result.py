@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import BacktestError, find_meant
+from fintrader.metrics import Array
+from fintrader.results.backtest_files import empty_trades
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
 from fintrader.results.history import AccountHistory, weights
 from fintrader.results.market_description import Provenance
 from fintrader.results.strategy_metrics import KEYS, StrategyMetrics
-from fintrader.verdict.bootstrap import sharpe_interval
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-Array = NDArray[np.float64]
 HEADLINE = {"return": "cumulative_return", "Sharpe": "sharpe"}
 """Measures in a result's one-line form."""
 
@@ -57,6 +57,27 @@ class BacktestResult(AccountHistory):
     """Name of the benchmark portfolio, whose equity `portfolio` is."""
     note: str = ""
     """One line on how the strategy trades, for tables and the report."""
+
+    @classmethod
+    def of_curve(
+        cls, name: str, equity: Array, symbols: tuple[str, ...] = (), **fields: Any
+    ) -> BacktestResult:
+        """Make the result of a curve `[T]` that was not traded here, with the other `fields`."""
+        nothing = np.zeros(len(equity))
+        held = np.broadcast_to(0.0, (len(equity), len(symbols)))
+        return cls(
+            name=name,
+            equity=equity,
+            symbols=symbols,
+            shares=held,
+            mark=held,
+            costs_usd=nothing,
+            turnover_usd=nothing,
+            income_usd=nothing,
+            trades=empty_trades(),
+            has_positions=False,
+            **fields,
+        )
 
     def __post_init__(self) -> None:
         bars = len(self.minutes)
@@ -138,10 +159,14 @@ class BacktestResult(AccountHistory):
     @cached_property
     def metrics(self) -> StrategyMetrics:
         """All measures of the result; `catalogue.CATALOGUE` defines each."""
-        return measure(self, sharpe_interval)
+        return measure(self)
 
 
-def refuse_other_bars(results: Mapping[str, BacktestResult], other: BacktestResult) -> None:
+Results = Mapping[str, BacktestResult]
+"""Results by the name of the strategy."""
+
+
+def refuse_other_bars(results: Results, other: BacktestResult) -> None:
     """Raise BacktestError unless all results cover the same bars as `other`."""
     for name, result in results.items():
         if not np.array_equal(result.minutes, other.minutes):
@@ -150,9 +175,7 @@ def refuse_other_bars(results: Mapping[str, BacktestResult], other: BacktestResu
             )
 
 
-def measured_against(
-    results: Mapping[str, BacktestResult], portfolio: BacktestResult
-) -> dict[str, BacktestResult]:
+def measured_against(results: Results, portfolio: BacktestResult) -> dict[str, BacktestResult]:
     """Measure active returns against `portfolio`. Raises BacktestError if the bars differ."""
     refuse_other_bars(results, portfolio)
     return {

@@ -8,7 +8,6 @@ from minutes says so in its name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,8 +17,7 @@ import pandas as pd
 from fintrader import metrics as m
 from fintrader.metrics import Array
 from fintrader.results.history import AccountHistory, MetricInputs
-from fintrader.results.strategy_metrics import StrategyMetrics
-from fintrader.verdict.verdict import Interval
+from fintrader.results.strategy_metrics import Measure, StrategyMetrics
 
 EMPYRICAL = "empyrical"
 PYFOLIO = "pyfolio"
@@ -27,7 +25,7 @@ _SHARE = "share"
 _YEAR = "share a year"
 _RATIO = "ratio"
 _USD = "USD"
-Compute = Callable[[MetricInputs], float | None]
+Compute = Callable[[MetricInputs], Measure]
 
 
 @dataclass(frozen=True)
@@ -44,30 +42,31 @@ class Metric:
     compute: Compute
 
 
-def measure(history: AccountHistory, resample: Callable[[Array, int], Interval]) -> StrategyMetrics:
+def measure(history: AccountHistory) -> StrategyMetrics:
     """All metrics of one strategy, in the catalogue's order; None where one is undefined, never
-    NaN. `resample`: of `MetricInputs`."""
-    sample = MetricInputs(history, resample)
+    NaN."""
+    sample = MetricInputs(history)
+    found = {}
     with np.errstate(over="ignore", invalid="ignore"):
-        found = {metric.key: _plain(metric.compute(sample)) for metric in CATALOGUE}
+        for metric in CATALOGUE:
+            # A curve that was not traded here (the index) has no positions.
+            is_known = history.has_positions or metric.key not in _OF_POSITIONS
+            value = metric.compute(sample) if is_known else None
+            found[metric.key] = None if value is None else m.finite_or_none(value)
     return StrategyMetrics(**found)
 
 
-def _plain(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(value)
-
-
-def _break_even_bps(s: MetricInputs) -> float | None:
+def _break_even_bps(s: MetricInputs) -> Measure:
     """Cost per traded dollar at which this very trade list would have earned nothing."""
     earned = s.of.equity[-1] - s.of.equity[0] + s.cost
     return m.ratio(float(earned) * 1e4, s.traded_usd)
 
 
-def _mean(values: Array | pd.Series) -> float | None:
+def _mean(values: Array | pd.Series) -> Measure:
     return float(values.mean()) if values.size else None
 
 
-def _herfindahl(s: MetricInputs) -> float | None:
+def _herfindahl(s: MetricInputs) -> Measure:
     """Mean over sessions with positions of Σ (w / Σ|w|)²."""
     weights = np.abs(s.closing_weights)
     gross = weights.sum(axis=1)
@@ -75,38 +74,34 @@ def _herfindahl(s: MetricInputs) -> float | None:
     return _mean(np.square(shares).sum(axis=1))
 
 
-def _trips(column: str, compute: Callable[[pd.Series], float | None]) -> Compute:
+def _trips(column: str, compute: Callable[[pd.Series], Measure]) -> Compute:
     return lambda s: compute(s.round_trips[column]) if len(s.round_trips) else None
 
 
-def _daily(compute: Callable[[Array], float | None]) -> Compute:
+def _daily(compute: Callable[[Array], Measure]) -> Compute:
     return lambda s: compute(s.daily)
 
 
-def _yearly(compute: Callable[[Array, float], float | None]) -> Compute:
+def _yearly(compute: Callable[[Array, float], Measure]) -> Compute:
     return lambda s: compute(s.daily, s.of.sessions_a_year)
 
 
-def _monthly(compute: Callable[[Array], float | None]) -> Compute:
-    return lambda s: compute(s.monthly)
-
-
-def _index(compute: Callable[[Array, Array], float | None]) -> Compute:
+def _index(compute: Callable[[Array, Array], Measure]) -> Compute:
     return lambda s: compute(s.daily, s.index)
 
 
-def _index_yearly(compute: Callable[[Array, Array, float], float | None]) -> Compute:
+def _index_yearly(compute: Callable[[Array, Array, float], Measure]) -> Compute:
     return lambda s: compute(s.daily, s.index, s.of.sessions_a_year)
 
 
-def _active(compute: Callable[[Array, Array, float], float | None]) -> Compute:
+def _active(compute: Callable[[Array, Array, float], Measure]) -> Compute:
     return lambda s: (
         None if s.portfolio is None else compute(s.daily, s.portfolio, s.of.sessions_a_year)
     )
 
 
-def _bars(compute: Callable[[Array, float], float | None]) -> Compute:
-    return lambda s: compute(s.minute, s.bars_per_year)
+def _bars(compute: Callable[[Array, float], Measure]) -> Compute:
+    return lambda s: compute(s.minute, len(s.minute) / s.sessions * s.of.sessions_a_year)
 
 
 _EQUITY = "share of equity"
@@ -115,14 +110,14 @@ _MINUTES = "minutes"
 _LEDGER = "ledger"
 _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
     "return": (
-        ("sessions", "Sessions", "count", "S", "calendar", lambda s: float(s.sessions)),
+        ("sessions", "Sessions", "count", "S", "calendar", lambda s: s.sessions),
         (
             "sessions_a_year",
             "Sessions a year",
             "count",
             "Y: 252, or 365 where every day has one",
             "calendar",
-            lambda s: float(s.of.sessions_a_year),
+            lambda s: s.of.sessions_a_year,
         ),
         (
             "cumulative_return",
@@ -146,7 +141,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _USD,
             "V[T − 1]",
             _LEDGER,
-            lambda s: float(s.of.equity[-1]),
+            lambda s: s.of.equity[-1],
         ),
         (
             "mean_daily_return",
@@ -164,7 +159,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _SHARE,
             "max over calendar months",
             PYFOLIO,
-            _monthly(m.best_return),
+            lambda s: m.best_return(s.monthly),
         ),
         (
             "worst_month",
@@ -172,7 +167,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _SHARE,
             "min over calendar months",
             PYFOLIO,
-            _monthly(m.worst_return),
+            lambda s: m.worst_return(s.monthly),
         ),
         ("hit_rate_day", "Days with a gain", _SHARE, "mean(r > 0)", PYFOLIO, _daily(m.hit_rate)),
         (
@@ -181,7 +176,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _SHARE,
             "mean(monthly r > 0)",
             PYFOLIO,
-            _monthly(m.hit_rate),
+            lambda s: m.hit_rate(s.monthly),
         ),
         (
             "stability",
@@ -517,7 +512,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "count",
             "rows of the trade list but splits",
             _LEDGER,
-            lambda s: float((s.of.trades["kind"] != "split").sum()),
+            lambda s: (s.of.trades["kind"] != "split").sum(),
         ),
         (
             "orders",
@@ -557,7 +552,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _USD,
             "and cash for fractions",
             _LEDGER,
-            lambda s: float(s.of.income_usd.sum()),
+            lambda s: s.of.income_usd.sum(),
         ),
         (
             "round_trips",
@@ -565,7 +560,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "count",
             "first in, first out",
             PYFOLIO,
-            lambda s: float(len(s.round_trips)),
+            lambda s: len(s.round_trips),
         ),
         (
             "round_trip_hit_rate",
@@ -605,7 +600,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _EQUITY,
             "max(Σ|w|)",
             PYFOLIO,
-            lambda s: float(s.exposure.max()),
+            lambda s: s.exposure.max(),
         ),
         (
             "time_in_market",
@@ -613,7 +608,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "share of bars",
             "mean(Σ|w| > 0)",
             PYFOLIO,
-            lambda s: float((s.exposure > 0).mean()),
+            lambda s: (s.exposure > 0).mean(),
         ),
         (
             "concentration",
@@ -629,7 +624,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _EQUITY,
             "max |w| at session closes",
             PYFOLIO,
-            lambda s: float(np.abs(s.closing_weights).max()),
+            lambda s: np.abs(s.closing_weights).max(),
         ),
     ),
     "from bars": (
@@ -665,19 +660,8 @@ _OF_POSITIONS = {
     "break_even_cost_bps",
     *(row[0] for row in _GROUPS["trading"][5:]),
 }
-
-
-def _defined(key: str, compute: Compute) -> Compute:
-    """None for curves that were not traded here (the index has no positions)."""
-
-    def defined(s: MetricInputs) -> float | None:
-        return None if key in _OF_POSITIONS and not s.of.has_positions else compute(s)
-
-    return defined
-
-
 CATALOGUE: tuple[Metric, ...] = tuple(
-    Metric(key, title, unit, formula, source, group, _defined(key, compute))
+    Metric(key, title, unit, formula, source, group, compute)
     for group, rows in _GROUPS.items()
     for key, title, unit, formula, source, compute in rows
 )

@@ -14,7 +14,6 @@ import os
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from fintrader.errors import RunError
@@ -31,36 +30,9 @@ TOMBSTONE = ".deleted-"
 _MARKS = ("manifest.json", "config.yaml", "tournament.json")
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Files and results that deleting a run would lose."""
-
-    files: int
-    size: int
-    """Bytes."""
-    pods: int
-    looks: int
-    """Lines of the ledger on results of this run; they stay."""
-
-    @property
-    def sentence(self) -> str:
-        text = f"{count(self.files)} files ({self.size / 1e6:,.1f} MB) go for good"
-        text += (
-            f", the networks, curves and results of {count(self.pods)} pods among them"
-            if self.pods
-            else ""
-        )
-        looks = (
-            f"its {count(self.looks)} looks on the ledger, which still count,"
-            if self.looks
-            else "the ledger of looks,"
-        )
-        return f"{text}. These stay: {looks} built markets, and deployments that were made from it."
-
-
-def loss_of(runs: RunsFolder, name: str) -> Loss:
-    """List what deleting a run would lose. Raises RunError when it cannot be deleted (see
-    `delete_run`)."""
+def describe_loss(runs: RunsFolder, name: str) -> str:
+    """Say what deleting a run would lose, and what stays. Raises RunError when it cannot be deleted
+    (see `delete_run`)."""
     folder = _deletable(runs, name)
     files = size = 0
     for above, _, names in os.walk(folder.root):
@@ -68,8 +40,15 @@ def loss_of(runs: RunsFolder, name: str) -> Loss:
         for file in names:
             with suppress(OSError):
                 size += os.lstat(os.path.join(above, file)).st_size
-    looks = [line for line in Ledger().looks() if line.look.run == name]
-    return Loss(files, size, len(folder.folders("pods")), len(looks))
+    text = f"{count(files)} files ({size / 1e6:,.1f} MB) go for good"
+    pods = len(folder.folders("pods"))
+    if pods:
+        text += f", the networks, curves and results of {count(pods)} pods among them"
+    looks = sum(line.look.run == name for line in Ledger().looks())
+    stay = "the ledger of looks"
+    if looks:
+        stay = f"its {count(looks)} looks on the ledger, which still count"
+    return f"{text}. These stay: {stay}, built markets, and deployments that were made from it."
 
 
 def delete_run(runs: RunsFolder, name: str) -> None:
@@ -81,7 +60,7 @@ def delete_run(runs: RunsFolder, name: str) -> None:
     sweep(runs)
     folder = _deletable(runs, name)
     with RunFolder(folder.root).lock():
-        _keep_looks(folder, Ledger())
+        _keep_looks(folder)
         grave = runs.root / f"{TOMBSTONE}{name}-{time.time_ns()}"
         try:
             os.rename(folder.root, grave)
@@ -113,7 +92,9 @@ def _deletable(runs: RunsFolder, name: str) -> Folder:
     folder = runs.run(name)
     if any(_has_manifest(Folder(above)) for above in (runs.root, *runs.root.parents[:2])):
         raise RunError(f"{folder.root} is part of a run; delete the whole run instead")
-    if not _is_run(folder):
+    # A run that has lost its manifest still has its lock and another file.
+    is_run = folder.exists(".lock") and any(map(folder.exists, _MARKS))
+    if not is_run and not _has_manifest(folder):
         raise RunError(
             f"{folder.root} does not look like a run's folder; remove it by hand if it is to go"
         )
@@ -131,14 +112,6 @@ def _deletable(runs: RunsFolder, name: str) -> Folder:
     return folder
 
 
-def _is_run(folder: Folder) -> bool:
-    """Recognise a run by its manifest or, if that is lost, by its lock and another file of a
-    run."""
-    return _has_manifest(folder) or (
-        folder.exists(".lock") and any(folder.exists(mark) for mark in _MARKS)
-    )
-
-
 def _has_manifest(folder: Folder) -> bool:
     try:
         return str(folder.json("manifest.json").get("format")).startswith("fintrader-run-")
@@ -146,9 +119,9 @@ def _has_manifest(folder: Folder) -> bool:
         return False
 
 
-def _keep_looks(folder: Folder, ledger: Ledger) -> None:
+def _keep_looks(folder: Folder) -> None:
     """Record missing looks at the stored results. Raises LedgerError for a broken ledger."""
-    ledger.lines()
+    Ledger().lines()
     for inside in ((), ("validation",), ("train",)):
         try:
             home = folder.path("backtest", *inside)

@@ -94,15 +94,14 @@ def format_metric(key: str, values: StrategyMetrics) -> str:
     return statistic(key, values[key])
 
 
-def explain_short_window(metrics: Iterable[StrategyMetrics]) -> str:
-    """Say why annual figures of these metrics are dashes; empty for windows long enough."""
-    limits = (
+def explain_short_window(metrics: Iterable[StrategyMetrics]) -> list[str]:
+    """Say why annual figures of these metrics are dashes; no line for windows long enough."""
+    limits = [
         min_sessions(values.annual_sessions)
         for values in metrics
         if is_short(values.sessions, values.annual_sessions)
-    )
-    least = next(limits, None)
-    return "" if least is None else f"Annualised figures are omitted below {least} sessions."
+    ]
+    return [f"Annualised figures are omitted below {least} sessions." for least in limits[:1]]
 
 
 def duration(seconds: Any) -> str:
@@ -179,13 +178,8 @@ class Opening(NamedTuple):
 
     @property
     def sentences(self) -> dict[str, str]:
-        """Sentences that are not empty, each with its heading."""
-        found = {
-            "Finding": self.why,
-            "Power": self.sees,
-            "Evidence needed": self.change,
-        }
-        return {heading: said for heading, said in found.items() if said}
+        """Sentences by their headings; some may be empty."""
+        return {"Finding": self.why, "Power": self.sees, "Evidence needed": self.change}
 
 
 def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
@@ -237,11 +231,6 @@ def find_timezone(name: str) -> str:
         return "UTC"
 
 
-def is_baseline(name: str) -> bool:
-    """Check that a strategy serves for comparison only."""
-    return name in BASELINES
-
-
 def is_result(name: str) -> bool:
     """Check that a strategy is a result of the search."""
     return name not in BASELINES and name not in REFERENCES
@@ -270,15 +259,18 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
     name = main_strategy(in_order(metrics))
     portfolio = context.portfolio
     own = metrics[name]
-    returned = number(own.cumulative_return)
+    returned = own.cumulative_return
     if not is_result(name) or returned is None or portfolio is None:
         return ""
-    rivals = {f"its benchmark portfolio, {rival_name(portfolio)}": metrics.get(portfolio)}
+    benchmark = metrics.get(portfolio, NO_METRICS).cumulative_return
     if portfolio == "cash":  # some backtests have no row for it
-        rivals = {"its benchmark portfolio, cash": StrategyMetrics.of({"cumulative_return": 0.0})}
+        benchmark = 0.0
+    rivals = {
+        "ridge": metrics.get("ridge", NO_METRICS).cumulative_return,
+        f"its benchmark portfolio, {rival_name(portfolio)}": benchmark,
+    }
     sides = []
-    for rival, values in {"ridge": metrics.get("ridge"), **rivals}.items():
-        theirs = number((values or NO_METRICS).cumulative_return)
+    for rival, theirs in rivals.items():
         if theirs is not None:
             side = "below" if returned < theirs else "above" if returned > theirs else "level with"
             sides.append(f"{side} {rival} ({percent(theirs, signed=True)})")
@@ -288,8 +280,8 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
         if sides
         else ""
     )
-    low = number(own.information_ratio_low)
-    high = number(own.information_ratio_high)
+    low = own.information_ratio_low
+    high = own.information_ratio_high
     if low is not None and high is not None:
         worth = (
             "more than the portfolio"

@@ -4,7 +4,6 @@ numbers are computed."""
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,9 +13,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fintrader import metrics as m
+from fintrader.metrics import Array
+from fintrader.verdict.bootstrap import intervals
 from fintrader.verdict.verdict import Interval
-
-Array = NDArray[np.float64]
 
 
 class OrderCounts(NamedTuple):
@@ -74,10 +73,8 @@ class AccountHistory:
 class MetricInputs:
     """Intermediate series of a history that several metrics use, each computed once."""
 
-    def __init__(self, history: AccountHistory, resample: Callable[[Array, int], Interval]) -> None:
-        """`resample` makes the interval of an annual Sharpe ratio of daily returns `[S]`."""
+    def __init__(self, history: AccountHistory) -> None:
         self.of = history
-        self.resample = resample
         self.daily = m.daily_returns(history.equity, history.session)
         self.index = m.drop_rounding_differences(
             self.daily, m.daily_returns(history.benchmark, history.session)
@@ -91,14 +88,14 @@ class MetricInputs:
     @cached_property
     def sharpe_interval(self) -> Interval:
         """The Sharpe ratio's interval, of daily returns."""
-        return self.resample(self.daily, self.of.sessions_a_year)
+        return intervals(self.daily, sessions_a_year=self.of.sessions_a_year).sharpe
 
     @cached_property
     def information_ratio_interval(self) -> Interval:
         """The information ratio's interval, of daily returns less the portfolio's; without ends
         where there are none."""
         active = self.daily[:0] if self.portfolio is None else self.daily - self.portfolio
-        return self.resample(active, self.of.sessions_a_year)
+        return intervals(active, sessions_a_year=self.of.sessions_a_year).sharpe
 
     @cached_property
     def monthly(self) -> Array:
@@ -113,10 +110,6 @@ class MetricInputs:
     def minute(self) -> Array:
         """Return of each bar."""
         return m.simple_returns(self.of.equity)
-
-    @property
-    def bars_per_year(self) -> float:
-        return len(self.minute) / self.sessions * self.of.sessions_a_year
 
     @cached_property
     def exposure(self) -> Array:
@@ -155,8 +148,7 @@ def gross_exposure(shares: Array, mark: Array, equity: Array) -> Array:
 
 
 def _divide(value: Array, equity: Array) -> Array:
-    share: Array = np.divide(value, equity, out=np.zeros_like(value), where=equity > 0)
-    return share
+    return np.divide(value, equity, out=np.zeros_like(value), where=equity > 0)
 
 
 def round_trips(trades: pd.DataFrame) -> pd.DataFrame:

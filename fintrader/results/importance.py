@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from fintrader.metrics import Array
 from fintrader.numerals import count
 
 MIN_PODS = 12
@@ -139,12 +140,12 @@ def levels(values: Sequence[Any]) -> NDArray[np.int64]:
     return np.where(texts.map(texts.value_counts()) >= _PER_LEVEL, codes + 1, 0)
 
 
-def shares(centred: NDArray[np.float64], codes: NDArray[np.int64]) -> NDArray[np.float64]:
+def shares(centred: Array, codes: NDArray[np.int64]) -> Array:
     """Epsilon squared of each row of `centred [R, n]` (zero mean, one variance in all rows) between
     levels `[n]`."""
     _, level, counts = np.unique(codes, return_inverse=True, return_counts=True)
     sums = centred @ np.eye(len(counts))[level]
     size = len(codes)
     between = (sums**2 / counts).sum(axis=1) / (centred[0] ** 2).sum()
-    result: NDArray[np.float64] = 1.0 - (1.0 - between) * (size - 1) / (size - len(counts))
+    result: Array = 1.0 - (1.0 - between) * (size - 1) / (size - len(counts))
     return result

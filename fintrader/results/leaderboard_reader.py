@@ -167,7 +167,7 @@ def read_pods(path: Path, *, most: int | None = None) -> list[StoredPod]:
     return _read_pods(path, StoredPod, most)
 
 
-def read_race(path: Path, *, most: int | None = None) -> list[RacingPod]:
+def read_race(path: Path, *, most: int | None) -> list[RacingPod]:
     """Read the columns that the page of a race shows, a row a pod by number. Reading all columns of
     ten thousand pods would take longer than drawing the page. Raises as `read_leaderboard`."""
     return _read_pods(path, RacingPod, most)

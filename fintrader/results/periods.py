@@ -32,15 +32,13 @@ def compound(daily: pd.DataFrame, periods: pd.Index) -> pd.DataFrame:
     return table.assign(sessions=daily.groupby(periods).size())
 
 
-def stress_days(daily: pd.DataFrame, index: str, days: int = STRESS_DAYS) -> pd.DataFrame:
-    """The days on which `index` lost most, the worst first, and what every strategy did on them."""
-    losing = daily[daily[index] < 0]
-    return losing.sort_values(index, kind="stable").head(days)
+def stress_days(daily: pd.DataFrame, index: str) -> pd.DataFrame:
+    """The STRESS_DAYS on which `index` lost most, the worst first, and what every strategy did on
+    them."""
+    return daily[daily[index] < 0].nsmallest(STRESS_DAYS, index)
 
 
-def regimes(
-    daily: pd.DataFrame, index: str
-) -> dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+def regimes(daily: pd.DataFrame, index: str) -> dict[str, pd.Series[bool]]:
     """Name of a state of `index` -> mask `[S]` of its sessions; empty below FEWEST_SESSIONS.
 
     Volatility: thirds of the standard deviation of the last LOOKBACK sessions. Trend: whether the
@@ -54,14 +52,13 @@ def regimes(
     spread = moved.rolling(LOOKBACK).std().shift(1)
     grown = np.log1p(moved).rolling(LOOKBACK).sum().shift(1)
     low, high = spread.quantile([1 / 3, 2 / 3])
-    found = {
+    return {
         "calm third": spread <= low,
         "middle third": (spread > low) & (spread <= high),
         "volatile third": spread > high,
         "index has risen": grown > 0,
         "index has fallen": grown <= 0,
     }
-    return {name: which.to_numpy() for name, which in found.items()}
 
 
 def regime_table(
@@ -71,8 +68,8 @@ def regime_table(
     of `index` in it, and the strategy's `sharpe` and `beta`."""
     rows = {}
     for name, which in regimes(daily, index).items():
-        ours = daily[strategy].to_numpy()[which]
-        theirs = daily[index].to_numpy()[which]
+        ours = daily.loc[which, strategy].to_numpy()
+        theirs = daily.loc[which, index].to_numpy()
         rows[name] = {
             "sessions": int(which.sum()),
             "strategy": m.mean_return(ours),

@@ -7,17 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
-import plotly.graph_objects as go
 
 from fintrader.config import read_yaml
 from fintrader.errors import FintraderError, RunError
 from fintrader.files import refuse_irregular
 from fintrader.numerals import number
 from fintrader.records import JsonValue, RecordError, from_json, to_json
-from fintrader.results import figures
 from fintrader.results.backtest_files import (
     SEAL,
     StoredBacktest,
@@ -28,7 +26,7 @@ from fintrader.results.backtest_files import (
     read_record,
 )
 from fintrader.results.folders import FileCache, Folder, NotThereError, RunsFolder, is_locked
-from fintrader.results.formatting import main_strategy, moment, when, window_words
+from fintrader.results.formatting import moment, when, window_words
 from fintrader.results.leaderboard_reader import (
     LeaderboardRow,
     lineage,
@@ -43,6 +41,9 @@ from fintrader.results.tournament_events import TournamentEvent, dropped_pods, r
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder
 from fintrader.stages import LIVE, Stage, read_stages
 from fintrader.verdict.verdict import Verdict
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 WINDOWS = ("test", "validation", "train")
 _MARKS = ("manifest.json", "config.yaml", "tournament.json")
@@ -182,7 +183,7 @@ class Run:
                 )
             name = str(best)
         within = ("ensemble",) if name == "ensemble" else ("pods", name)
-        path = Path(Folder(home.root.resolve()).path(*within)) / "policy.safetensors"
+        path = Folder(home.root.resolve()).path(*within) / "policy.safetensors"
         if path.is_file():
             return path
         if name in dropped_pods(read_events(home.events)):
@@ -196,9 +197,7 @@ class Run:
 
     def plot(self, window: str | None = None) -> go.Figure:
         """The wealth of every strategy of a backtest, the result first."""
-        stored = self.backtest(window)
-        main = main_strategy(stored.strategies)
-        return figures.equity_figure(stored.curve(), main=main, notice=stored.notice)
+        return self.backtest(window).plot()
 
     def _leaderboard(self) -> Path:
         path = self.folder.leaderboard
@@ -307,11 +306,6 @@ class Summary(_Manifest):
         known = [number(stage.get("seconds")) for stage in self.stages.values()]
         values = [value for value in known if value is not None]
         return sum(values) if values else None
-
-    @property
-    def failed_at(self) -> str | None:
-        """The stage that it failed in."""
-        return None if self.failure is None else self.failure.get("stage")
 
     @property
     def stage(self) -> str | None:

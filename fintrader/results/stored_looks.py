@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,19 +48,10 @@ def find_missing_looks(runs_dir: Path | str) -> tuple[list[str], list[str]]:
     return deleted, foreign
 
 
-@dataclass(frozen=True)
-class Together:
-    """Trials and looks from which results shown together were chosen."""
-
-    trials: int
-    """Trials of all searches, each counted once."""
-    looks: int
-    """Different results on their windows: their own, and all on the ledger."""
-
-
-def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
-    """Trials and looks of several stored backtests together. Raises LedgerError for a broken
-    ledger."""
+def union_of_looks(runs: Mapping[str, StoredBacktest]) -> tuple[int, int]:
+    """Count the trials and looks from which results shown together were chosen: the trials of all
+    searches, each counted once, and the different results on their windows, their own and all on
+    the ledger. Raises LedgerError for a broken ledger."""
     searches: dict[Any, int] = {}
     results: set[str] = set()
     lines = [line for line in Ledger().looks() if line.held_out]
@@ -75,7 +66,7 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> Together:
         if own is not None:
             overlaps = cache(own.overlaps)
             results |= {line.look.result for line in lines if overlaps(line.look.bars)}
-    return Together(sum(searches.values()), len(results))
+    return sum(searches.values()), len(results)
 
 
 def note_shown(stored: StoredBacktest, command: str) -> None:
@@ -85,8 +76,12 @@ def note_shown(stored: StoredBacktest, command: str) -> None:
     known = stored.context
     result = stored_result(stored)
     key = known.window_key
-    home = None if stored.folder is None else _find_run(stored.folder)
-    if home is None or key is None:
+    if stored.folder is None or key is None:
+        return
+    inside = stored.folder.resolve()
+    above = (folder for folder in (inside, *inside.parents[:3]))
+    home = next((folder for folder in above if (folder / "manifest.json").is_file()), None)
+    if home is None:
         return
     if any(line.look.result == result and line.look.bars.key == key for line in ledger.looks()):
         return
@@ -109,9 +104,3 @@ def note_shown(stored: StoredBacktest, command: str) -> None:
         command=command,
     )
     ledger.record(look)
-
-
-def _find_run(folder: Path) -> Path | None:
-    """Find the run's folder at or above a folder, if any."""
-    inside = (folder.resolve(), *folder.resolve().parents[:3])
-    return next((above for above in inside if (above / "manifest.json").is_file()), None)

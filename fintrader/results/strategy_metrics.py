@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from fintrader.metrics import ANNUAL, TRADING_DAYS
 from fintrader.numerals import is_short
 
+Measure = float | None
+"""A number, None where it is undefined."""
+
 
 @dataclass(frozen=True)
 class StrategyMetrics:
@@ -16,98 +19,98 @@ class StrategyMetrics:
     undefined, and for every annual rate of a window shorter than a quarter of a year."""
 
     # return
-    sessions: float | None
-    sessions_a_year: float | None
-    cumulative_return: float | None
-    annual_return: float | None
-    final_equity_usd: float | None
-    mean_daily_return: float | None
-    best_day: float | None
-    worst_day: float | None
-    best_month: float | None
-    worst_month: float | None
-    hit_rate_day: float | None
-    hit_rate_month: float | None
-    stability: float | None
+    sessions: Measure
+    sessions_a_year: Measure
+    cumulative_return: Measure
+    annual_return: Measure
+    final_equity_usd: Measure
+    mean_daily_return: Measure
+    best_day: Measure
+    worst_day: Measure
+    best_month: Measure
+    worst_month: Measure
+    hit_rate_day: Measure
+    hit_rate_month: Measure
+    stability: Measure
     # risk
-    annual_volatility: float | None
-    downside_risk: float | None
-    skew: float | None
-    kurtosis: float | None
-    value_at_risk: float | None
-    conditional_value_at_risk: float | None
-    tail_ratio: float | None
+    annual_volatility: Measure
+    downside_risk: Measure
+    skew: Measure
+    kurtosis: Measure
+    value_at_risk: Measure
+    conditional_value_at_risk: Measure
+    tail_ratio: Measure
     # ratio
-    sharpe: float | None
-    sharpe_low: float | None
-    sharpe_high: float | None
-    sortino: float | None
-    calmar: float | None
-    omega: float | None
-    payoff_ratio: float | None
-    martin_ratio: float | None
+    sharpe: Measure
+    sharpe_low: Measure
+    sharpe_high: Measure
+    sortino: Measure
+    calmar: Measure
+    omega: Measure
+    payoff_ratio: Measure
+    martin_ratio: Measure
     # drawdown
-    max_drawdown: float | None
-    average_drawdown: float | None
-    longest_drawdown_days: float | None
-    longest_recovery_days: float | None
-    ulcer_index: float | None
+    max_drawdown: Measure
+    average_drawdown: Measure
+    longest_drawdown_days: Measure
+    longest_recovery_days: Measure
+    ulcer_index: Measure
     # against the benchmark portfolio
-    invested_share: float | None
-    active_return: float | None
-    tracking_error: float | None
-    information_ratio: float | None
-    information_ratio_low: float | None
-    information_ratio_high: float | None
+    invested_share: Measure
+    active_return: Measure
+    tracking_error: Measure
+    information_ratio: Measure
+    information_ratio_low: Measure
+    information_ratio_high: Measure
     # against the index
-    alpha: float | None
-    beta: float | None
-    correlation: float | None
-    index_information_ratio: float | None
-    index_tracking_error: float | None
-    up_capture: float | None
-    down_capture: float | None
-    batting_average: float | None
-    treynor_ratio: float | None
+    alpha: Measure
+    beta: Measure
+    correlation: Measure
+    index_information_ratio: Measure
+    index_tracking_error: Measure
+    up_capture: Measure
+    down_capture: Measure
+    batting_average: Measure
+    treynor_ratio: Measure
     # trading
-    turnover: float | None
-    traded_usd: float | None
-    cost_usd: float | None
-    cost_share: float | None
-    break_even_cost_bps: float | None
-    trades: float | None
-    orders: float | None
-    capped_orders: float | None
-    unfilled_orders: float | None
-    cancelled_usd: float | None
-    income_usd: float | None
-    round_trips: float | None
-    round_trip_hit_rate: float | None
-    round_trip_profit_usd: float | None
-    holding_minutes_mean: float | None
-    holding_minutes_median: float | None
-    exposure_max: float | None
-    time_in_market: float | None
-    concentration: float | None
-    largest_weight: float | None
+    turnover: Measure
+    traded_usd: Measure
+    cost_usd: Measure
+    cost_share: Measure
+    break_even_cost_bps: Measure
+    trades: Measure
+    orders: Measure
+    capped_orders: Measure
+    unfilled_orders: Measure
+    cancelled_usd: Measure
+    income_usd: Measure
+    round_trips: Measure
+    round_trip_hit_rate: Measure
+    round_trip_profit_usd: Measure
+    holding_minutes_mean: Measure
+    holding_minutes_median: Measure
+    exposure_max: Measure
+    time_in_market: Measure
+    concentration: Measure
+    largest_weight: Measure
     # from bars
-    minute_annual_volatility: float | None
-    minute_sharpe: float | None
-    minute_sortino: float | None
-    minute_max_drawdown: float | None
+    minute_annual_volatility: Measure
+    minute_sharpe: Measure
+    minute_sortino: Measure
+    minute_max_drawdown: Measure
 
     def __post_init__(self) -> None:
         if is_short(self.sessions, self.annual_sessions):
             vars(self).update(dict.fromkeys(ANNUAL))
 
     @classmethod
-    def of(cls, values: Mapping[str, float | None]) -> StrategyMetrics:
+    def of(cls, values: Mapping[str, Measure]) -> StrategyMetrics:
         """The metrics among some numbers, by key; the others are undefined."""
         return cls(**{key: values.get(key) for key in KEYS})
 
-    def __getitem__(self, key: str) -> float | None:
+    def __getitem__(self, key: str) -> Measure:
         """A metric by its key in the catalogue."""
-        value: float | None = vars(self)[key]
+        value: Measure = vars(self)[key]
         return value
 
     @property
@@ -115,7 +118,7 @@ class StrategyMetrics:
         """Sessions a year by which annual figures are scaled."""
         return int(self.sessions_a_year or TRADING_DAYS)
 
-    def by_key(self) -> dict[str, float | None]:
+    def by_key(self) -> dict[str, Measure]:
         """All metrics, in the catalogue's order."""
         return dict(vars(self))
 

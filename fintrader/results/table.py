@@ -35,7 +35,7 @@ WIDTH = 120
 class Row:
     """Cells of one row; the first one names it."""
 
-    cells: tuple[str, ...]
+    cells: Sequence[str]
     is_main: bool = False
     note: str = ""
     """Small print below the name."""
@@ -45,11 +45,11 @@ class Row:
 class Table:
     """Rows of text under columns. Without column titles, each row is a name and a sentence."""
 
-    columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    columns: Sequence[str]
+    rows: Sequence[Row]
     title: str = ""
-    notes: tuple[str, ...] = ()
-    words: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
+    words: Sequence[str] = ()
     """Columns that hold words, aligned left; the first column always is."""
     is_half: bool = False
     """Narrow enough to stand next to another on a wide screen."""
@@ -62,13 +62,11 @@ class Table:
         columns: Sequence[str],
         rows: Iterable[Sequence[str]],
         title: str = "",
-        notes: Iterable[str] = (),
-        words: Iterable[str] = (),
+        notes: Sequence[str] = (),
+        words: Sequence[str] = (),
     ) -> Table:
-        """Make a table of plain rows; empty notes are dropped."""
-        made = tuple(Row(tuple(cells)) for cells in rows)
-        kept = tuple(filter(None, notes))
-        return cls(tuple(columns), made, title, kept, tuple(words))
+        """Make a table of plain rows."""
+        return cls(columns, list(map(Row, rows)), title, notes, words)
 
     @property
     def has_heading(self) -> bool:
@@ -143,16 +141,15 @@ def paper_table(
 ) -> Table:
     """Tabulate the paper's columns, a row a strategy; `about` is small print by strategy."""
     columns = ("Strategy", *(heading for _, heading in PAPER_COLUMNS))
-    rows = tuple(
+    rows = [
         Row(
             (title_of(name), *(format_metric(key, values) for key, _ in PAPER_COLUMNS)),
             is_main=name == main,
             note=(about or {}).get(name, ""),
         )
         for name, values in metrics.items()
-    )
-    short = explain_short_window(metrics.values())
-    return Table(columns, rows, title, (short,) if short else ())
+    ]
+    return Table(columns, rows, title, explain_short_window(metrics.values()))
 
 
 def active_table(
@@ -160,10 +157,10 @@ def active_table(
 ) -> Table:
     """Tabulate the differences of each strategy from the benchmark portfolio."""
     against = "the portfolio" if portfolio is None else rival_name(portfolio)
-    rows = tuple(
+    rows = [
         Row((title_of(name), *format_active(values)), is_main=name == main)
         for name, values in metrics.items()
-    )
+    ]
     headings = (heading for _, heading in ACTIVE_COLUMNS)
     return Table((f"Against {against}", *headings, INTERVAL), rows)
 
@@ -174,21 +171,20 @@ def format_active(values: StrategyMetrics) -> list[str]:
     return [*(format_metric(key, values) for key, _ in ACTIVE_COLUMNS), band]
 
 
-def metrics_tables(metrics: Mapping[str, StrategyMetrics]) -> tuple[Table, ...]:
+def metrics_tables(metrics: Mapping[str, StrategyMetrics]) -> list[Table]:
     """Tabulate every metric of the catalogue, one table a group, a column a strategy."""
     short = explain_short_window(metrics.values())
     tables = []
     for group, members in groupby(CATALOGUE, attrgetter("group")):
-        rows = tuple(
+        rows = [
             Row(
                 (known.title, *(format_metric(known.key, values) for values in metrics.values())),
                 note=f"{known.formula} ({known.source})",
             )
             for known in members
             if any(values[known.key] is not None for values in metrics.values())
-        )
-        if not rows:
-            continue
-        columns = (group.capitalize(), *map(title_of, metrics))
-        tables.append(Table(columns, rows, notes=(short,) if short else (), is_folded=True))
-    return tuple(tables)
+        ]
+        if rows:
+            columns = (group.capitalize(), *map(title_of, metrics))
+            tables.append(Table(columns, rows, notes=short, is_folded=True))
+    return tables

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import starmap
 from typing import Any
@@ -14,7 +14,7 @@ from fintrader import metrics as m
 from fintrader.errors import BacktestError
 from fintrader.results.analysis import Analysis, Variation
 from fintrader.results.backtest_files import TABLES, StoredBacktest, empty_trades
-from fintrader.results.backtest_result import BacktestResult, refuse_other_bars
+from fintrader.results.backtest_result import BacktestResult, Results, refuse_other_bars
 from fintrader.results.context import BacktestContext
 from fintrader.results.explanation import Explanation
 from fintrader.results.history import gross_exposure
@@ -24,7 +24,7 @@ NO_CONTEXT = BacktestContext()
 
 
 def tabulate(
-    results: Mapping[str, BacktestResult],
+    results: Results,
     context: BacktestContext = NO_CONTEXT,
     verdict: Verdict | None = None,
     sensitivity: Sequence[Variation] = (),
@@ -38,8 +38,8 @@ def tabulate(
     first = next(iter(results.values()))
     refuse_other_bars(results, first)
     parts = {
-        "equity": pd.concat(list(starmap(_list_equity, results.items())), ignore_index=True),
-        "positions": pd.concat(list(starmap(_list_positions, results.items())), ignore_index=True),
+        "equity": pd.concat(starmap(_list_equity, results.items()), ignore_index=True),
+        "positions": pd.concat(starmap(_list_positions, results.items()), ignore_index=True),
         "trades": _list_trades(results),
         "prices": _list_prices(results),
         "context": replace(
@@ -95,7 +95,7 @@ def _list_positions(name: str, result: BacktestResult) -> pd.DataFrame:
     )
 
 
-def _list_prices(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
+def _list_prices(results: Results) -> pd.DataFrame:
     """List the session closes of the market that the strategies traded in."""
     traded = [result for result in results.values() if result.has_positions]
     if not traded:
@@ -116,7 +116,7 @@ def _list_prices(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
     )
 
 
-def _list_trades(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
+def _list_trades(results: Results) -> pd.DataFrame:
     parts = []
     for name, result in results.items():
         trades = result.trades if len(result.trades) else empty_trades()
@@ -124,5 +124,4 @@ def _list_trades(results: Mapping[str, BacktestResult]) -> pd.DataFrame:
             trades.assign(strategy=pd.Series([name] * len(trades), index=trades.index, dtype="str"))
         )
     filled = [part for part in parts if len(part)] or parts[:1]
-    frame = pd.concat(filled, ignore_index=True)
-    return frame[["strategy", *[column for column in frame.columns if column != "strategy"]]]
+    return pd.concat(filled, ignore_index=True)[list(TABLES["trades"])]

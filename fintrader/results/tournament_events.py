@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from fintrader.files import read_jsonl
 from fintrader.records import JsonValue, RecordError, from_json
@@ -182,7 +182,7 @@ class RepairEvent(_Event):
     event: Literal["repaired"] = "repaired"
 
 
-TournamentEvent: TypeAlias = (
+TournamentEvent = (
     StartEvent
     | ResumptionEvent
     | ProposalEvent

@@ -236,11 +236,12 @@ def _check_backtests(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
 
 def _check_seal(window: str, home: Path, lines: Sequence[Mapping[str, Any]]) -> Check:
     problems = []
-    if problem := describe_seal_problems(Folder.locate(home)):
+    place = Folder.locate(home)
+    if problem := describe_seal_problems(place):
         problems.append(
             f"changed after it was written: {problem}; what it says is not what was found"
         )
-    elif read_seal(Folder.locate(home)).get("look") != {} and hash_file(home / SEAL) not in {
+    elif read_seal(place).get("look") != {} and hash_file(home / SEAL) not in {
         line.get("seal") for line in lines
     }:
         problems.append(
@@ -263,7 +264,16 @@ def _check_look(
     try:
         stored = read_backtest(home)
         look = read_seal(Folder.locate(home)).get("look")
-        problems = _compare_trials(stored, trials)
+        counts = {
+            "context.json": stored.context.trials,
+            "verdict.json": trials if stored.verdict is None else stored.verdict.selection.trials,
+        }
+        problems = [
+            f"{name} says {count} trials and there are {trials}: it was edited, or the run has"
+            " gone on since"
+            for name, count in counts.items()
+            if count != trials
+        ]
         if look is None:
             problems.append("its seal names no line of the ledger: it was not made by a run")
         elif look == {}:
@@ -308,19 +318,6 @@ def _compare_look(
             f"it says look {stored.context.look}, and on the ledger it is look {look}"
         )
     return differences, look
-
-
-def _compare_trials(stored: StoredBacktest, trials: int) -> list[str]:
-    counts = {
-        "context.json": stored.context.trials,
-        "verdict.json": trials if stored.verdict is None else stored.verdict.selection.trials,
-    }
-    return [
-        f"{name} says {count} trials and there are {trials}: it was edited, or the run has gone on"
-        " since"
-        for name, count in counts.items()
-        if count != trials
-    ]
 
 
 def _check_lost_results(

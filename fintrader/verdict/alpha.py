@@ -25,7 +25,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 from scipy import fft, stats
 
 from fintrader.errors import BacktestError
@@ -86,32 +85,31 @@ class Hedged(NamedTuple):
     mean is zero."""
 
 
-def hedge(ours: ArrayLike, theirs: ArrayLike, past: int = 0) -> Hedged:
+def hedge(ours: Array, theirs: Array, past: int = 0) -> Hedged:
     """Regress returns `[S]` on the benchmark's, and on those of `past` sessions before; against
     cash, which does not vary, beta is 0."""
-    r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
-    size = b.size
-    centred = b - b.mean()
+    size = theirs.size
+    level = theirs.mean()
+    centred = theirs - level
     columns = [np.ones(size)]
     if float(centred @ centred) / size > 1e-20:  # before the first session: the mean
         columns += [np.append(np.zeros(k), centred[: size - k]) for k in range(past + 1)]
     design = np.column_stack(columns)
     inverse = np.linalg.pinv(design.T @ design)
-    fitted = inverse @ (design.T @ r)
-    residual = r - design @ fitted
+    fitted = inverse @ (design.T @ ours)
+    residual = ours - design @ fitted
     beta = float(fitted[1:].sum())
-    pull = size * (design @ (inverse[0] - b.mean() * inverse[1:].sum(axis=0)))
+    pull = size * (design @ (inverse[0] - level * inverse[1:].sum(axis=0)))
     freedom = math.sqrt(size / max(size - len(columns), 1))
-    alpha = float(fitted[0] - beta * b.mean())
+    alpha = float(fitted[0] - beta * level)
     return Hedged(beta, alpha, residual, residual * pull * freedom)
 
 
-def count_past_sessions(ours: ArrayLike, theirs: ArrayLike) -> int:
+def count_past_sessions(ours: Array, theirs: Array) -> int:
     """Count the past sessions of the benchmark to hedge against: none, or up to 20 if the residual of
     returns `[S]` correlates with earlier benchmark returns, as stale prices make it."""
     u = hedge(ours, theirs).residual
-    b = np.asarray(theirs, dtype=np.float64)
-    z = b - b.mean()
+    z = theirs - theirs.mean()
     scale = float(u @ u) * float(z @ z)
     past = max(min(PAST[0], u.size // 6), min(PAST[1], u.size // 25))
     if not scale > 1e-30 or past < 1:
@@ -122,8 +120,8 @@ def count_past_sessions(ours: ArrayLike, theirs: ArrayLike) -> int:
 
 
 def alpha_test(
-    ours: ArrayLike,
-    theirs: ArrayLike,
+    ours: Array,
+    theirs: Array,
     *,
     level: float = LEVEL,
     seed: int,
@@ -248,13 +246,13 @@ def shift_test(pairs: Iterable[tuple[Array, Array]], *, seed: int) -> ShiftTest 
     )
 
 
-def bet(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING_DAYS) -> Betting:
+def bet(ours: Array, theirs: Array, sessions_a_year: int) -> Betting:
     """Bet on alpha session by session; see `e_process`."""
     wealth = e_process(ours, theirs, sessions_a_year)
     return Betting(float(wealth[-1]), float(wealth.max()), tuple(wealth.tolist()))
 
 
-def e_process(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING_DAYS) -> Array:
+def e_process(ours: Array, theirs: Array, sessions_a_year: int = TRADING_DAYS) -> Array:
     """Wealth `[S]` after each session of a bettor on alpha who begins with 1. Above 1/α it is
     evidence at level α, at any time.
 
@@ -263,15 +261,14 @@ def e_process(ours: ArrayLike, theirs: ArrayLike, sessions_a_year: int = TRADING
     gains on average, and by Ville's inequality the wealth ever exceeds 1/α with a probability of at
     most α. A bet that loses more than its stake ends at 0.
     """
-    r, b = (np.asarray(values, dtype=np.float64) for values in (ours, theirs))
-    wealth = np.ones(r.size)
+    wealth = np.ones(ours.size)
     stakes = np.full(len(BETS), 1 / len(BETS))
-    for t in range(r.size):
+    for t in range(ours.size):
         if t >= FIRST_BET:
-            past = hedge(r[:t], b[:t])
+            past = hedge(ours[:t], theirs[:t])
             deviation = float(np.sqrt((past.residual**2).sum() / (t - 2)))
             if deviation > 1e-9:
-                gain = (r[t] - past.beta * b[t]) / deviation
+                gain = (ours[t] - past.beta * theirs[t]) / deviation
                 stakes = stakes * np.maximum(
                     0.0, 1 + np.array(BETS) / math.sqrt(sessions_a_year) * gain
                 )

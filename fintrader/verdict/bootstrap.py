@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from fintrader.errors import BacktestError
 from fintrader.metrics import TRADING_DAYS, Array, finite_or_none, is_too_short
@@ -25,15 +25,14 @@ AT_ONCE = 1_000_000
 """Returns drawn at once: 8 MB an array, whatever the number of sessions."""
 
 
-def block_length(values: ArrayLike) -> float:
-    """Estimate the mean block length for the stationary bootstrap of a series `[T]` (Politis and
+def block_length(x: Array) -> float:
+    """Estimate the mean block length for the stationary bootstrap of a series x `[T]` (Politis and
     White, corrected 2009).
 
     b = (2 g² / d)^(1/3) T^(1/3) with g = Σ λ(k/m) |k| R(k), d = 2 (Σ λ(k/m) R(k))², λ the flat-top
     window and m twice the first lag after which the autocorrelations are negligible. At least 1; 1
     for a constant series.
     """
-    x = np.asarray(values, dtype=np.float64)
     size = x.size
     if size < 8 or x.max() == x.min():
         return 1.0
@@ -80,37 +79,33 @@ def bootstrap_indices(
 
 
 def intervals(
-    returns: ArrayLike,
-    *,
-    seed: int,
-    level: float = 0.95,
-    repeats: int = REPEATS,
-    sessions_a_year: int = TRADING_DAYS,
+    returns: Array, *, repeats: int = REPEATS, sessions_a_year: int = TRADING_DAYS
 ) -> Intervals:
-    """Compute stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
+    """Compute 95 % stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
 
-    `returns`: daily, `[S]`. Below eight sessions the ends are None, because there is too little to
-    resample. The annual return is None for a window that is too short (`metrics.is_too_short`).
+    `returns`: daily, `[S]`; equal ones have equal intervals, so that all tables agree. Below eight
+    sessions the ends are None, because there is too little to resample. The annual return is None
+    for a window that is too short (`metrics.is_too_short`).
     """
-    values = np.asarray(returns, dtype=np.float64)
-    length = block_length(values)
-    measured = [_measure_samples(values[None, :], sessions_a_year)] if values.size else []
-    if values.size >= 8:
-        rng = create_numpy_generator(seed, "intervals")
-        drawn = bootstrap_indices(values.size, length, repeats, rng)
-        measured += [_measure_samples(values[rows], sessions_a_year) for rows in drawn]
+    length = block_length(returns)
+    measured = [_measure_samples(returns[None, :], sessions_a_year)] if returns.size else []
+    if returns.size >= 8:
+        rng = create_numpy_generator(0, "intervals")
+        drawn = bootstrap_indices(returns.size, length, repeats, rng)
+        measured += [_measure_samples(returns[rows], sessions_a_year) for rows in drawn]
 
     def interval(name: str) -> Interval:
         # The returns themselves are the first sample.
         estimate, *samples = [one for part in measured for one in part[name]] or [math.nan]
         kept = np.array(samples)[np.isfinite(samples)]
+        level = 0.95
         low, high = (
             float(np.percentile(kept, 50 * (1 + side * level))) if kept.size else math.nan
             for side in (-1, 1)
         )
         return Interval(finite_or_none(estimate), finite_or_none(low), finite_or_none(high), level)
 
-    is_short = is_too_short("annual_return", values.size, sessions_a_year)
+    is_short = is_too_short("annual_return", returns.size, sessions_a_year)
     return Intervals(
         sharpe=interval("sharpe"),
         annual_return=None if is_short else interval("annual_return"),
@@ -136,8 +131,8 @@ def _measure_samples(samples: Array, sessions_a_year: int) -> dict[str, Array]:
 
 
 def paired_excess(
-    returns: ArrayLike,
-    baseline: ArrayLike,
+    returns: Array,
+    baseline: Array,
     *,
     seed: int,
     repeats: int = REPEATS,
@@ -145,7 +140,7 @@ def paired_excess(
 ) -> Excess | None:
     """Bootstrap the annualised mean excess over a baseline in blocks of common days, with a 95 %
     interval; None below eight sessions."""
-    excess = np.asarray(returns, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    excess = returns - baseline
     if excess.size < 8:
         return None
     length = block_length(excess)
@@ -158,16 +153,15 @@ def paired_excess(
     return Excess(mean * sessions_a_year, float(low), float(high), level, p_value, length)
 
 
-def romano_wolf(active: ArrayLike, *, seed: int, repeats: int = REPEATS) -> Array:
-    """Test whether the mean of each column of `[T, K]` is above zero, all K together: p-values
-    `[K]`.
+def romano_wolf(values: Array, *, seed: int, repeats: int = REPEATS) -> Array:
+    """Test whether the mean of each column of values `[T, K]` is above zero, all K together:
+    p-values `[K]`.
 
     The stepdown of Romano and Wolf: the share of bootstrap samples in which the largest t-ratio of
     this column and of all less significant ones reaches the column's t-ratio (2016, algorithm 4.1).
     The chance that any column of mean zero gets p < α is at most α. 1 for a constant column.
     Raises BacktestError below eight periods.
     """
-    values = np.asarray(active, dtype=np.float64)
     size, columns = values.shape
     if size < 8 or columns < 1:
         raise BacktestError(
@@ -209,8 +203,3 @@ def _estimate_long_run_variance(centred: Array, length: float) -> Array:
                 variance + 2 * weight * (centred[: size - k] * centred[k:]).sum(axis=0) / size
             )
     return variance
-
-
-def sharpe_interval(returns: Array, sessions_a_year: int) -> Interval:
-    """The 95 % interval of the annual Sharpe ratio of daily returns `[S]`."""
-    return intervals(returns, seed=0, sessions_a_year=sessions_a_year).sharpe

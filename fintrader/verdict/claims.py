@@ -154,7 +154,7 @@ def hash_history(record: TrackRecord, until: str) -> str:
 
 
 def restrict(
-    record: TrackRecord, registration: Registration, strategy: Path | str | None = None
+    record: TrackRecord, registration: Registration, strategy: Path | str | None
 ) -> TrackRecord:
     """Cut a track record to the window of its claim. A period that began before the window (a
     month, the days since a Friday) is left out.

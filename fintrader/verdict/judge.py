@@ -57,7 +57,6 @@ def judge_record(
     look: int | None = None,
     caveats: Sequence[str] = (),
     claim: Registration | None = None,
-    seed: int = 0,
 ) -> Verdict:
     """Judge a strategy by its returns in excess of its benchmark.
 
@@ -70,8 +69,9 @@ def judge_record(
     year = record.sessions_a_year
     is_held_out = is_held_out or claim is not None
     among = 1 if is_held_out else trials or 1
-    among = among if claim is None else claim.sharing
-    evidence = make_evidence(ours, record.yardstick, record.benchmark_name, look, seed, year, among)
+    if claim is not None:
+        among = claim.sharing
+    evidence = make_evidence(ours, record.yardstick, record.benchmark_name, look, 0, year, among)
     wealth = np.cumprod(1 + ours)
     return conclude(
         Verdict(
@@ -92,9 +92,9 @@ def judge_record(
                 *_flag_few(record),
                 *flag_implausible(evidence.alpha),
             ),
-            evidence=evidence if evidence.alpha is None else _shift(evidence, record, seed),
+            evidence=evidence if evidence.alpha is None else _shift(evidence, record),
             sharpe=measure_sharpe(ours, year),
-            intervals=intervals(ours, seed=0, sessions_a_year=year),
+            intervals=intervals(ours, sessions_a_year=year),
             excess={},
             random_portfolios=None,
             selection=Selection(trials, None, None, None, None),
@@ -144,7 +144,7 @@ def look_of(
     )
 
 
-def _shift(evidence: Evidence, record: TrackRecord, seed: int) -> Evidence:
+def _shift(evidence: Evidence, record: TrackRecord) -> Evidence:
     """Add the test of timing, where positions are known."""
     held = record.holdings
     if held is None:
@@ -153,7 +153,7 @@ def _shift(evidence: Evidence, record: TrackRecord, seed: int) -> Evidence:
     with np.errstate(divide="ignore", invalid="ignore"):
         ahead = held.prices[1:] / held.prices[:-1] - 1
     pairs = zip(weights[:-1].T, np.where(np.isfinite(ahead), ahead, 0.0).T, strict=True)
-    return replace(evidence, shift=ev.shift_test(pairs, seed=seed))
+    return replace(evidence, shift=ev.shift_test(pairs, seed=0))
 
 
 def _flag_few(record: TrackRecord) -> list[str]:

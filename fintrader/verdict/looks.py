@@ -182,9 +182,7 @@ def result_hash(daily_returns: Mapping[str, NDArray[np.float64]]) -> str:
     return digest.hexdigest()
 
 
-def look_number(
-    before: Sequence[Line], window: Window, result: str, question: str = ACTIVE_RETURN
-) -> int:
+def look_number(before: Sequence[Line], window: Window, result: str, question: str) -> int:
     """Count the different results on a window up to this one, of one question: 1 for the first.
 
     A reproduced result keeps its number: it shows nothing new.

@@ -70,10 +70,12 @@ def read_record(
     arguments are those of `make_record`. Raises ReturnsError.
     """
     found = read_file(path, column=column, trust=trust)
-    rival: Any = found.benchmark if benchmark is None else benchmark
-    # A column takes precedence over a file.
-    if benchmark is not None and benchmark != CASH and not _has_column(found.values, benchmark):
-        rival = read_benchmark(benchmark, path, trust)
+    rival: Any = found.benchmark
+    if benchmark is not None:
+        columns = found.values if isinstance(found.values, pd.DataFrame) else ()
+        # A column takes precedence over a file.
+        is_file = benchmark not in (CASH, *map(str, columns))
+        rival = read_benchmark(benchmark, path, trust) if is_file else benchmark
     record = make_record(
         found.values,
         name=found.name,
@@ -136,10 +138,6 @@ def read_benchmark(path: str, source: Path | str, trust: bool = False) -> pd.Dat
     found = read_file(path, trust=trust)
     frame, _ = to_frame(found.values)
     return frame.set_axis([found.name], axis=1) if len(frame.columns) == 1 else frame
-
-
-def _has_column(values: Any, column: str | None) -> bool:
-    return isinstance(values, pd.DataFrame) and column in [str(label) for label in values]
 
 
 def read_file(path: Path | str, *, column: str | None = None, trust: bool = False) -> ReturnsFile:
@@ -208,9 +206,13 @@ def _read_json(data: bytes, name: str, column: str | None) -> ReturnsFile:
     if isinstance(_look_up(content, "strategy"), dict):
         return _read_freqtrade(content, column, {})
     charts = _look_up(content, "charts")
-    if charts is not None:
-        return _read_lean(charts, name)
-    raise ValueError(f"it holds {', '.join(map(str, content))}"[:80])
+    if charts is None:
+        raise ValueError(f"it holds {', '.join(map(str, content))}"[:80])
+    equity = _read_chart(charts, "Strategy Equity", "Equity")
+    if equity is None:
+        raise ValueError("it has no chart `Strategy Equity` with a series `Equity`")
+    benchmark = _read_chart(charts, "Benchmark", "Benchmark")
+    return ReturnsFile(equity, name, "equity", benchmark)
 
 
 # --- freqtrade ------------------------------------------------------------------------------------
@@ -279,14 +281,6 @@ def _read_freqtrade(
 
 
 # --- Lean -----------------------------------------------------------------------------------------
-
-
-def _read_lean(charts: Mapping[str, Any], name: str) -> ReturnsFile:
-    equity = _read_chart(charts, "Strategy Equity", "Equity")
-    if equity is None:
-        raise ValueError("it has no chart `Strategy Equity` with a series `Equity`")
-    benchmark = _read_chart(charts, "Benchmark", "Benchmark")
-    return ReturnsFile(equity, name, "equity", benchmark)
 
 
 def _read_chart(charts: Mapping[str, Any], chart: str, series: str) -> pd.Series | None:

@@ -132,10 +132,9 @@ def minimum_track_record(sample: SharpeSample, threshold: float = 0.0) -> float 
     return 1 + variance * (float(stats.norm.ppf(0.95)) / (sample.sharpe - threshold)) ** 2
 
 
-def trial_sharpes(returns: ArrayLike) -> Array:
-    """Compute the Sharpe ratio per period of each column of `[T, N]`; 0 for a constant column,
-    which never traded."""
-    values = np.asarray(returns, dtype=np.float64)
+def trial_sharpes(values: Array) -> Array:
+    """Compute the Sharpe ratio per period of each column of returns `[T, N]`; 0 for a constant
+    column, which never traded."""
     if values.ndim != 2 or values.shape[0] < 2:
         raise BacktestError(
             f"trial returns have shape {values.shape}; expected (periods >= 2, trials)"
@@ -149,16 +148,15 @@ def trial_sharpes(returns: ArrayLike) -> Array:
     return np.where(flat, 0.0, values.mean(axis=0) / np.where(flat, 1.0, spread))
 
 
-def sharpe_variance(returns: ArrayLike) -> float:
+def sharpe_variance(returns: Array) -> float:
     """V: sample variance of the trials' Sharpe ratios per period; 0 for a single trial."""
     ratios = trial_sharpes(returns)
     return float(ratios.var(ddof=1)) if ratios.size > 1 else 0.0
 
 
-def mean_correlation(returns: ArrayLike) -> float:
-    """ρ̂: mean correlation between different trials of `[T, N]`; flat columns count as
+def mean_correlation(values: Array) -> float:
+    """ρ̂: mean correlation between the returns `[T, N]` of different trials; flat columns count as
     uncorrelated. In [0, 1]."""
-    values = np.asarray(returns, dtype=np.float64)
     count = values.shape[1]
     if count < 2:
         return 0.0
@@ -195,7 +193,7 @@ class Overfitting:
     trials: int
 
 
-def backtest_overfitting(returns: ArrayLike, blocks: int = 16) -> Overfitting:
+def backtest_overfitting(values: Array, blocks: int) -> Overfitting:
     """Estimate the probability of backtest overfitting by CSCV from returns `[T, N]` (2017, section
     3).
 
@@ -204,7 +202,6 @@ def backtest_overfitting(returns: ArrayLike, blocks: int = 16) -> Overfitting:
     moments are combined, so the cost hardly depends on T. Raises BacktestError below two trials or
     two periods a block.
     """
-    values = np.asarray(returns, dtype=np.float64)
     if blocks < 2 or blocks % 2:
         raise BacktestError(f"blocks must be even and at least 2, got {blocks}")
     if values.ndim != 2 or values.shape[1] < 2 or values.shape[0] < 2 * blocks:

@@ -21,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from fintrader.metrics import Array
+
 RUN = 10
 """Sessions hashed together. Ten rounded returns have some 10^9 forms, so few runs of 500 series
 over four years coincide by chance."""
@@ -55,7 +57,7 @@ class Sketch:
     series that hardly move."""
 
     @classmethod
-    def of(cls, returns: NDArray[np.float64]) -> Sketch:
+    def of(cls, returns: Array) -> Sketch:
         """`returns` `[S, N]`: simple returns over the sessions; NaN where a series has none."""
         found = np.unique(np.concatenate([np.empty(0, np.uint64), *_hash_runs(returns)]))
         halvings = 0
@@ -90,7 +92,7 @@ class Curve:
     base64."""
 
     @classmethod
-    def of(cls, days: NDArray[np.int64], returns: NDArray[np.float64]) -> Curve:
+    def of(cls, days: NDArray[np.int64], returns: Array) -> Curve:
         """`days` `[S]`: since 1970, ascending; `returns` `[S]`: simple."""
         by_day = np.zeros(days[-1] - days[0] + 1, "<f2")
         by_day[days - days[0]] = returns
@@ -109,11 +111,11 @@ class Curve:
         return bool(abs(np.corrcoef(rankdata(moves, axis=1))[0, 1]) >= ALIKE)
 
     @cached_property
-    def _by_day(self) -> NDArray[np.float64]:
+    def _by_day(self) -> Array:
         return np.frombuffer(base64.b64decode(self.returns), "<f2").astype(np.float64)
 
 
-def _hash_runs(returns: NDArray[np.float64]) -> Iterator[NDArray[np.uint64]]:
+def _hash_runs(returns: Array) -> Iterator[NDArray[np.uint64]]:
     """Hash the runs of returns `[S, N]`, a few series at a time to save memory."""
     if len(returns) < RUN:
         return
@@ -139,9 +141,7 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return values ^ (values >> np.uint64(31))
 
 
-def session_returns(
-    close: NDArray[np.floating], session: NDArray[np.integer]
-) -> NDArray[np.float64]:
+def session_returns(close: NDArray[np.floating], session: NDArray[np.integer]) -> Array:
     """Returns `[S - 1, N]` from the last price of each session to the next one's. `close` `[T, N]`
     is NaN where there is no price; `session` `[T]` numbers the sessions in order."""
     ends = np.flatnonzero(np.diff(session, append=-1))

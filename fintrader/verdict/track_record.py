@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from fintrader.errors import ReturnsError
 from fintrader.metrics import Array
 from fintrader.verdict.weights_account import WeightedAccount
 
-Kind: TypeAlias = Literal["returns", "percent", "log", "equity"]
+Kind = Literal["returns", "percent", "log", "equity"]
 """Values of a series: returns (0.01 is 1 %), the same in per cent, log returns, or equity."""
 CASH = "cash"
 RETURNS = ("returns", "return", "ret", "strategy_returns", "daily_return", "daily_returns")
@@ -245,7 +245,7 @@ def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
         dates = read_dates(frame[column])
         if dates is not None and len(frame.columns) > 1:
             frame = frame.drop(columns=[column, "(index)"], errors="ignore")
-            return frame.set_axis(dates, axis=0)
+            return frame.set_axis(dates)
     raise ReturnsError(
         f"no column of dates among {_list(frame.columns)}; give the dates as the index, or in a"
         " column called date, each written as 2024-01-31"
@@ -377,7 +377,7 @@ def _by_session(returns: pd.Series) -> pd.Series:
     return (1 + returns).groupby(_dates_of(returns).normalize()).prod(min_count=1) - 1
 
 
-def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None = None) -> int:
+def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
     """Infer the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. For others,
     and if many dates are missing, raises ReturnsError, or returns 0 if a number is `stated`."""
     if len(dates) < 2:

@@ -6,9 +6,9 @@ Rates and ratios are annual unless noted; `S` sessions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
-State: TypeAlias = Literal["likely_skill", "not_told_from_luck", "no_verdict"]
+State = Literal["likely_skill", "not_told_from_luck", "no_verdict"]
 """`likely_skill`: ahead of the benchmark portfolio beyond its beta, at the level of this look, and
 without a caveat. `no_verdict`: the window allows no conclusion, or there was nothing to test.
 `not_told_from_luck`: everything else, a bankrupt account included."""

@@ -38,9 +38,7 @@ class WeightedAccount:
         return np.diff(self.shares, axis=0, prepend=0.0)
 
 
-def hold_weights(
-    weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float = 0.0
-) -> WeightedAccount:
+def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -> WeightedAccount:
     """Trade target weights at prices; both have one column per symbol and one row per date.
 
     The weights of a date are known at its close and traded at the next date's price, at `cost_bps`
@@ -61,14 +59,8 @@ def hold_weights(
     if len(close) < 3:
         raise ReturnsError("the prices have fewer than three dates from the first weights on")
     marks = close.ffill().to_numpy()
-    orders = {
-        int(row): target
-        for row, target in zip(
-            close.index.searchsorted(weights.index, side="right"),
-            weights.fillna(0.0).to_numpy(np.float64),
-            strict=True,
-        )
-    }
+    due = close.index.searchsorted(weights.index, side="right").tolist()
+    orders = dict(zip(due, weights.fillna(0.0).to_numpy(np.float64), strict=True))
     size = len(close)
     shares = np.zeros((size, len(symbols)))
     equity = np.zeros(size)

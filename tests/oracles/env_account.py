@@ -10,10 +10,11 @@ from torch import Tensor
 from fintrader.backtesting.account import Action
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulation import PolicyStrategy, trade
-from fintrader.backtesting.trade_log import TradeLog, TradeRows
+from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.account import split_shares
 from fintrader.market.tensors import MarketTensors
+from fintrader.results.backtest_files import TradeRows
 
 Array = NDArray[np.float64]
 

@@ -7,9 +7,14 @@ import pytest
 
 from fintrader.cli import main
 from fintrader.errors import ConfigError, FintraderError, ReportError
+from fintrader.pipeline.backtest_context import portable
 from fintrader.pipeline.config import load_config
-from fintrader.pipeline.reproduction import check_report, compare_metrics, compare_origin
-from fintrader.pipeline.run_recipe import config_from, portable
+from fintrader.pipeline.reproduction import (
+    check_report,
+    compare_metrics,
+    compare_origin,
+    config_from,
+)
 from fintrader.pipeline.run_stages import run
 from fintrader.report.recipe import element, made_by, read_record
 from fintrader.results.backtest_files import read_backtest

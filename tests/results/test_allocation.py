@@ -217,8 +217,8 @@ def test_years_and_months_by_hand():
 
 def test_stress_days_are_the_worst_of_the_index():
     frame = daily()
-    found = periods.stress_days(frame, "benchmark", 3)
-    assert found["benchmark"].tolist() == sorted(frame["benchmark"])[:3]
+    found = periods.stress_days(frame, "benchmark")
+    assert found["benchmark"].tolist() == sorted(frame["benchmark"])[: periods.STRESS_DAYS]
     assert found["ensemble"].tolist() == pytest.approx(
         [0.001 + 0.5 * value for value in found["benchmark"]]
     )
@@ -251,4 +251,4 @@ def test_a_session_moves_no_regime_of_its_own_or_of_an_earlier_one():
     before, after = (
         periods.regimes(one, "benchmark")["index has risen"] for one in (frame, changed)
     )
-    assert before[:101].tolist() == after[:101].tolist()
+    assert before.iloc[:101].tolist() == after.iloc[:101].tolist()

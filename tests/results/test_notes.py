@@ -12,7 +12,7 @@ import pytest
 
 from fintrader.errors import RunError
 from fintrader.results import deletion
-from fintrader.results.deletion import TOMBSTONE, delete_run, loss_of
+from fintrader.results.deletion import TOMBSTONE, delete_run, describe_loss
 from fintrader.results.folders import (
     DamagedFileError,
     FileCache,
@@ -115,11 +115,12 @@ def test_a_deleted_run_is_gone_and_its_looks_are_not(runs):
     ledger = Ledger()
     ledger.record(look("a", run="demo"))
     assert ledger.record(look("b", run="second"))[0] == 2
-    lost = loss_of(runs, "demo")
+    lost = describe_loss(runs, "demo")
     whole = [path for path in (runs.root / "demo").rglob("*") if path.is_file()]
-    assert (lost.files, lost.size) == (len(whole), sum(path.stat().st_size for path in whole))
-    assert (lost.pods, lost.looks) == (8, 1)
-    assert "1 looks on the ledger" in lost.sentence
+    size = sum(path.stat().st_size for path in whole)
+    assert lost.startswith(f"{len(whole)} files ({size / 1e6:,.1f} MB) go for good")
+    assert "results of 8 pods among them" in lost
+    assert "1 looks on the ledger" in lost
     delete_run(runs, "demo")
     assert "demo" not in names(runs)
     assert not any(entry.name.startswith(TOMBSTONE) for entry in os.scandir(runs.root))
@@ -131,7 +132,7 @@ def test_a_deleted_run_is_gone_and_its_looks_are_not(runs):
 
 def test_a_running_run_is_not_deleted(runs):
     with RunFolder(runs.root / "racing").lock():
-        for refused in (loss_of, delete_run):
+        for refused in (describe_loss, delete_run):
             with pytest.raises(RunError, match="at work"):
                 refused(runs, "racing")
     assert (runs.root / "racing" / "manifest.json").is_file()
@@ -198,7 +199,7 @@ def test_nothing_but_a_run_of_the_folder_is_deleted(runs, site, name):
     (runs.root / "keep").mkdir()
     (runs.root / "keep" / "config.yaml").write_text("somebody's own")
     before = sorted(site.rglob("*"))
-    for refused in (loss_of, delete_run):
+    for refused in (describe_loss, delete_run):
         with pytest.raises(RunError):
             refused(runs, name)
     assert sorted(site.rglob("*")) == before

@@ -36,7 +36,6 @@ from fintrader.results.sections import (
     present_verdict,
 )
 from fintrader_app import artifacts, charts, markets, tables
-from fintrader_app.local_time import pick_clock
 from fintrader_app.sections import show
 from fintrader_app.shell import (
     choose,
@@ -49,6 +48,7 @@ from fintrader_app.shell import (
     link_choices,
     list_market_folders,
     page,
+    pick_clock,
     pick_run,
     plain,
     remember,
@@ -171,7 +171,7 @@ def offer_report(folder: Folder) -> None:
 @st.cache_data(max_entries=8, show_spinner=False)
 def find_lots(version: Hashable, main: str, _stored: StoredBacktest) -> pd.DataFrame:
     """Find the closed lots of a strategy, the newest first."""
-    return round_trips(_stored.trades[_stored.trades["strategy"] == main]).iloc[::-1]
+    return round_trips(_stored.trades_of(main)).iloc[::-1]
 
 
 def list_lots(view: BacktestView, version: Hashable) -> None:
@@ -201,7 +201,7 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
 
 
 def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
-    mine = stored.trades[stored.trades["strategy"] == main]
+    mine = stored.trades_of(main)
     if mine.empty:
         raise NotThereError(f"{human(main)} made no trade")
     counts = mine["symbol"].astype(str).value_counts()

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from fintrader.errors import FintraderError
-from fintrader.numerals import DASH, number
+from fintrader.numerals import DASH
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
@@ -127,10 +127,10 @@ def differences(lines: dict[str, Contender]) -> None:
     rows = [{"Metric": "Benchmark portfolio", **portfolios}]
     for key in KEYS:
         row = {"Metric": tables.find_title(key)}
-        zero = number(values[base][key])
+        zero = values[base][key]
         for name, own in values.items():
             text = format_metric(key, own)
-            mine = number(own[key])
+            mine = own[key]
             if name != base and text != DASH and mine is not None and zero is not None:
                 text += f"  ({statistic(key, mine - zero, signed=True)})"
             row[name] = text

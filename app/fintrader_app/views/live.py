@@ -21,7 +21,6 @@ from fintrader.results.folders import NotThereError, RunsFolder
 from fintrader_app import charts, sections
 from fintrader_app.guard import GUARD_VARIABLE
 from fintrader_app.launch import DEPLOYMENTS_DIR_VARIABLE
-from fintrader_app.local_time import pick_clock
 from fintrader_app.shell import (
     choose,
     draw_notice,
@@ -30,6 +29,7 @@ from fintrader_app.shell import (
     guarded,
     heading,
     page,
+    pick_clock,
     plain,
 )
 from fintrader_app.tables import numbers, table
@@ -44,14 +44,9 @@ COLOURS = {
 }
 
 
-def choose_deployment(runs: RunsFolder) -> Path:
-    """Where the deployments lie: as told, or beside the runs."""
-    given = os.environ.get(DEPLOYMENTS_DIR_VARIABLE)
-    return Path(given) if given else runs.root.parent / "deployments"
-
-
 def render(runs: RunsFolder) -> None:
-    folder = choose_deployment(runs)
+    given = os.environ.get(DEPLOYMENTS_DIR_VARIABLE)
+    folder = Path(given) if given else runs.root.parent / "deployments"
     names = deployments.list_names(folder)
     if not names:
         raise NotThereError(
@@ -77,7 +72,7 @@ def steer(home: Path, status: Status) -> None:
     if not os.environ.get(GUARD_VARIABLE) or status.state in ("finished", "not begun"):
         return
     halted = status.state == "halted"
-    with st.container(horizontal=True, gap="small"), guarded():
+    with st.container(horizontal=True), guarded():
         if st.button("Halt", icon=":material/front_hand:", disabled=halted):
             ask(home, "halt")
         can_resume = halted and not status.flattening

@@ -16,7 +16,6 @@ from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader_app import charts, markets
 from fintrader_app.artifacts import select_part
-from fintrader_app.local_time import pick_clock
 from fintrader_app.markets import Market
 from fintrader_app.shell import (
     choose,
@@ -27,6 +26,7 @@ from fintrader_app.shell import (
     human,
     list_market_folders,
     page,
+    pick_clock,
     pick_run,
     plain,
 )

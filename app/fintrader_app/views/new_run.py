@@ -200,7 +200,10 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
             raise NotThereError("the configuration is no mapping")
         name = values.get("name") or Path(file).stem
     name = find_unused_name(runs, str(name))
-    values = {**values, "name": name, "runs_dir": format_path(runs.root)}
+    here = Path.cwd()
+    # Relative where it lies inside, so that files can move together.
+    home = runs.root.relative_to(here) if runs.root.is_relative_to(here) else runs.root
+    values = {**values, "name": name, "runs_dir": str(home)}
     if store := os.environ.get(STORE_VARIABLE):
         values["store"] = store
     return copy.deepcopy(validate(RunConfig, values, "this configuration").model_dump(mode="json"))
@@ -213,13 +216,6 @@ def find_unused_name(runs: RunsFolder, name: str) -> str:
         return name
     stem = re.sub(r"-\d+$", "", name)
     return next(new for k in count(2) if (new := f"{stem}-{k}") not in taken)
-
-
-def format_path(path: Path) -> str:
-    """A path relative to the working folder where it lies inside, so that files can move
-    together."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
 def edit(section: str, draft: dict[str, Any], source: str) -> None:
@@ -237,16 +233,15 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
         st.caption("Choose a part above to change it.")
     elif section == "tournament":
         field = fields[section]
-        if not isinstance(draft.get(section), dict):
-            draft[section] = forms.collect_defaults(field)
-        forms.draw(field, draft[section], f"{key}.{section}", skip=("search",))
+        values = forms.hold_mapping(draft, section, field)
+        forms.draw(field, values, f"{key}.{section}", skip=("search",))
         heading("Search space")
         search = field["properties"]["search"]
         st.caption(search["description"])
         forms.draw_rows(
             search,
             "search",
-            draft[section],
+            values,
             f"{key}.search",
             list_searchable(fields["agent"], draft),
         )

@@ -19,7 +19,6 @@ from fintrader_app import artifacts, charts, race, tables
 from fintrader_app.shell import (
     choose,
     choose_several,
-    draw_notice,
     follow,
     guarded,
     heading,
@@ -27,7 +26,6 @@ from fintrader_app.shell import (
     line_up,
     page,
     pick_race,
-    pick_run,
     plain,
 )
 from fintrader_app.tables import numbers, table
@@ -38,10 +36,7 @@ MOST = 6
 
 
 def render(runs: RunsFolder) -> None:
-    run, folder = pick_run(runs)
-    draw_notice(run.notice)
-    st.caption(plain(artifacts.describe_score(folder)))
-    folder = pick_race(folder)
+    run, _, folder = pick_race(runs)
     pods = artifacts.load_pods(folder)
     if pods.empty:
         raise NotThereError("no pod has been made yet")

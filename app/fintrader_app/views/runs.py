@@ -9,15 +9,24 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
-from fintrader.numerals import DASH, count, number
+from fintrader.numerals import DASH, count
 from fintrader.results import figures
+from fintrader.results.deletion import delete_run, describe_loss
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import describe_standing, duration, moment, verdict_words
+from fintrader.results.notes import (
+    MOST_CHARACTERS,
+    MOST_IN_A_TAG,
+    Notes,
+    check_writable,
+    read_notes,
+    write_notes,
+)
 from fintrader.results.run import Summary
 from fintrader.results.sections import BacktestView, present_baselines
 from fintrader.results.strategy_metrics import NO_METRICS
-from fintrader_app import artifacts, charts, keeping, tables
+from fintrader_app import artifacts, charts, jobs, tables
 from fintrader_app.artifacts import load_summaries
 from fintrader_app.sections import draw, draw_verdict
 from fintrader_app.shell import (
@@ -86,11 +95,11 @@ def build_table(found: list[Summary]) -> pd.DataFrame:
                 "name": run.name,
                 "status": MARK[run.status],
                 "verdict": verdict_words(run.verdict.text if run.verdict else None),
-                "return": number(headline.cumulative_return),
-                "index": number(run.metrics.get("benchmark", NO_METRICS).cumulative_return),
+                "return": headline.cumulative_return,
+                "index": run.metrics.get("benchmark", NO_METRICS).cumulative_return,
                 "market": run.notice.partition(":")[0],
-                "sharpe": number(headline.sharpe),
-                "drawdown": number(headline.max_drawdown),
+                "sharpe": headline.sharpe,
+                "drawdown": headline.max_drawdown,
                 "created": None if created is None else created.replace(tzinfo=None),
                 "took": duration(run.seconds),
                 "trials": run.trials,
@@ -130,11 +139,9 @@ def render(runs: RunsFolder) -> None:
     event = st.dataframe(
         build_table(chosen),
         hide_index=True,
-        width="stretch",
         height=find_height(min(len(chosen), ROWS)),
         column_config=COLUMNS,
         on_select="rerun",
-        selection_mode="multi-row",
         # of other rows, a choice by number would be another run
         key=f"runs_table_{hash(tuple(by_name))}",
         placeholder="–",
@@ -198,7 +205,7 @@ def own_words(found: list[Summary]) -> tuple[list[str], bool]:
     aside = sum(run.notes.archived for run in found)
     tags: list[str] = []
     archived = False
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+    with st.container(horizontal=True, vertical_alignment="center"):
         if known:
             tags = st.pills(
                 "Tags",
@@ -224,7 +231,7 @@ def show_actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[s
     several = 2 <= len(picked) <= 8
     first = "Backtest" if done else "Tournament"
     by_title = {entry.title: entry for entry in PAGES}
-    with st.container(horizontal=True, gap="small"):
+    with st.container(horizontal=True):
         for title in ("Backtest", "Tournament", "Honesty"):
             how: Any = {"type": "primary" if title == first else "secondary"}
             how["disabled"] = not done and title != first
@@ -239,8 +246,8 @@ def show_actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[s
             st.popover("Notes, delete", icon=":material/edit_note:", key=f"keep:{run.name}"),
             guarded(),
         ):
-            keeping.draw_notes(runs, run, tags)
-            keeping.draw_deletion(runs, run)
+            draw_notes(runs, run, tags)
+            draw_deletion(runs, run)
 
 
 def show_preview(runs: RunsFolder, run: Summary) -> None:
@@ -304,6 +311,61 @@ def show_leaders(folder: Folder) -> None:
             f"Leaderboard: the best {board['rank'].notna().sum()} pods by their validation score"
         )
     show_board(board, "preview_board")
+
+
+# --- notes and deletion: the only parts of the app that write into the runs folder itself ---------
+
+
+def show_done(message: str, *, gone: bool = False) -> None:
+    """Redraw the page with a message; `gone`: the run is no longer in the list."""
+    st.session_state["runs_message"] = message
+    if gone:
+        remember("run", None)
+    st.rerun()
+
+
+def draw_notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
+    """A form for note, tags and archive; `tags`: those that other runs have."""
+    folder = runs.run(run.name)
+    check_writable(folder)
+    with guarded():
+        read_notes(folder)  # reports damaged notes
+    with st.form(f"notes:{run.name}:{hash(run.notes)}", border=False):
+        note = st.text_area(
+            "Note", run.notes.note, max_chars=MOST_CHARACTERS, placeholder="What is there to know?"
+        )
+        options = sorted({*tags, *run.notes.tags})
+        chosen = st.multiselect(
+            "Tags",
+            options,
+            run.notes.tags,
+            accept_new_options=True,
+            placeholder="choose, or type a new one",
+            help=f"At most {MOST_IN_A_TAG} characters each",
+        )
+        archived = st.toggle(
+            "Archived", run.notes.archived, help="The list leaves it out unless asked"
+        )
+        save = st.form_submit_button("Save", icon=":material/save:", type="primary")
+    if save:
+        with guarded():
+            write_notes(folder, Notes(note, tuple(chosen), archived))
+            show_done(f"Saved: {plain(run.name)}", gone=archived and not run.notes.archived)
+
+
+def draw_deletion(runs: RunsFolder, run: Summary) -> None:
+    """Draw the losses of a deletion and, once the run's name is typed, its button."""
+    if not st.toggle("Delete this run …", key=f"delete:{run.name}"):
+        return
+    lost = describe_loss(runs, run.name)
+    st.warning(plain(lost, 600), icon=":material/delete_forever:")
+    typed = st.text_input(f"Type {plain(run.name)} to confirm", key=f"confirm:{run.name}")
+    if st.button(
+        "Delete for good", icon=":material/delete_forever:", disabled=typed.strip() != run.name
+    ):
+        jobs.forget(runs, run.name)
+        delete_run(runs, run.name)
+        show_done(f"Deleted: {plain(run.name)}", gone=True)
 
 
 page("Runs", render)

@@ -18,7 +18,6 @@ from fintrader.results.tournament_events import LossEvent, TournamentEvent, sele
 from fintrader_app import artifacts, charts, race, search, tables
 from fintrader_app.shell import (
     choose,
-    draw_notice,
     follow,
     go,
     guarded,
@@ -29,7 +28,6 @@ from fintrader_app.shell import (
     load_living,
     page,
     pick_race,
-    pick_run,
     plain,
 )
 from fintrader_app.tables import show_board, table
@@ -46,10 +44,7 @@ EVERY = "all algorithms"
 
 
 def render(runs: RunsFolder) -> None:
-    run, folder = pick_run(runs)
-    draw_notice(run.notice)
-    st.caption(plain(artifacts.describe_score(folder)))
-    place = pick_race(folder)
+    run, folder, place = pick_race(runs)
     planned = race.count_planned_pods(folder)
     logs = search.find_log_settings(folder)
     follow(lambda: draw(load_living(runs, run), place, planned, logs), live=run.status == "running")

@@ -12,13 +12,3 @@ from fintrader.backtesting.lookahead.alarms import Alarm, implausible
 from fintrader.backtesting.lookahead.differences import Leak, compare, reacting_policy
 from fintrader.backtesting.lookahead.prover import lookahead
 from fintrader.backtesting.lookahead.report import LookaheadReport
-
-__all__ = [
-    "Alarm",
-    "Leak",
-    "LookaheadReport",
-    "compare",
-    "implausible",
-    "lookahead",
-    "reacting_policy",
-]

@@ -82,7 +82,7 @@ def lookahead(
         kept = None
         if cache is not None:
             name = _address(market, data, repr((env, seed, setup)))
-            kept = Path(cache) / "lookahead" / f"{name}.json"
+            kept = cache / "lookahead" / f"{name}.json"
         tried = _read(kept)
         search = _Search(market, build, plan, env, seed, progress)
         with progress.task("look-ahead", unit="builds") as task:

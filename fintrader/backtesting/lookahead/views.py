@@ -15,7 +15,6 @@ import pandas as pd
 from fintrader.bars.bars import PRICES, Array, Bars, concat
 from fintrader.bars.calendar import SessionGrid, WindowSettings
 from fintrader.bars.checks import STOPPING
-from fintrader.bars.companies import Interval
 from fintrader.bars.corporate_actions import Action, load_actions
 from fintrader.bars.sources.feed import Feed
 from fintrader.market.features import TRUSTED, lag_ns
@@ -140,11 +139,13 @@ def _universe_until(
     values: dict[str, Any] = {}
     membership = load_membership(universe)
     if membership is not None:
-        rows = [
-            row
-            for name, spans in membership.items()
-            for row in _members_until(name, spans, day, end)
-        ]
+        rows: list[tuple[Any, ...]] = []
+        for name, spans in membership.items():
+            for first, stop in spans:
+                if stop is not None and stop <= day:
+                    rows.append((name, first, stop - dt.timedelta(days=1)))
+                elif first <= end:
+                    rows.append((name, first if first <= day else end, ""))
         _write(folder / "membership.csv", "ticker,member_from,member_to", rows)
         values |= {"members": str(folder / "membership.csv")}
     shares = load_shares(universe)
@@ -158,21 +159,6 @@ def _universe_until(
         _write(folder / "shares.csv", "symbol,from,shares", known)
         values["shares_outstanding"] = str(folder / "shares.csv") if known else None
     return universe.model_copy(update=values)
-
-
-def _members_until(
-    name: str, spans: list[Interval], day: dt.date, end: dt.date
-) -> list[tuple[Any, ...]]:
-    rows: list[tuple[Any, ...]] = []
-    for first, stop in spans:
-        if first <= day:
-            left = stop is not None and stop <= day
-            rows.append(
-                (name, first, stop - dt.timedelta(days=1) if left and stop is not None else "")
-            )
-        elif first <= end:
-            rows.append((name, end, ""))
-    return rows
 
 
 def _write(path: Path, header: str, rows: list[tuple[Any, ...]]) -> None:

@@ -13,7 +13,6 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from fintrader.metrics import (
-    TRADING_DAYS,
     drawdowns,
     find_episodes,
     find_session_ends,
@@ -145,7 +144,7 @@ def rolling_figure(
     *,
     main: str,
     window: int,
-    sessions_a_year: int = TRADING_DAYS,
+    sessions_a_year: int,
 ) -> go.Figure:
     """Rolling Sharpe ratio or volatility, or beta to the benchmark, of every strategy; full windows
     only.
@@ -172,13 +171,8 @@ def rolling_figure(
         case "beta":
             index = returns["benchmark"]
             variance = index.rolling(window).var()
-            others = [name for name in returns.columns if name != "benchmark"]
-            values = pd.DataFrame(
-                {
-                    name: returns[name].rolling(window).cov(index) / variance.where(variance > 0)
-                    for name in others
-                }
-            )
+            covariance = returns.drop(columns="benchmark").rolling(window).cov(index)
+            values = covariance.div(variance.where(variance > 0), axis=0)
             title = "Beta"
             unit = "beta to the index"
             level = 1

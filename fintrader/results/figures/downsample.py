@@ -16,13 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from fintrader.metrics import Array
+
 MAX_CHART_BYTES = 300_000
 MOST_POINTS = 4_000
 FEWEST_POINTS = 64
 Indices = npt.NDArray[np.int64]
 
 
-def keep(values: npt.NDArray[np.float64], points: int) -> Indices:
+def keep(values: Array, points: int) -> Indices:
     """Indices, ascending, of at most `points` (>= 8) of the values `[T]`.
 
     The global minimum and maximum, the first and the last value are always among them. Where values
@@ -45,14 +47,14 @@ def keep(values: npt.NDArray[np.float64], points: int) -> Indices:
     return np.union1d(kept, after[(after > kept[:-1]) & (after < kept[1:])])
 
 
-def _arg(ufunc: Any, values: npt.NDArray[np.float64], edges: Indices) -> Indices:
+def _arg(ufunc: Any, values: Array, edges: Indices) -> Indices:
     """Index of each bucket's first extreme."""
     extremes = ufunc.reduceat(values, edges[:-1])
     hits = np.flatnonzero(values == np.repeat(extremes, np.diff(edges)))
     return hits[np.searchsorted(hits, edges[:-1])]
 
 
-def sample(values: npt.NDArray[np.float64] | None, size: int, points: int) -> Indices:
+def sample(values: Array | None, size: int, points: int) -> Indices:
     """Indices, ascending, of about `points` of `size`: evenly spread, the extremes of `values`
     among them."""
     if size <= points:
@@ -90,7 +92,10 @@ def fit(figure: Any, limit: int = MAX_CHART_BYTES) -> Any:
                 shown = shown + len(kept)
                 total = total + _size(columns)
             if len(kept) < _size(columns):
-                _put(trace, columns, kept)
+                for name, values in columns.items():
+                    column = values[kept]
+                    is_time = np.issubdtype(column.dtype, np.datetime64)
+                    trace[name] = stamps(column) if is_time else column
         if shown < total:
             figure.layout.meta = {**(figure.layout.meta or {}), "shown": [shown, total]}
         if points <= FEWEST_POINTS or figure_bytes(figure) <= limit:
@@ -148,12 +153,6 @@ def _kept(trace: Any, columns: dict[str, npt.NDArray[Any]], points: int) -> Indi
         firsts = 3 * sample(None, size // 3, points // 3)
         return (firsts[:, None] + np.arange(3)).ravel()
     return np.arange(size)  # a path through the plane: no point of it can be spared
-
-
-def _put(trace: Any, columns: dict[str, npt.NDArray[Any]], kept: Indices) -> None:
-    for name, values in columns.items():
-        column = values[kept]
-        trace[name] = stamps(column) if np.issubdtype(column.dtype, np.datetime64) else column
 
 
 def stamps(times: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -81,15 +81,14 @@ def turnover_figure(
     close = equity.to_numpy()[ends]
     share = np.divide(traded, close, out=np.zeros_like(traded), where=close > 0)
     times = pd.DatetimeIndex(equity.index[ends])
+    label = escape_label(title_of(name))
     figure = go.Figure(
         go.Bar(
             x=np.arange(len(share)),
             y=share,
             marker={"color": colour_of(name, 0)},
             customdata=list(times.strftime("%d %b %Y")),
-            hovertemplate="%{customdata}: %{y:.1%}<extra>"
-            + escape_label(title_of(name))
-            + "</extra>",
+            hovertemplate=f"%{{customdata}}: %{{y:.1%}}<extra>{label}</extra>",
         )
     )
     time_axis(figure, times)
@@ -233,20 +232,15 @@ def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any, zone: Any) -> Non
         )
 
 
-def _draw_variations(
-    rows: Sequence[Variation],
-    measure: Callable[[Variation], tuple[float | None, float | None]],
-    hover: str,
-) -> go.Figure:
-    """A curve over the numbers varied, the chosen one marked. `measure` gives the height of a point
-    and a further number for the hover text."""
+def _draw_variations(rows: Sequence[Variation], height: str, other: str, hover: str) -> go.Figure:
+    """A curve over the numbers varied, the chosen one marked: the field `height` of each, and the
+    field `other` in the hover text."""
     ordered = sorted(rows, key=lambda row: row.number)
-    measured = [measure(row) for row in ordered]
     figure = go.Figure(
         go.Scatter(
             x=[row.number for row in ordered],
-            y=[height for height, _ in measured],
-            customdata=[[more] for _, more in measured],
+            y=[getattr(row, height) for row in ordered],
+            customdata=[[getattr(row, other)] for row in ordered],
             mode="lines+markers",
             line={"color": colour_of("ensemble", 0), "width": 2},
             marker={"size": [11 if row.is_chosen else 7 for row in ordered]},
@@ -259,7 +253,7 @@ def _draw_variations(
 def cost_figure(rows: Sequence[Variation]) -> go.Figure:
     """Draw the return at every proportional cost. `rows`: variations of `cost_bps`."""
     hover = "%{x} bps: %{y:.2%}, Sharpe %{customdata[0]:.2f}"
-    figure = _draw_variations(rows, lambda row: (row.cumulative_return, row.sharpe), hover)
+    figure = _draw_variations(rows, "cumulative_return", "sharpe", hover)
     for row in rows:
         if row.is_chosen and row.cumulative_return is not None:
             figure.add_annotation(
@@ -273,7 +267,7 @@ def cost_figure(rows: Sequence[Variation]) -> go.Figure:
 def capital_figure(rows: Sequence[Variation]) -> go.Figure:
     """Draw the net Sharpe ratio at every capital. `rows`: variations of `capital_usd`."""
     hover = "$%{x:,.0f}: Sharpe %{y:.2f}, return %{customdata[0]:.2%}"
-    figure = _draw_variations(rows, lambda row: (row.sharpe, row.cumulative_return), hover)
+    figure = _draw_variations(rows, "sharpe", "cumulative_return", hover)
     title = "Sharpe ratio with more capital"
     layout(figure, title, "Sharpe ratio, net", height=300, showlegend=False)
     under = {"text": "starting capital, USD", "font": {"color": MUTED}}

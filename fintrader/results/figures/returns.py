@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from fintrader.metrics import (
+    Array,
     conditional_value_at_risk,
     find_session_ends,
     simple_returns,
@@ -96,9 +96,7 @@ def intraday_returns(
     )
 
 
-def intraday_figure(
-    curve: pd.Series, session: Session, timezone: str, minutes: int = 30
-) -> go.Figure:
+def intraday_figure(curve: pd.Series, session: Session, timezone: str, minutes: int) -> go.Figure:
     """Heat map of `intraday_returns`."""
     table = intraday_returns(curve, session, timezone, minutes)
     rows = [day_abbr[day] for day in table.index]
@@ -123,7 +121,7 @@ def _draw_returns(table: pd.DataFrame, rows: list[str], pattern: str) -> go.Figu
 
 
 def heat_map(
-    values: NDArray[np.float64], columns: list[str], rows: list[str], hover: str, **look: Any
+    values: Array, columns: list[str], rows: list[str], hover: str, **look: Any
 ) -> go.Figure:
     """Draw gains and losses, `[rows, columns]`, as colours around a white zero."""
     reach = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 0.0
@@ -150,14 +148,12 @@ def _plain(text: str) -> str:
     return text.lstrip("+-") if not text.strip("+-0.%") else text.replace("-", "−")
 
 
-def distribution_figure(
-    daily: pd.DataFrame, *, main: str, benchmark: str | None = "benchmark"
-) -> go.Figure:
+def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None) -> go.Figure:
     """Histogram of daily returns with the main strategy's value at risk and expected shortfall.
 
-    `daily`: a column of returns for each strategy; `benchmark`, if there, is drawn behind.
+    `daily`: a column of returns for each strategy; `benchmark`, if given, is drawn behind.
     """
-    shown = [name for name in dict.fromkeys((main, benchmark)) if name and name in daily.columns]
+    shown = [name for name in (main, benchmark) if name]
     spread = daily[shown].to_numpy(dtype=np.float64)
     edges = np.histogram_bin_edges(spread[np.isfinite(spread)], bins=40)
     figure = go.Figure()

@@ -56,7 +56,7 @@ def drift_figure(
     return layout(figure, "What the account is worth", "USD", height=400)
 
 
-def account_figure(curve: Sequence[tuple[int, float]], timezone: str = "UTC") -> go.Figure:
+def account_figure(curve: Sequence[tuple[int, float]], timezone: str) -> go.Figure:
     """An account alone, while it trades: start of the bar (ns) and equity, USD; its times in
     `timezone`."""
     times = pd.to_datetime([bar for bar, _ in curve], utc=True).tz_convert(timezone)
@@ -95,8 +95,8 @@ def difference_figure(
 
 def shortfall_figure(bps: Mapping[str, float]) -> go.Figure:
     """Parts of the implementation shortfall, bps of the ordered amount."""
-    names = [SHORTFALL[name] for name in SHORTFALL]
-    figure = go.Figure(go.Bar(x=[bps[name] for name in SHORTFALL], y=names, orientation="h"))
+    sizes = [bps[name] for name in SHORTFALL]
+    figure = go.Figure(go.Bar(x=sizes, y=list(SHORTFALL.values()), orientation="h"))
     figure.update_traces(
         marker={"color": [PALETTE[0], PALETTE[1], PALETTE[3], PALETTE[5], PALETTE[6]]},
         hovertemplate="%{x:+.2f} bps<extra></extra>",

@@ -78,12 +78,6 @@ def colour_of(strategy: str, position: int) -> str:
     return COLOURS.get(strategy, PALETTE[position % len(PALETTE)])
 
 
-def line_of(strategy: str, position: int, width: float) -> dict[str, Any]:
-    """The look of a strategy's curve: baselines are dashed or dotted."""
-    dash = DASHES.get(strategy, "solid")
-    return {"color": colour_of(strategy, position), "width": width, "dash": dash}
-
-
 def layout(
     figure: go.Figure,
     title: str,
@@ -157,13 +151,6 @@ def stamps(times: pd.DatetimeIndex) -> list[str]:
     return list(times.strftime("%Y-%m-%d %H:%M %Z"))
 
 
-def most_telling(names: Sequence[str], main: str) -> list[str]:
-    """At most MOST_LINES of `names`, in their order: `main`, then as tables rank them; cash, a flat
-    line, comes last."""
-    ranked = sorted(in_order(names), key=lambda name: (name != main, name == "cash"))
-    return [name for name in names if name in ranked[:MOST_LINES]]
-
-
 def say_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -> None:
     """Note in `layout.meta["note"]` what a chart does not draw."""
     missing = [title_of(str(name)) for name in names if name not in kept]
@@ -176,19 +163,26 @@ def say_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -
 
 
 def draw_lines(curves: pd.DataFrame, hover: str, main: str | None = None) -> go.Figure:
-    """Draw one line a column, the MOST_LINES most telling ones, `main` (the first) the widest; of
-    the others the figure's note says the names."""
+    """Draw one line a column: at most MOST_LINES, those of `main` (the first), which is the widest,
+    and of the strategies that tables rank highest; of the others the figure's note says the
+    names. Baselines are dashed or dotted."""
     figure = go.Figure()
     names = [str(name) for name in curves.columns]
     main = main or names[0]
-    kept = most_telling(names, main)
+    # Cash, a flat line, comes last.
+    ranked = sorted(in_order(names), key=lambda name: (name != main, name == "cash"))
+    kept = [name for name in names if name in ranked[:MOST_LINES]]
     say_left_out(figure, names, kept)
     times = pd.DatetimeIndex(curves.index)
     hover += "  %{customdata}"
     for position, name in enumerate(kept):
         values = curves[name].to_numpy(dtype=np.float64)
         at = keep(values, POINTS)
-        look = line_of(name, position, 2.4 if name == main else 1.5)
+        look = {
+            "color": colour_of(name, position),
+            "width": 2.4 if name == main else 1.5,
+            "dash": DASHES.get(name, "solid"),
+        }
         seen = stamps(times[at])
         add_curve(figure, at, values[at], title_of(name), hover, line=look, customdata=seen)
     time_axis(figure, times)

@@ -40,37 +40,6 @@ from fintrader.results.sections.skill import (
     search_table,
 )
 
-__all__ = [
-    "BacktestView",
-    "Chart",
-    "Section",
-    "evidence_table",
-    "present_attribution",
-    "present_backtest",
-    "present_baselines",
-    "present_capacity",
-    "present_curves",
-    "present_data",
-    "present_decisions",
-    "present_evidence",
-    "present_execution",
-    "present_factors",
-    "present_folds",
-    "present_metrics",
-    "present_origin",
-    "present_periods",
-    "present_positions",
-    "present_profit",
-    "present_regimes",
-    "present_returns",
-    "present_rolling",
-    "present_search",
-    "present_sensitivity",
-    "present_trips",
-    "present_verdict",
-    "search_table",
-]
-
 
 def present_backtest(view: BacktestView) -> list[Section]:
     """Present everything about a backtest, the verdict first."""

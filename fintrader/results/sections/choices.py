@@ -29,13 +29,13 @@ def present_decisions(view: BacktestView) -> Section:
             "Not examined: an earlier version wrote this backtest, or its policy sees observations"
             " in parts. `fintrader backtest RUN_DIR` adds it."
         )
-        return Section("decisions", "Influence of the inputs", notes=(note,))
+        return Section("decisions", "Influence of the inputs", notes=[note])
     return Section(
         key="decisions",
         title=f"Influence of the inputs on {title_of(found.strategy).lower()}",
         headline=found.sentence(),
-        figures=(Chart("importance", partial(figures.importance_figure, found)),),
-        notes=(METHOD,),
+        figures=[Chart("importance", partial(figures.importance_figure, found))],
+        notes=[METHOD],
     )
 
 
@@ -55,21 +55,21 @@ def present_sensitivity(view: BacktestView) -> Section | None:
         returned = stored.metrics_of(view.main).cumulative_return
         charts.append(Chart("without", partial(figures.without_figure, without, returned)))
     varied.sort(key=lambda row: list(_CHOICES).index(row.kind))
-    rows = tuple(
+    rows = [
         Row(
             (f"{_CHOICES[row.kind]}: {row.setting.replace('_', ' ')}", *variation_cells(row)),
             is_main=row.is_chosen,
         )
         for row in varied
-    )
+    ]
     columns = ("Choice", "Cumulative return", "Sharpe", "Max drawdown")
     folds = "Each fold's policy over its own test window, the windows one after another as above."
     return Section(
         key="sensitivity",
         title="What if one choice had been another?",
-        figures=tuple(charts),
-        tables=(Table(columns, rows),),
-        notes=(folds,) if stored.context.folds else (),
+        figures=charts,
+        tables=[Table(columns, rows)],
+        notes=[folds] if stored.context.folds else [],
     )
 
 

@@ -13,9 +13,9 @@ from fintrader.verdict import LEVEL
 
 def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
     """Present which of several results stand as one of all the results looked at."""
-    both = union_of_looks(runs)
-    skilled = [name for name, stored in runs.items() if is_skill_among(stored, both.looks)]
-    among = f"among {both.looks:,} results looked at"
+    trials, looks = union_of_looks(runs)
+    skilled = [name for name, stored in runs.items() if is_skill_among(stored, looks)]
+    among = f"among {looks:,} results looked at"
     if skilled:
         title = (
             f"{len(skilled)} of {len(runs)} runs unlikely to be luck {among}: {', '.join(skilled)}."
@@ -25,24 +25,23 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
     windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
     is_same = len(windows) == 1
     bars = "these bars" if is_same else "the bars of these windows"
-    results = f"{both.looks:,} different result{'s' * (both.looks != 1)} looked at on {bars}"
+    results = f"{looks:,} different result{'s' * (looks != 1)} looked at on {bars}"
     notes = [
         "The runs cover the same window."
         if is_same
         else f"The runs cover {len(windows)} different windows: compare with care."
     ]
-    if both.looks > 1:
+    if looks > 1:
         notes.append(
-            f"One picked from {count(both.looks)} results must have p {chance(LEVEL / both.looks)}"
+            f"One picked from {count(looks)} results must have p {chance(LEVEL / looks)}"
             " or less (Bonferroni)."
         )
-    notices = [(name, stored.notice) for name, stored in runs.items()]
     return Section(
         key="comparison",
         title=title,
-        headline=f"{both.trials:,} trials in all of these runs together; {results}.",
-        notes=tuple(notes),
-        warning=" ".join(f"{name}: {notice}" for name, notice in notices if notice),
+        headline=f"{trials:,} trials in all of these runs together; {results}.",
+        notes=notes,
+        warning=" ".join(f"{name}: {one.notice}" for name, one in runs.items() if one.notice),
         tone="good" if skilled else "doubt",
     )
 

@@ -36,7 +36,7 @@ def present_verdict(view: BacktestView) -> Section:
         key="verdict",
         title=opening.headline,
         headline=" ".join(filter(None, plain)),
-        tables=(list_facts(opening.sentences), list_facts(facts)),
+        tables=[list_facts(opening.sentences), list_facts(facts)],
         warning=stored.notice,
         tone="alarm" if stored.changed else "good" if opening.is_skill else "doubt",
     )
@@ -68,11 +68,13 @@ def describe_simulation(stored: StoredBacktest) -> str:
     context = stored.context
     days = stored.on_clock(stored.market_timezone).minutes  # whatever clock the page is on
     counted = f"{count(len(days))} bars in " if len(days) > len(stored.ends) + 1 else ""
+    look = context.look  # each further one makes it less of a test
+    nth = "" if look is None else "first look" if look <= 1 else f"look {count(look)}"
     parts = [
         window_words(context.window) if context.window and context.trading else "",
         f"{days[0]:%d %b %Y} to {days[-1]:%d %b %Y}",
         f"{counted}{count(len(stored.ends))} {period_name(stored.sessions_a_year)}s",
-        _describe_look(context.look),
+        nth and f"{nth} at this window",
     ]
     text = ", ".join(filter(None, parts))
     trading = context.trading
@@ -87,13 +89,6 @@ def describe_simulation(stored: StoredBacktest) -> str:
     volume = "takes any volume" if share == "none" else f"takes up to {share:.0%} of the volume"
     pays = f"pays {trading.cost_bps:g}{spread} basis points a trade"
     return f"{text}; decides {every}, fills at the {fill}, {volume}, {pays}."
-
-
-def _describe_look(look: int | None) -> str:
-    """State the number of this look at the window: each further one makes it less of a test."""
-    if look is None:
-        return ""
-    return "first look at this window" if look <= 1 else f"look {count(look)} at this window"
 
 
 def describe_survivorship(market: Provenance) -> str:

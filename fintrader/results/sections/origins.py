@@ -41,7 +41,7 @@ def present_data(view: BacktestView) -> Section | None:
     facts = {**context.data, **context.quality}
     if not facts:
         return None
-    return Section("data", "The data behind it", tables=(tabulate_values(facts),))
+    return Section("data", "The data behind it", tables=[tabulate_values(facts)])
 
 
 def present_origin(view: BacktestView) -> Section:
@@ -57,26 +57,24 @@ def present_origin(view: BacktestView) -> Section:
     values = {_NAMES.get(name, name): known[name] for name in names if name in known}
     values |= _describe_code(context)
     if not values:
-        return Section("provenance", title, notes=("Nothing was recorded about the run.",))
+        return Section("provenance", title, notes=["Nothing was recorded about the run."])
     tables = [tabulate_values(values)]
     parts = {"recipe": stored["recipe"]}
     if context.market.source is not None:
         parts["market"] = stored["market"]
     leaves = sorted(flatten(parts), key=lambda leaf: leaf[0].split("."))
-    settings = tuple(
-        Row((name, _write(value))) for name, value in leaves if value not in (None, {})
-    )
+    settings = [Row((name, _write(value))) for name, value in leaves if value not in (None, {})]
     notes = []
     if settings:
         text = "The whole configuration and the data's recipe"
         columns = ("Setting", "Value")
-        tables.append(Table(columns, settings, text, words=("Value",), is_folded=True))
+        tables.append(Table(columns, settings, text, words=["Value"], is_folded=True))
     if "config" in context.recipe:
         notes.append(
             "`fintrader verify report.html` reads the report, runs the run again and compares every"
             " metric."
         )
-    return Section("provenance", title, tables=tuple(tables), notes=tuple(notes))
+    return Section("provenance", title, tables=tables, notes=notes)
 
 
 def _describe_code(context: BacktestContext) -> dict[str, Any]:
@@ -99,7 +97,7 @@ def _describe_code(context: BacktestContext) -> dict[str, Any]:
 def tabulate_values(values: Mapping[str, Any]) -> Table:
     """Tabulate names and plain values."""
     rows = [(str(name).replace("_", " "), _write(value)) for name, value in values.items()]
-    return Table.of(("Name", "Value"), rows, words=("Value",))
+    return Table.of(("Name", "Value"), rows, words=["Value"])
 
 
 def _write(value: Any) -> str:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from fintrader.numerals import count, percent, period_name, ratio
 from fintrader.results import figures, periods
-from fintrader.results.formatting import is_baseline, rival_name, statistic, title_of
+from fintrader.results.formatting import BASELINES, rival_name, statistic, title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table, active_table, metrics_tables, paper_table
 
 _ADVERBS = {12: "Monthly", 26: "Two-weekly", 52: "Weekly"}
-Scale: TypeAlias = Literal["USD", "Relative", "Log"]
+Scale = Literal["USD", "Relative", "Log"]
 
 
 def present_baselines(view: BacktestView) -> Section:
@@ -25,30 +25,30 @@ def present_baselines(view: BacktestView) -> Section:
     context = stored.context
     metrics = {name: stored.metrics_of(name) for name in view.names}
     paper = paper_table(metrics, main=view.main, about=context.strategies)
-    notes = (
-        *paper.notes,
+    basis = (
         f"{_ADVERBS.get(stored.sessions_a_year, 'Daily')} returns, {stored.sessions_a_year}"
         f" {period_name(stored.sessions_a_year)}s a year, risk-free rate 0; Calmar ="
         " annual return / |max drawdown|. An annual return of less than a year is an"
-        " extrapolation.",
+        " extrapolation."
     )
-    tables = [replace(paper, notes=notes)]
+    tables = [replace(paper, notes=[*paper.notes, basis])]
     if stored.portfolio is not None:
         rival = stored.portfolio
         if view.is_foreign and stored.verdict is not None:
             rival = stored.verdict.evidence.against
         reasons = "; ".join(f"{name}: {why}" for name, why in context.left_out.items())
         pays = " (env.benchmark), which pays the same costs; the index pays none"
-        notes = (
+        notes = [
             f"Active: daily returns less those of {rival_name(rival)}"
             f"{'' if view.is_foreign else pays}. Active return: mean times"
             f" {stored.sessions_a_year}, not compounded as the annual return is. The interval is"
             " the information ratio's, by resampling blocks of the same days of both; one that"
-            " holds 0 says that chance could have done it.",
-            *([f"Left out: {reasons}."] if reasons else []),
-        )
+            " holds 0 says that chance could have done it."
+        ]
+        if reasons:
+            notes.append(f"Left out: {reasons}.")
         tables.append(replace(active_table(metrics, rival, main=view.main), notes=notes))
-    return Section("baselines", "Against the baselines", tables=tuple(tables))
+    return Section("baselines", "Against the baselines", tables=tables)
 
 
 def present_metrics(view: BacktestView) -> Section:
@@ -73,6 +73,11 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
         )
         for name in view.names
     ]
+
+    def draw_equity() -> go.Figure:
+        figure = figures.equity_figure(stored.curve()[view.names], relative=scale == "Relative")
+        return figure.update_yaxes(type="log", tickformat="~s") if scale == "Log" else figure
+
     by_bar = (
         Chart(
             "drawdown-bars",
@@ -83,22 +88,16 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
     return Section(
         key="equity",
         title="Wealth and drawdown",
-        figures=(
-            Chart("equity", partial(_draw_equity, view, scale)),
+        figures=[
+            Chart("equity", draw_equity),
             Chart(
                 "drawdown",
                 lambda: figures.drawdown_figure(stored.curve()[view.names], session=session),
             ),
             *(by_bar if view.has_bars else ()),
-        ),
-        tables=(_drawdowns_table(view),),
+        ],
+        tables=[_drawdowns_table(view)],
     )
-
-
-def _draw_equity(view: BacktestView, scale: Scale) -> go.Figure:
-    curves = view.stored.curve()[view.names]
-    figure = figures.equity_figure(curves, relative=scale == "Relative")
-    return figure.update_yaxes(type="log", tickformat="~s") if scale == "Log" else figure
 
 
 def _drawdowns_table(view: BacktestView) -> Table:
@@ -115,8 +114,9 @@ def _drawdowns_table(view: BacktestView) -> Table:
         )
         for _, peak, trough, recovered, depth, sessions in depths.itertuples()
     ]
-    none = [] if rows else ["No session closed below an earlier one."]
-    return Table.of(columns, rows, title, none)
+    return Table.of(
+        columns, rows, title, notes=[] if rows else ["No session closed below an earlier one."]
+    )
 
 
 def present_rolling(view: BacktestView, window: int | None = None) -> Section:
@@ -129,7 +129,7 @@ def present_rolling(view: BacktestView, window: int | None = None) -> Section:
         few = (
             f"Rolling figures need {figures.FEWEST_TO_ROLL} sessions; this window has {len(daily)}."
         )
-        return Section("rolling", title, notes=(few,))
+        return Section("rolling", title, notes=[few])
     roll = partial(
         figures.rolling_figure,
         main=view.main,
@@ -141,11 +141,11 @@ def present_rolling(view: BacktestView, window: int | None = None) -> Section:
         Chart("volatility", lambda: roll(daily[view.names], "volatility")),
     ]
     if view.index is not None:
-        rivals = [name for name in view.others if is_baseline(name) and name != "cash"]
+        rivals = [name for name in view.others if name in BASELINES and name != "cash"]
         names = dict.fromkeys([view.main, *rivals, view.index])
         charts.append(Chart("beta", lambda: roll(daily[list(names)], "beta")))
     note = f"Each point looks back over {window or usual} sessions."
-    return Section("rolling", title, figures=tuple(charts), notes=(note,))
+    return Section("rolling", title, figures=charts, notes=[note])
 
 
 # --- returns --------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def present_returns(view: BacktestView, slot_minutes: int = 30) -> Section:
     return Section(
         key="returns",
         title=f"Returns of {view.title.lower()}",
-        figures=(
+        figures=[
             Chart(
                 "monthly",
                 lambda: figures.monthly_figure(daily[view.main], zone),
@@ -180,7 +180,7 @@ def present_returns(view: BacktestView, slot_minutes: int = 30) -> Section:
                 "distribution",
                 lambda: figures.distribution_figure(daily, main=view.main, benchmark=view.index),
             ),
-        ),
+        ],
     )
 
 
@@ -189,10 +189,10 @@ def present_periods(view: BacktestView) -> Section:
     stored = view.stored
     daily = stored.daily_returns()[view.names]
     months = periods.find_months(daily.index, stored.timezone)
-    tables = (
+    tables = [
         _returns_table("Year", periods.compound(daily, months.str[:4])),
         _returns_table("Month", periods.compound(daily, months)),
-    )
+    ]
     return Section("periods", "Years and months", tables=tables)
 
 
@@ -215,10 +215,10 @@ def present_regimes(view: BacktestView) -> Section | None:
     daily = stored.daily_returns()
     states = periods.regime_table(daily, view.index, view.main, stored.sessions_a_year)
     tables = []
-    notes: tuple[str, ...] = ()
+    notes = []
     if states.empty:
         least = periods.FEWEST_SESSIONS
-        notes = (f"Regimes need {least} sessions; this window has {len(daily)}.",)
+        notes.append(f"Regimes need {least} sessions; this window has {len(daily)}.")
     else:
         rows = [
             (
@@ -241,8 +241,8 @@ def present_regimes(view: BacktestView) -> Section | None:
         lines = [Row((f"{day:%d %b %Y}", *map(percent, returns))) for day, *returns in days]
         lines.append(Row(("Mean", *map(percent, worst.mean())), is_main=True))
         columns = ("Day", *map(title_of, view.closest))
-        tables.append(Table(columns, tuple(lines), f"The index's {len(worst)} worst days"))
-    return Section("regimes", "In which markets", tables=tuple(tables), notes=notes)
+        tables.append(Table(columns, lines, f"The index's {len(worst)} worst days"))
+    return Section("regimes", "In which markets", tables=tables, notes=notes)
 
 
 def present_folds(view: BacktestView) -> Section | None:
@@ -250,15 +250,15 @@ def present_folds(view: BacktestView) -> Section | None:
     folds = view.stored.context.folds
     if not folds:
         return None
-    rows = tuple(
+    rows = [
         Row(
             (f"Fold {number}", *(percent(fold.cumulative_return.get(name)) for name in view.names)),
             note=f"{fold.first} to {fold.last}",
         )
         for number, fold in enumerate(folds, 1)
-    )
+    ]
     note = (
         "Cumulative return of each test window; between windows the positions are sold, at costs."
     )
-    table = Table(("Test window", *map(title_of, view.names)), rows, notes=(note,))
-    return Section("folds", "Fold by fold", tables=(table,))
+    table = Table(("Test window", *map(title_of, view.names)), rows, notes=[note])
+    return Section("folds", "Fold by fold", tables=[table])

@@ -29,7 +29,7 @@ def present_positions(view: BacktestView, apart: int = figures.APART) -> Section
     """Present weights, exposure, turnover and costs; `apart` symbols are drawn one by one."""
     stored = view.stored
     weights = stored.weights(view.main)
-    rows = tuple(
+    rows = [
         Row(
             (
                 title_of(name),
@@ -38,17 +38,17 @@ def present_positions(view: BacktestView, apart: int = figures.APART) -> Section
             is_main=name == view.main,
         )
         for name in view.names
-    )
+    ]
     table = Table(("Trading", *_TRADING_COLUMNS.values()), rows)
     if not weights.shape[1]:
         never = f"{view.title} never held a position at a session's close."
-        return Section("trading", "Positions", tables=(table,), notes=(never,))
+        return Section("trading", "Positions", tables=[table], notes=[never])
     names = [name for name in view.closest if name != "benchmark"]
 
     return Section(
         key="trading",
         title="Positions",
-        figures=(
+        figures=[
             Chart("weights", partial(figures.weights_figure, weights, top=apart)),
             Chart("exposure", lambda: figures.exposure_figure(stored.curve("exposure")[names])),
             Chart(
@@ -66,8 +66,8 @@ def present_positions(view: BacktestView, apart: int = figures.APART) -> Section
                 lambda: figures.paid_figure(stored.curve("cost_usd")[[view.main]], stored.session),
                 is_half=True,
             ),
-        ),
-        tables=(table, _exposure_table(view)),
+        ],
+        tables=[table, _exposure_table(view)],
     )
 
 
@@ -104,17 +104,16 @@ def _exposure_table(view: BacktestView) -> Table:
 def present_fills(view: BacktestView, symbols: int = 2) -> Section | None:
     """Present the fills in the most traded symbols on their closes; None where nothing traded."""
     stored = view.stored
-    trades = stored.trades[stored.trades["strategy"] == view.main]
+    trades = stored.trades_of(view.main)
     traded = trades.groupby("symbol", observed=True)["notional_usd"].sum()
-    ranked = traded.sort_values(ascending=False, kind="stable").index[:symbols]
     charts = []
-    for place, symbol in enumerate(ranked):
+    for place, symbol in enumerate(traded.nlargest(symbols).index):
         rows = stored.prices[stored.prices["symbol"] == symbol]
         if len(rows):
             closes = pd.Series(rows["close_usd"].to_numpy(), index=pd.DatetimeIndex(rows["minute"]))
             draw = partial(figures.trades_figure, closes, trades, symbol=str(symbol))
             charts.append(Chart(f"trades-{place}", draw))
-    return Section("fills", "Trades", figures=tuple(charts)) if charts else None
+    return Section("fills", "Trades", figures=charts) if charts else None
 
 
 def present_execution(view: BacktestView) -> Section:
@@ -122,11 +121,11 @@ def present_execution(view: BacktestView) -> Section:
     analysis = view.stored.analysis
     title = "Participation and slippage"
     if analysis is None:
-        return Section("execution", title, notes=(NO_MARKET,))
+        return Section("execution", title, notes=[NO_MARKET])
     found = analysis.execution
     if found is None:
-        return Section("execution", title, notes=("No order filled.",))
-    rows = tuple(
+        return Section("execution", title, notes=["No order filled."])
+    rows = [
         Row(
             (
                 group.participation.capitalize(),
@@ -140,7 +139,7 @@ def present_execution(view: BacktestView) -> Section:
             is_main=group is found.total,
         )
         for group in (*found.groups, found.total)
-    )
+    ]
     columns = (
         "Share of the bar's volume",
         "Fills",
@@ -155,7 +154,7 @@ def present_execution(view: BacktestView) -> Section:
         f" by notional. Costs come on top. In all {usd(found.slippage_usd)} of slippage,"
         f" {usd(found.cost_usd)} costs."
     )
-    return Section("execution", title, tables=(Table(columns, rows, notes=(note,)),))
+    return Section("execution", title, tables=[Table(columns, rows, notes=[note])])
 
 
 def present_capacity(view: BacktestView) -> Section:
@@ -163,11 +162,11 @@ def present_capacity(view: BacktestView) -> Section:
     variations = at_other_capital(view.stored.sensitivity)
     if not variations:
         note = "Not simulated; with `--backtest.sensitivity True` a run also trades more capital."
-        return Section("capacity", "Capacity", notes=(note,))
-    rows = tuple(
+        return Section("capacity", "Capacity", notes=[note])
+    rows = [
         Row((usd(variation.number), *variation_cells(variation)), is_main=variation.is_chosen)
         for variation in variations
-    )
+    ]
     trading = view.stored.context.trading
     if trading is None:
         limit = "its share of the volume"
@@ -183,8 +182,8 @@ def present_capacity(view: BacktestView) -> Section:
     return Section(
         key="capacity",
         title="Capacity",
-        figures=(Chart("capital", partial(figures.capital_figure, variations)),),
-        tables=(Table(columns, rows, notes=(note,)),),
+        figures=[Chart("capital", partial(figures.capital_figure, variations))],
+        tables=[Table(columns, rows, notes=[note])],
     )
 
 

@@ -23,7 +23,7 @@ MOST_SYMBOLS = 12
 def present_profit(view: BacktestView, most: int | None = MOST_SYMBOLS) -> Section | None:
     """Present the profit by symbol and by month; None for a strategy that never traded."""
     stored = view.stored
-    trades = stored.trades[stored.trades["strategy"] == view.main]
+    trades = stored.trades_of(view.main)
     if trades.empty:
         return None
     profit = symbol_pnl(stored, view.main)
@@ -34,12 +34,12 @@ def present_profit(view: BacktestView, most: int | None = MOST_SYMBOLS) -> Secti
     return Section(
         key="profit",
         title="Where the profit came from",
-        figures=(Chart("pnl", partial(figures.pnl_figure, profit)),),
-        tables=(
+        figures=[Chart("pnl", partial(figures.pnl_figure, profit))],
+        tables=[
             _symbols_table(profit, pnl_table(profit, trades), most),
             _months_table(profit, stored.timezone),
-        ),
-        notes=(note,),
+        ],
+        notes=[note],
     )
 
 
@@ -54,7 +54,7 @@ def _symbols_table(profit: pd.DataFrame, by_symbol: pd.DataFrame, most: int | No
     total = format_usd(profit.to_numpy().sum())
     costs = usd(by_symbol["cost_usd"].sum())
     rows.append(Row(("All", total, costs, count(by_symbol["fills"].sum())), is_main=True))
-    return Table(("Symbol", "Profit, net", "of which costs", "Fills"), tuple(rows), is_half=True)
+    return Table(("Symbol", "Profit, net", "of which costs", "Fills"), rows, is_half=True)
 
 
 def _format_profit(name: str, gain: float, cost: float = 0.0, fills: float = 0.0) -> Row:
@@ -68,7 +68,7 @@ def _months_table(profit: pd.DataFrame, timezone: str) -> Table:
     ]
     rows.append(Row(("All", format_usd(profit.to_numpy().sum()), "", ""), is_main=True))
     columns = ("Month", "Profit, net", "Best symbol", "Worst symbol")
-    return Table(columns, tuple(rows), is_half=True)
+    return Table(columns, rows, is_half=True)
 
 
 def present_attribution(view: BacktestView) -> Section:
@@ -76,7 +76,7 @@ def present_attribution(view: BacktestView) -> Section:
     stored = view.stored
     title = "Selection or timing?"
     if stored.analysis is None:
-        return Section("attribution", title, notes=(NO_MARKET,))
+        return Section("attribution", title, notes=[NO_MARKET])
     found = stored.analysis.attribution
     rival = title_of(found.portfolio).lower()
     start = float(stored.curve()[view.main].iloc[0])
@@ -102,10 +102,10 @@ def present_attribution(view: BacktestView) -> Section:
         ),
         ("Costs", found.costs_usd, "fees, spread, impact and interest, less the portfolio's"),
     )
-    rows = tuple(
+    rows = [
         Row((name, format_usd(amount), percent(amount / start), meaning), is_main=name == active)
         for name, amount, meaning in parts
-    )
+    ]
     columns = ("Part", "USD", "of the capital", "Meaning")
     lines = [astuple(row) for row in found.symbols]
     symbols = [_format_attribution(*line) for line in lines[:MOST_SYMBOLS]]
@@ -115,7 +115,7 @@ def present_attribution(view: BacktestView) -> Section:
         symbols.append(_format_attribution(f"{len(others)} others", *sums))
     note = "Weights at every bar, not only at session closes. The largest parts come first."
     heads = ("Symbol", "Mean weight", f"In {rival}", "Selection", "Timing")
-    tables = (Table(columns, rows, words=("Meaning",)), Table.of(heads, symbols, notes=[note]))
+    tables = [Table(columns, rows, words=["Meaning"]), Table.of(heads, symbols, notes=[note])]
     return Section("attribution", title, tables=tables)
 
 
@@ -128,23 +128,23 @@ def _format_attribution(
 
 def present_trips(view: BacktestView) -> Section | None:
     """Present the closed lots; None for a strategy that never traded."""
-    trades = view.stored.trades[view.stored.trades["strategy"] == view.main]
+    trades = view.stored.trades_of(view.main)
     if trades.empty:
         return None
     key = "round-trips"
     groups = summarise_trips(trades)
     if groups.empty:
-        return Section(key, "Round trips", notes=("No position was ever closed.",))
-    rows = tuple(
+        return Section(key, "Round trips", notes=["No position was ever closed."])
+    rows = [
         Row(
             (str(name), count(lots), *map(format_usd, profits), duration(60 * minutes)),
             name == "All",
         )
         for name, lots, *profits, minutes in groups.itertuples()
-    )
+    ]
     columns = ("Lots", "Number", "Profit", "Mean", "Median", "Best", "Worst", "Mean holding")
     note = "First in, first out; net of both trades' costs; nights and weekends count as time."
-    return Section(key, "Round trips", tables=(Table(columns, rows, notes=(note,)),))
+    return Section(key, "Round trips", tables=[Table(columns, rows, notes=[note])])
 
 
 def present_factors(view: BacktestView) -> Section | None:
@@ -156,15 +156,15 @@ def present_factors(view: BacktestView) -> Section | None:
     title = "Factor betas"
     if view.main not in found:
         note = "Not known: too few sessions, or symbols, for a regression."
-        return Section("factors", title, notes=(note,))
+        return Section("factors", title, notes=[note])
     names = dict.fromkeys((view.main, stored.portfolio or view.main))
-    tables = tuple(_factors_table(name, found[name]) for name in names if name in found)
+    tables = [_factors_table(name, found[name]) for name in names if name in found]
     note = (
         "Daily returns, least squares, Newey-West errors. The factors are long the first third of"
         " the universe and short the last, ranked at the close before, without costs; they are not"
         " those of Fama and French."
     )
-    return Section("factors", title, tables=tables, notes=(note,))
+    return Section("factors", title, tables=tables, notes=[note])
 
 
 def _factors_table(name: str, fit: FactorFit) -> Table:
@@ -177,7 +177,7 @@ def _factors_table(name: str, fit: FactorFit) -> Table:
     built = "Built of this universe alone"
     title = f"{title_of(name)}: {fit.sessions} sessions, R² {ratio(fit.r_squared)}"
     rows.append(Row(rest, is_main=True))
-    return Table(("Factor", "Beta", "t", built), tuple(rows), title, words=(built,))
+    return Table(("Factor", "Beta", "t", built), rows, title, words=[built])
 
 
 def format_usd(value: float | None) -> str:

@@ -6,10 +6,10 @@ A terminal prints its words and tables (`str`), a report renders it as HTML, the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import plotly.graph_objects as go
 
@@ -18,7 +18,7 @@ from fintrader.results.formatting import in_order, main_strategy, title_of
 from fintrader.results.table import Row, Table
 from fintrader.verdict.verdict import FOREIGN
 
-Tone: TypeAlias = Literal["good", "doubt", "alarm"]
+Tone = Literal["good", "doubt", "alarm"]
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ class Section:
     """Names the section on its page, and in links to it."""
     title: str
     headline: str = ""
-    figures: tuple[Chart, ...] = ()
-    tables: tuple[Table, ...] = ()
-    notes: tuple[str, ...] = ()
+    figures: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
     warning: str = ""
     """Warning to read before any number; shown first."""
     tone: Tone | None = None
@@ -127,8 +127,8 @@ def name_periods(part: Any, unit: str) -> Any:
 
     if isinstance(part, str):
         return _OF_DAYS.sub(rename, part)
-    if isinstance(part, tuple):
-        return tuple(name_periods(one, unit) for one in part)
+    if isinstance(part, list | tuple):
+        return [name_periods(one, unit) for one in part]
     if isinstance(part, Chart):
         return replace(part, note=name_periods(part.note, unit), draw=partial(_redraw, part, unit))
     if isinstance(part, Section | Table | Row):

@@ -68,8 +68,8 @@ def present_evidence(view: BacktestView) -> Section | None:
     return Section(
         key="luck",
         title=f"Can this be luck? The {window}",
-        figures=tuple(Chart(key, draw, is_half=True) for key, draw in drawn.items()),
-        tables=tuple(table for table in tables if table.rows),
+        figures=[Chart(key, draw, is_half=True) for key, draw in drawn.items()],
+        tables=[table for table in tables if table.rows],
     )
 
 
@@ -103,9 +103,9 @@ def present_search(view: BacktestView) -> Section | None:
         key="search",
         title="Diagnosis of the search",
         headline=f"{selection.sentence} No verdict rests on this diagnosis.",
-        figures=tuple(charts),
-        tables=tuple(tables),
-        notes=tuple(notes),
+        figures=charts,
+        tables=tables,
+        notes=notes,
     )
 
 
@@ -123,8 +123,8 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         )
     )
     alpha = evidence.alpha
+    scale, over = span(verdict.sessions, verdict.sessions_a_year)
     if alpha is not None:
-        scale, over = span(verdict.sessions, verdict.sessions_a_year)
         low = percent(scale * alpha.low, signed=True)
         high = percent(scale * alpha.high, signed=True)
         against = evidence.against.replace("_", " ")
@@ -186,7 +186,6 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         meaning = "by others; data.features.known_at does not say when they were known"
         rows.append(("Columns on trust", ", ".join(verdict.trusted_columns), meaning))
     if verdict.survivors_bound is not None:
-        scale, over = span(verdict.sessions, verdict.sessions_a_year)
         meaning = f"{over}, at most; alpha must exceed it"
         added = percent(scale * verdict.survivors_bound)
         rows.append(("Survivors may have added", added, meaning))
