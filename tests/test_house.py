@@ -4,9 +4,9 @@ from tests import ROOT
 from tools import house
 
 AT_MOST = {
-    "tokens": 532_200,
+    "tokens": 529_500,
     "code_lines_over_100_columns_percent": 0,
-    "dict_str_any": 206,
+    "dict_str_any": 203,
     "tuple_assignments": 12,
     "walruses": 18,
     "fmt_skip": 0,
