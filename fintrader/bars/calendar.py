@@ -156,7 +156,7 @@ def night_borders(begin: Array, end: Array) -> Array:
     return np.concatenate([[begin[0] - half_day], middle, [end[-1] + half_day]])
 
 
-Hours = Literal["regular", "extended"]
+Hours = Literal["regular", "extended", "clock"]
 EXTENDED_MINUTES = {"XNYS": (330, 240)}
 """Calendar (its first name in exchange_calendars, which XNAS, NYSE and others stand for) -> minutes
 of trading before the open and after the close: 04:00 to 20:00 in New York, and to 17:00 on a half
@@ -167,54 +167,56 @@ def session_grid(
     calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1, hours: Hours = "regular"
 ) -> SessionGrid:
     """Lay the grid of all sessions from `start` to `end`, both included; with `extended` hours it
-    holds the minutes before the open and after the close too.
+    holds the minutes before the open and after the close too, with `clock` hours the bars begin at
+    multiples of their length after midnight, the first and the last of a session around its edges.
 
     Raises DataError when the calendar is unknown, has no known extended hours, or holds no session
     in the range.
     """
     if end < start:
         raise DataError(f"the range ends ({end}) before it begins ({start}); swap the two dates")
-    exchange = _calendar(calendar, start.year, end.year)
-    opens = exchange.opens.loc[str(start) : str(end)]
-    if len(opens) == 0:
+    dates, edges = session_edges(calendar, start, end)
+    if len(dates) == 0:
         raise DataError(
             f"{calendar} has no session from {start} to {end}; choose a range with trading days"
         )
-    minutes = _nanoseconds(
-        exchange.sessions_minutes(opens.index[0], opens.index[-1])
-    )  # without lunch breaks
-    open_ = _nanoseconds(opens.array)
-    close = _nanoseconds(exchange.closes.loc[str(start) : str(end)].array)
-    around = EXTENDED_MINUTES.get(exchange.name)
-    extended = None if around is None else (around[0] * MINUTE_NS, around[1] * MINUTE_NS)
-    begin = open_
+    early, open_, pause, resume, close, late = edges
+    around = int((open_ - early)[0]), int((late - close)[0])
+    spans = [(open_, pause), (resume, close)]
     if hours == "extended":
-        if extended is None:
+        if not any(around):
             raise DataError(
                 f"data.hours: no extended hours are known of {calendar}; set it to regular"
             )
-        begin = open_ - extended[0]
-        spans = zip(begin.tolist(), (close + extended[1]).tolist(), strict=True)
-        minutes = np.concatenate([np.arange(first, stop, MINUTE_NS) for first, stop in spans])
-    first = np.searchsorted(minutes, begin)
-    session = np.repeat(np.arange(len(first)), np.diff(first, append=len(minutes)))
-    begins = (np.arange(len(minutes)) - first[session]) % bar_minutes == 0
+        spans = [(early, late)]
+    begin = spans[0][0]
+    parts = np.stack(spans, axis=1).T.reshape(-1, 2).tolist()
+    minutes = np.concatenate([np.arange(first, stop, MINUTE_NS) for first, stop in parts])
+    if hours == "clock":
+        zone = timezone_of(calendar)
+        step = bar_minutes * MINUTE_NS
+        bars = np.unique(minutes - since_midnight(minutes, zone) % step)
+        minutes = (bars[:, None] + np.arange(0, step, MINUTE_NS)).ravel()
+        begin = open_ = open_ - since_midnight(open_, zone) % step
+    at = np.searchsorted(minutes, begin)
+    session = np.repeat(np.arange(len(at)), np.diff(at, append=len(minutes)))
+    is_first = (np.arange(len(minutes)) - at[session]) % bar_minutes == 0
     return SessionGrid(
         calendar=calendar,
         bar_minutes=bar_minutes,
-        dates=opens.index.to_numpy().astype("datetime64[D]"),
-        minutes=minutes[begins],
-        session=session[begins],
+        dates=dates,
+        minutes=minutes[is_first],
+        session=session[is_first],
         exchange_minutes=minutes,
-        bar_of_minute=np.cumsum(begins) - 1,
+        bar_of_minute=np.cumsum(is_first) - 1,
         open=open_,
         close=close,
-        extended=extended,
+        extended=around if any(around) else None,
     )
 
 
-def session_spans(calendar: str, start: dt.date, end: dt.date) -> tuple[Array, Array]:
-    """Return the sessions from `start` to `end`: their dates `[S]` datetime64[D], and `[S, 6]`
+def session_edges(calendar: str, start: dt.date, end: dt.date) -> tuple[Array, Array]:
+    """Return the sessions from `start` to `end`: their dates `[S]` datetime64[D], and `[6, S]`
     int64 nanoseconds since 1970 UTC, which are the begin of extended hours, the open, the begin and
     end of the break (both the close where there is none), the close, the end of extended hours.
 
@@ -230,7 +232,7 @@ def session_spans(calendar: str, start: dt.date, end: dt.date) -> tuple[Array, A
     open_ = _nanoseconds(table["open"].array)
     before, after = EXTENDED_MINUTES.get(exchange.name, (0, 0))
     edges = [open_ - before * MINUTE_NS, open_, *pauses, close, close + after * MINUTE_NS]
-    return table.index.to_numpy().astype("datetime64[D]"), np.stack(edges, axis=1)
+    return table.index.to_numpy().astype("datetime64[D]"), np.stack(edges)
 
 
 def to_wall(ts: Array, zone: str) -> pd.DatetimeIndex:
@@ -238,6 +240,11 @@ def to_wall(ts: Array, zone: str) -> pd.DatetimeIndex:
     import pandas as pd
 
     return pd.DatetimeIndex(ts, tz="UTC").tz_convert(zone).tz_localize(None)
+
+
+def since_midnight(ts: Array, zone: str) -> Array:
+    """`[R]` int64: nanoseconds since midnight on a zone's clocks at each moment."""
+    return np.asarray(to_wall(ts, zone).asi8 % (1440 * MINUTE_NS))
 
 
 def day_starts(calendar: str, timezone: str, ts: Array) -> Array:

@@ -23,6 +23,7 @@ from fintrader.bars.calendar import (
     day_starts,
     session_date,
     session_grid,
+    since_midnight,
     timezone_of,
     to_wall,
 )
@@ -37,11 +38,11 @@ from fintrader.bars.evidence import (
     label_votes,
     merge_opening_prints,
 )
-from fintrader.bars.folder import choose_layout, choose_prices, has_date
+from fintrader.bars.folder import choose_kind, choose_layout, has_date
 from fintrader.bars.propose_calendar import (
-    CALENDARS,
     ZONES,
     Proposal,
+    find_calendar,
     move,
     propose,
     usual_step,
@@ -102,6 +103,7 @@ class Detection:
     bar_minutes: int = 1
     """Length of the bars; that of a whole session for daily ones."""
     session_minutes: int = 390
+    hours: str = "regular"
     extended: bool = False
     spans: list[tuple[int, int]] = field(default_factory=list)
     """First and last time of each part that was read, as written."""
@@ -158,20 +160,18 @@ def detect(
     bars = _drop_stale(bars) if layout.whole_days else _round_late_ends(bars, layout)
     zone = known.get("timezone", layout.zone)
     is_naive = not (layout.zoned or layout.whole_days)
-    zones = (zone,) if zone else ZONES
-    proposal = propose(
-        bars,
-        CALENDARS if calendar is None else (calendar,),
-        zones if is_naive else ("UTC",),
-        known.get("bar_minutes", usual_step(bars)),
-        found.spans,
-    )
+    step = known.get("bar_minutes", usual_step(bars))
+    tried = ((zone,) if zone else ZONES) if is_naive else ("UTC",)
+    if calendar is None:
+        proposal = find_calendar(bars, tried, step, found.spans)
+    else:
+        proposal = propose(bars, (calendar,), tried, step, found.spans)
     found.calendar = proposal.best.calendar
     if is_naive:
         bars, span = _zone(found, bars, span, proposal, zone)
     else:
         _note_zone(found, layout, midnight)
-    grid = _grid(found, bars)
+    grid = _grid(found, bars, step)
     _sessions_and_label(found, bars, grid, span, layout)
     is_asked = calendar is not None and (zone is not None or not is_naive)
     _calendar(found, bars, grid, proposal, calendar, is_asked, layout.whole_days)
@@ -228,7 +228,7 @@ def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFi
     else:
         named = FilesSettings(name_pattern=pattern)
         files = files_of(named, found.path) if pattern else list_files(found.path, text=True)
-        chosen = choose_prices(files)
+        chosen = choose_kind(files)
         layout, own, left_out = choose_layout(chosen, known)
         _by_layout(found, layout, own)
         if len(chosen) < len(files) and "name_pattern" not in found.source:
@@ -456,10 +456,22 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str 
     )
 
 
-def _grid(found: Detection, bars: Bars) -> SessionGrid:
+def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
+    """Lay the grid of the bars' days, of bars of full hours if theirs (of `step` minutes) begin so
+    where no session opens."""
     day = dt.timedelta(days=1)
     first, last = (session_date(found.calendar, int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
-    return session_grid(found.calendar, first - day, last + day)
+    grid = session_grid(found.calendar, first - day, last + day)
+    wall = since_midnight(bars.ts, timezone_of(found.calendar)) % (step * MINUTE_NS)
+    if not 30 <= step <= 720 or (wall > 0).mean() > MOST_OUTSIDE:
+        return grid
+    on_clock = session_grid(found.calendar, first - day, last + day, step, "clock")
+    starts = np.concatenate([bars.ts, bars.ts - step * MINUTE_NS])  # be they starts or ends
+    if ((on_clock.locate(starts) >= 0) & (grid.locate(starts) < 0)).mean() < MOST_OUTSIDE / 2:
+        return grid
+    found.hours = "clock"
+    found.note("hours", "clock", "sure", f"bars begin at multiples of {step} minutes")
+    return on_clock
 
 
 def _zone(
@@ -526,6 +538,8 @@ def _calendar(
     sure: Sure = "assumed"
     if asked is not None:
         sure = "given"
+    elif proposal.refuted is not None:
+        why += f"; {proposal.refuted.outside:.1%} lie outside of {proposal.refuted.calendar}"
     elif proposal.calendars:
         why += f"; {', '.join(proposal.calendars[:3])} would fit too: a holiday of one tells"
     elif proposal.has_volume and not (is_daily and share):

@@ -18,24 +18,30 @@ def has_date(file: BarFile) -> bool:
     return re.search(r"(19|20)\d\d-?[01]\d-?[0-3]\d", file.stem) is not None
 
 
-def choose_prices(files: Sequence[BarFile]) -> list[BarFile]:
+_PRICES = "ask|bid|last|mid|quote|trade"
+_LENGTHS = r"\d+ ?(?:m|mins?|minutes?|h|hours?|d|days?)|[mhd]\d{1,3}|daily|hourly"
+
+
+def choose_kind(files: Sequence[BarFile]) -> list[BarFile]:
     """Choose the files of trades among those whose names say bid, ask or trade. Raises BarError for
-    bids and asks alone."""
-    kinds: dict[str, list[BarFile]] = {}
-    for file in files:
-        word = re.search(r"[._\s-](ask|bid|last|mid|quote|trade)(?![^._\s-])", file.stem, re.I)
-        kinds.setdefault(word[1].lower() if word else "", []).append(file)
-    if len(kinds) < 2 or "" in kinds:
-        return list(files)
-    for kind in ("trade", "last"):
-        if kind in kinds:
-            return kinds[kind]
-    kind, chosen = next(iter(kinds.items()))
-    pattern = name_pattern(chosen, needs_date=False)
-    raise BarError(
-        f"{chosen[0].name}: by their names the files hold several kinds of prices"
-        f" ({', '.join(kinds)}); choose one, such as {kind}: --name-pattern '{pattern}'"
-    )
+    bids and asks alone, and for several lengths of bars."""
+    for said, words in (("kinds of prices", _PRICES), ("lengths of bars", _LENGTHS)):
+        kinds: dict[str, list[BarFile]] = {}
+        for file in files:
+            word = re.search(rf"[._\s-]({words})(?![^._\s-])", file.stem, re.I)
+            kinds.setdefault(word[1].lower() if word else "", []).append(file)
+        if len(kinds) < 2 or "" in kinds:
+            continue
+        chosen = kinds.get("trade") or kinds.get("last")
+        if chosen is None:
+            kind, chosen = next(iter(kinds.items()))
+            raise BarError(
+                f"{chosen[0].name}: by their names the files hold several {said}"
+                f" ({', '.join(kinds)}); choose one, such as {kind}:"
+                f" --name-pattern '{name_pattern(chosen, needs_date=False)}'"
+            )
+        files = chosen
+    return list(files)
 
 
 def choose_layout(

@@ -18,29 +18,30 @@ import numpy as np
 import pandas as pd
 
 from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, Array, Bars
-from fintrader.bars.calendar import FX, QUARTER_NS, session_spans, timezone_of
+from fintrader.bars.calendar import (
+    FX,
+    QUARTER_NS,
+    session_edges,
+    since_midnight,
+    timezone_of,
+)
 from fintrader.errors import DataError
 from fintrader.results.market_description import MOST_OUTSIDE
 
-CALENDARS = (
-    *("XNAS", "CMES", "XTSE", "XLON", "XETR", "XTKS", "XKRX", "XHKG", "XSHG", "XBOM", "XASX"),
-    *("XTAI", "BVMF", "XIST"),
-    *("24/7", FX, "24/5"),
+USUAL, RARER, ZONES = (
+    names.split()
+    for names in (
+        "XNAS CMES XTSE XLON XETR XTKS XKRX XHKG XSHG XBOM XASX XTAI BVMF XIST 24/7 FX 24/5",
+        "XEUR XPAR XMIL XMAD XSWX XSTO XOSL XCSE XHEL XWBO XDUB XWAR XPRA XBUD XMOS XJSE XMEX XBUE"
+        " XSGO XSES XBKK XIDX XKLS XPHS XNZE XKAR XCBF",
+        "UTC America/New_York Etc/GMT+5 America/Chicago America/Denver America/Los_Angeles"
+        " America/Sao_Paulo Europe/London Europe/Berlin Europe/Athens Asia/Kolkata Asia/Shanghai"
+        " Asia/Tokyo Australia/Sydney",
+    )
 )
-"""The calendars that are proposed, the likelier first. XBOM's sessions are those of India's NSE."""
-ZONES = (
-    *("UTC", "America/New_York", "Etc/GMT+5", "America/Chicago", "America/Denver"),
-    *(
-        "America/Los_Angeles",
-        "America/Sao_Paulo",
-        "Europe/London",
-        "Europe/Berlin",
-        "Europe/Athens",
-        "Asia/Kolkata",
-    ),
-    *("Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney"),
-)
-"""Athens is the clock of MetaTrader's servers."""
+"""Calendars that are proposed, the likelier first; those that are tried where many rows lie outside
+of the usual ones; zones of naive times. XBOM's sessions are those of India's NSE, and Athens is the
+clock of MetaTrader's servers."""
 _UTC_ONLY = ("24/7", "24/5")
 _REST = {"CMES": 60 * MINUTE_NS}
 """A pause at the end of each session, which exchange_calendars does not know."""
@@ -50,6 +51,10 @@ _CLEAR = {False: 20.0, True: 10.0}
 daily bars."""
 _RARE = 10.0
 """Cost of times that are the ends of bars of five minutes or more."""
+_MOST_AWAY = 0.3
+"""Largest share of the volume before the open and after the close."""
+_AROUND_THE_CLOCK = 0.6
+"""Share of all hours of all days that markets of 23 hours and five days fill, and no others."""
 _ALIKE = 2.0
 """Costs that differ by less are alike, and the likelier hypothesis counts."""
 
@@ -64,6 +69,8 @@ class Hypothesis:
     """The likelier one is lower; the last says that times are the ends of bars."""
     outside: float
     """Share of the rows outside of the sessions and their extended hours."""
+    away: float
+    """Share of the volume outside of the sessions."""
     filled: float
     """Share of the sessions' slots with rows."""
     cost: float
@@ -80,6 +87,8 @@ class Proposal:
     """Other zones."""
     has_volume: bool
     """Volume carries information; without it nothing is certain."""
+    refuted: Hypothesis | None = None
+    """The best of the usual calendars, where many rows lie outside of it and this is none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +103,33 @@ class _Slots:
     """Slots of which rows were read, if there are any."""
     width: int
     """Slots that a bar fills."""
+
+
+def find_calendar(
+    bars: Bars, zones: Sequence[str], step: int, spans: Sequence[tuple[int, int]]
+) -> Proposal:
+    """Propose one of the usual calendars; where many rows or trades lie outside of these, a
+    likelier one of all, or 24/7 for bars that no calendar's rest refutes. See `propose`."""
+    usual = propose(bars, USUAL, zones, step, spans)
+    if usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY:
+        return usual
+    homes = map(timezone_of, RARER) if len(zones) > 1 else ()
+    other = propose(bars, RARER, [*zones, *homes], step, spans)
+    if other.best.outside <= MOST_OUTSIDE and other.best.cost < usual.best.cost:
+        return replace(other, refuted=usual.best)
+    always = propose(bars, ("24/7",), zones, step, spans)
+    is_daily = step >= DAY_MINUTES - 60
+    is_always = _trades_at_weekends(bars) if is_daily else always.best.filled > _AROUND_THE_CLOCK
+    return replace(always, refuted=usual.best) if is_always else usual
+
+
+def _trades_at_weekends(bars: Bars) -> bool:
+    """Report whether daily bars of weekends lie between weeks with bars of Monday and Friday, which
+    dates that are a day off do not."""
+    days = bars.ts // (DAY_MINUTES * MINUTE_NS) + bars.symbol * 7_000_000
+    weekday = (days + 3) % 7  # 1970 began on a Thursday; 0 is Monday
+    monday = days[weekday > 4] - weekday[weekday > 4]
+    return bool(np.isin(np.add.outer([0, 4, 7, 11], monday), days).all(axis=0).mean() > 0.7)
 
 
 def propose(
@@ -117,7 +153,7 @@ def propose(
         clocks.setdefault(_clock(zone), zone)
     tables = [
         (zone, is_end, table)
-        for is_end in ((False,) if is_daily else (False, True))
+        for is_end in _labels(bars, step)
         for zone, table in _slots_by_zone(
             bars, list(clocks.values()), step, is_end, is_daily, np.array(spans)
         )
@@ -129,7 +165,7 @@ def propose(
         if is_daily and calendar == FX and len(calendars) > 1:
             continue  # its days are those of 24/5
         try:
-            masks = _session_masks(calendar, first, stop, is_daily)
+            masks = _session_masks(calendar, first, stop, DAY_MINUTES if is_daily else step)
         except DataError:
             if len(calendars) == 1:
                 raise
@@ -140,14 +176,24 @@ def propose(
             rank = _rank_zone(calendar, zone, home, len(clocks))
             if rank is not None:
                 span = slice(table.base - first, table.base - first + len(table.rows))
-                inside, allowed = (mask[span] for mask in masks)
-                ranks = (*rank, is_end)
-                one = _judge(calendar, name, ranks, table, inside, allowed, has_volume)
+                sessions = [mask[span] for mask in masks]
+                one = _judge(calendar, name, (*rank, is_end), table, sessions, has_volume)
                 rare = 0.0 if not is_end else _RARE if step >= 5 else _ALIKE / 2
                 found.append(replace(one, cost=one.cost + rare))
     if not found:
         raise DataError("no calendar covers the years of these bars; name one with --calendar")
     return _choose(found, is_daily, has_volume)
+
+
+def _labels(bars: Bars, step: int) -> tuple[bool, ...]:
+    """Whether times may be ends of bars: those of days may not, and those must be whose days begin
+    a bar after a full quarter of an hour and end at one."""
+    if step >= DAY_MINUTES - 60:
+        return (False,)
+    ts = np.unique(bars.ts) // MINUTE_NS
+    night = np.flatnonzero(np.diff(ts) > 120)
+    edges = np.stack([ts[night + 1] - step, ts[night]]) % 15
+    return (True,) if step < 15 and night.size and (edges == 0).mean() > 0.9 else (False, True)
 
 
 def _rank_zone(
@@ -186,36 +232,31 @@ def _judge(
     zone: str,
     rank: tuple[bool, ...],
     slots: _Slots,
-    inside: Array,
-    allowed: Array,
+    sessions: Sequence[Array],
     has_volume: bool,
 ) -> Hypothesis:
-    loud = allowed if calendar in _REST else inside
-    away = float(slots.volume[~loud].sum()) / float(slots.volume.sum()) if has_volume else 0.0
+    inside, starts, allowed = sessions
+    loud = allowed if calendar in _REST else starts
+    away = float(slots.volume[~loud].sum() / slots.volume.sum()) if has_volume else 0.0
     # a session's last bar may be shorter than the others: outside only the begin of a bar counts
     begins = slots.rows > 0
     known = slots.is_known
-    fills = (
-        slots.is_filled[inside & known],
-        begins[allowed & ~inside & known],
-        begins[~allowed & known],
-    )
-    rest = _MOST_AT_REST if calendar in _REST else 1.0
-    costs = list(map(_surprise, fills, (1.0, rest, MOST_OUTSIDE)))
-    cost = costs[0] / slots.width + sum(costs[1:])
-    outside = float(slots.rows[~allowed].sum()) / float(slots.rows.sum())
-    filled = float(fills[0].mean()) if len(fills[0]) else 0.0
-    cost += away * np.count_nonzero(slots.is_filled)
-    return Hypothesis(calendar, zone, rank, outside, filled, cost)
+    filled = slots.is_filled[inside & known]
+    cost = away * np.count_nonzero(slots.is_filled)
+    cost += _surprise(filled.sum() / slots.width, len(filled) / slots.width, 1.0)
+    rest = (_MOST_AT_REST, 1) if calendar in _REST else (1.0, slots.width)
+    for mask, (most, width) in ((allowed & ~starts, rest), (~allowed, (MOST_OUTSIDE, 1))):
+        cost += _surprise(begins[mask & known].sum(), np.sum(mask & known) / width, most)
+    outside = float(slots.rows[~allowed].sum() / slots.rows.sum())
+    held = float(filled.sum() / max(len(filled), 1))
+    return Hypothesis(calendar, zone, rank, outside, away, held, cost)
 
 
-def _surprise(is_filled: Array, most: float) -> float:
-    """-log L = -k log p - (n - k) log(1 - p) of slots that are filled with probability p = k / n,
-    or at `most` that."""
-    n = len(is_filled)
-    k = np.count_nonzero(is_filled)
-    p = min(k / max(n, 1), most)
-    return float(-k * np.log(p or 1.0) - (n - k) * np.log1p(-p if p < 1 else 0.0))
+def _surprise(k: float, n: float, most: float) -> float:
+    """-log L = -k log p - (n - k) log(1 - p) of bars that `k` of `n` places hold, each with
+    probability p = k / n, or at `most` that."""
+    p = min(k / max(n, k, 1), most)
+    return float(-k * np.log(p or 1.0) - max(n - k, 0.0) * np.log1p(-p if p < 1 else 0.0))
 
 
 def _slots_by_zone(
@@ -243,20 +284,26 @@ def _slots_by_zone(
         yield zone, _Slots(base, counts[0], counts[1], is_filled, is_known, width)
 
 
-def _session_masks(calendar: str, first: int, stop: int, is_daily: bool) -> tuple[Array, Array]:
-    """`[Q]` bool twice: slots of the sessions, and those that may hold rows."""
+def _session_masks(calendar: str, first: int, stop: int, step: int) -> tuple[Array, Array, Array]:
+    """`[Q]` bool three times: slots of the sessions, those in which their bars of `step` minutes
+    begin, and those that may hold rows."""
+    is_daily = step >= DAY_MINUTES
     unit = 96 if is_daily else 1
     days = [dt.date(1970, 1, 1) + dt.timedelta(slot * unit // 96) for slot in (first, stop)]
-    dates, spans = session_spans(calendar, days[0] - _DAY, days[1] + _DAY)
+    dates, spans = session_edges(calendar, days[0] - _DAY, days[1] + _DAY)
     if is_daily:
         number = dates.astype(np.int64)
         mask = np.isin(np.arange(first, stop), number)
-        return mask, mask
-    before, begin, pause, resume, end, after = spans.T
+        return mask, mask, mask
+    before, begin, pause, resume, end, after = spans
     last = end - _REST.get(calendar, 0)
     inside = _mask([(begin, np.minimum(pause, last)), (resume, last)], first, stop)
-    allowed = _mask([(before, pause), (resume, after)], first, stop)
-    return inside, allowed
+    # a bar of a full hour may begin before the open, if the session before ended earlier
+    clock = np.concatenate([begin[end - begin < 20 * 60 * MINUTE_NS], resume[resume > pause]])
+    clock = clock - since_midnight(clock, timezone_of(calendar)) % (step * MINUTE_NS)
+    starts = inside | _mask([(clock, clock + QUARTER_NS)], first, stop)
+    allowed = starts | _mask([(before, pause), (resume, after)], first, stop)
+    return inside, starts, allowed
 
 
 _DAY = dt.timedelta(days=1)

@@ -44,12 +44,15 @@ _EARLIEST = 473_385_600
 """Seconds from 1970 to 1985: no file's bars end before, but dates look like such numbers."""
 _MOST_ABOVE = 12
 """Lines that may stand above a table."""
-_DATES = (
-    *("%Y-%m-%d", "%m/%d/%Y", "%d.%m.%Y", "%d/%m/%Y", "%Y%m%d", "%Y.%m.%d", "%Y/%m/%d"),
-    *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
-    *("%Y%m%dT", "%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
+_DATES, _CLOCKS = (
+    formats.split("|")
+    for formats in (
+        "%Y-%m-%d|%m/%d/%Y|%d.%m.%Y|%d/%m/%Y|%Y%m%d|%Y.%m.%d|%Y/%m/%d|%m/%d/%y|%d/%m/%y|"
+        "%d.%m.%y|%d-%m-%Y|%m-%d-%Y|%d-%b-%Y|%d-%b-%y|%Y%m%dT|%Y年%m月%d日|"
+        "%d %b %Y|%b %d %Y|%b %d, %Y|%B %d, %Y|%d %B %Y",
+        "%H:%M|%H:%M:%S|%H:%M:%S.%f|%I:%M %p|%I:%M:%S %p|%I-%p",
+    )
 )
-_CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I-%p")
 _COUNTED = {
     6: ("%d%m%y", "%m%d%y", "%y%m%d"),
     8: ("%Y%m%d", "%d%m%Y", "%m%d%Y"),
@@ -59,7 +62,7 @@ _COUNTED = {
 """Number of digits -> formats of times without separators."""
 _LEVELS = "', '"
 """Between the names of two levels as pandas writes them in Parquet: `('Open', 'AAPL')`."""
-_PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
+_PRICE_KINDS = re.findall(r"\w+", "adj adjusted unadj raw bid ask mid")
 """Words before a price's name that are not symbols."""
 
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
@@ -783,16 +786,13 @@ def _choose_date_format(cells: pd.Series[Any], fits: list[str]) -> tuple[str, st
         steps = np.diff(days)
         ways = int(np.count_nonzero(np.diff(np.sign(steps[steps != 0]))))
         scores[written] = (ways, int(np.ptp(days)))
+    orders = [re.sub("[^YymdbB]", "", written) for written in fits]
     best, *others = sorted(fits, key=lambda written: scores[written])
     (ways, reach), (other_ways, other_reach) = scores[best], scores[others[0]]
-    if scores[best] == scores[others[0]] and len({*map(_order_of_date, fits)}) > 1:
+    if scores[best] == scores[others[0]] and len({*orders}) > 1:
         return best, f"guess: {others[0]} fits as well; --time-format decides; "
     is_clear = other_ways > 2 * ways + 2 or 2 * reach < other_reach or reach == other_reach
     return best, "" if is_clear else f"guess: fits better than {others[0]}, "
-
-
-def _order_of_date(written: str) -> str:
-    return "".join(re.findall(r"%([YymdbB])", written))
 
 
 def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
@@ -830,13 +830,13 @@ def _count_epoch(layout: Layout) -> None:
 
 
 _WORDS = re.compile(
-    "adj|adjusted|alpaca|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|bats|bid|binance|"
-    "bitfinex|bitstamp|"
-    "bybit|candle|candles|candlestick|coinbase|crypto|daily|dat|data|day|days|download|"
-    "etf|etfs|export|finance|forex|full|futures|fx|gemini|historical|history|hour|hourly|"
-    "intraday|kline|klines|kraken|last|mid|min|minute|minutes|nasdaq|nyse|ohlc|ohlcv|okx|"
-    "polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|trade|trades|unadj|"
-    "volume|weekly|wiki|yahoo|yahoofinance",
+    "adj|adjusted|alpaca|alphavantage|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
+    "bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|candlestick|coinbase|"
+    "crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|forex|"
+    "full|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
+    "kucoin|last|metatrader|mexc|mid|min|minute|minutes|mt4|mt5|nasdaq|nyse|oanda|ohlc|ohlcv|"
+    "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|tiingo|trade|trades|"
+    "tradingview|unadj|volume|weekly|wiki|yahoo|yahoofinance",
     re.IGNORECASE,
 )
 """Words in names of files that are no symbols."""

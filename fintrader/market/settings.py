@@ -61,7 +61,8 @@ class DataSettings(Settings):
     never rests)."""
     hours: Hours = "regular"
     """`extended` keeps bars before the open and after the close: 04:00 to 20:00 in New York, to
-    17:00 on a half day."""
+    17:00 on a half day. `clock` is for bars of full hours where sessions open at half past: the
+    first one begins before the open."""
     bar_minutes: int = Field(1, ge=1, le=1440)
     """Length of the market's bars; minute bars are put together inside each session."""
     universe: UniverseSettings = UniverseSettings()

@@ -43,7 +43,7 @@ device: auto
 
 data:
   bar_minutes: {market:<16} # {bars_are}
-  hours: regular               # extended keeps the bars before the open and after the close
+  hours: {hours:<22} # extended keeps the bars before the open and after the close
   calendar: {calendar}
 {bars}{waivers}\
   benchmark: null              # all symbols in equal weights; a FILE (date, close) for an index
@@ -240,6 +240,7 @@ def render_yaml(found: Detection, path: Path) -> str:
         ),
         market=plan.market,
         bars_are="a session a bar" if plan.is_daily else "bars of the market, put together",
+        hours=found.hours,
         calendar=found.calendar,
         bars=_join(_render_data(found)),
         actions="which override the vendor's"
@@ -315,7 +316,8 @@ def _cut_windows(sessions: Sequence[dt.date]) -> list[tuple[dt.date, dt.date]]:
     count = len(sessions)
     if count < FEWEST:
         raise BarError(
-            f"the bars span {count} sessions; training, validation and test need {FEWEST} or more"
+            f"the bars span {count} sessions; training, validation and test need {FEWEST} or more;"
+            " get bars of more days"
         )
     # Few sessions show nothing in a test, and their annual figures are extrapolations.
     tested = min(0.4, max(0.2, _HALF_YEAR / count))

@@ -629,6 +629,7 @@ def test_flat_days_without_volume_count_for_no_calendar(tmp_path):
         (["Boom_1000_Index_H1", "Jump_Index_H1"], "{symbol}_H1"),
         (["Boom_1000_Index", "Jump_Index"], "{symbol}"),
         (["jpyusd_barchartdotcom"], "{symbol}_barchartdotcom"),
+        (["fxcm_eur_usd_eod_data"], "fxcm_{symbol}_eod_data"),
     ],
 )
 def test_the_shared_ending_of_names_is_no_symbol(stems, pattern):

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fintrader.bars.calendar import timezone_of
 from fintrader.bars.detect import detect
 from fintrader.errors import BarError
 from fintrader.market.build import make_market
@@ -891,3 +892,163 @@ def test_bars_longer_than_a_day_are_refused(rule, tmp_path):
     zoo.each(lambda f, p: f.resample(rule).agg(parts).rename_axis("Date").to_csv(p))
     with pytest.raises(BarError, match="longer than a day"):
         detect(str(tmp_path))
+
+
+def build_alone(frame, path, tmp_path):
+    """Write one symbol's frame and build the market that `init` proposes, cell by cell the frame;
+    `frame.index`: starts of bars as written, or days."""
+    found = detect(str(path))
+    settings = built(found, tmp_path).model_copy(update={"bar_minutes": found.bar_minutes})
+    market = make_market(settings)
+    traded = market.tradable.numpy()[:, 0]
+    for field in ("open", "close", "volume"):
+        values = getattr(market, field).numpy()[traded, 0]
+        np.testing.assert_allclose(values, frame[field].to_numpy("float32"), rtol=1e-6)
+    stamps = pd.DatetimeIndex(market.timestamps())[traded]
+    return found, stamps.tz_convert("UTC") if stamps.tz else stamps.tz_localize("UTC")
+
+
+def hours_of(calendar, zone):
+    """A walk over the full hours of a zone's clock that touch sessions, at their starts in UTC."""
+    import exchange_calendars as xc
+
+    exchange = xc.get_calendar(calendar)
+    days = exchange.sessions_window(exchange.date_to_session("2024-02-20", "next"), 40)
+    minutes = exchange.sessions_minutes(days[0], days[-1])
+    hours = minutes.tz_convert(zone).tz_localize(None).floor("h").unique()
+    return walk(hours.tz_localize(zone).tz_convert("UTC"), 100.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("calendar", "zone", "label"),
+    [
+        ("XNAS", "America/New_York", "start"),
+        ("XNAS", "Europe/Warsaw", "end"),
+        pytest.param("XNAS", "UTC", "start", marks=pytest.mark.slow),
+        pytest.param("XBOM", "Asia/Kolkata", "start", marks=pytest.mark.slow),
+        pytest.param("XHKG", "Asia/Hong_Kong", "end", marks=pytest.mark.slow),
+        pytest.param("XTKS", "Asia/Tokyo", "start", marks=pytest.mark.slow),
+    ],
+)
+def test_bars_of_full_hours_may_begin_before_the_open(calendar, zone, label, tmp_path):
+    """Stooq's and most brokers' hours, of sessions that open at half past nine: 9:00 is the first
+    bar."""
+    frame = hours_of(calendar, timezone_of(calendar))
+    written = frame.tz_convert(zone).tz_localize(None)
+    written.index += pd.Timedelta(hours=int(label == "end"))
+    written.rename_axis("Date").to_csv(tmp_path / "ABCD.csv")
+    found, stamps = build_alone(frame, tmp_path / "ABCD.csv", tmp_path)
+    assert found.calendar == calendar
+    assert list(stamps) == list(frame.index)
+
+
+def test_bars_around_the_session_by_the_hour_are_those_of_the_session(tmp_path):
+    """04:00 to 20:00 in New York: once taken for futures."""
+    days = stamps_of("us", daily=True)[:40]
+    stamps = pd.DatetimeIndex(
+        [day + pd.Timedelta(hours=hour) for day in days for hour in range(4, 20)]
+    )
+    frame = walk(stamps.tz_localize("America/New_York").tz_convert("UTC"), 100.0, 3)
+    inside = frame.index.tz_convert("America/New_York").hour.isin(range(9, 16))
+    frame.loc[inside, "volume"] *= 40
+    frame.tz_convert("America/New_York").tz_localize(None).rename_axis("Date").to_csv(
+        tmp_path / "ABCD.csv"
+    )
+    found, stamps = build_alone(frame[inside], tmp_path / "ABCD.csv", tmp_path)
+    assert (found.calendar, found.extended) == ("XNAS", True)
+    assert list(stamps) == list(frame.index[inside])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("calendar", "zone", "first", "last", "step", "label"),
+    [
+        ("XEUR", "Europe/Berlin", "09:00", "22:00", 1, "end"),
+        ("XMOS", "Europe/Moscow", "10:00", "18:45", 5, "start"),
+    ],
+)
+def test_a_rarer_calendar_is_found(calendar, zone, first, last, step, label, tmp_path):
+    import exchange_calendars as xc
+
+    exchange = xc.get_calendar(calendar)
+    parts = [
+        pd.date_range(
+            f"{day:%Y-%m-%d} {first}",
+            f"{day:%Y-%m-%d} {last}",
+            freq=f"{step}min",
+            tz=zone,
+            inclusive="left",
+        )
+        for day in exchange.sessions_in_range("2024-03-04", "2024-04-19")
+    ]
+    frame = walk(parts[0].append(parts[1:]).tz_convert("UTC"), 100.0, 3)
+    written = frame.tz_convert(zone).tz_localize(None)
+    written.index += pd.Timedelta(minutes=step * (label == "end"))
+    written.rename_axis("Date").to_csv(tmp_path / "ABCD.csv")
+    found, stamps = build_alone(frame, tmp_path / "ABCD.csv", tmp_path)
+    noted = {one.setting: one for one in found.findings}
+    assert (noted["calendar"].value, noted["calendar"].sure) == (calendar, "assumed")
+    assert list(stamps) == list(frame.index)
+
+
+WORKED_SATURDAYS = ["2024-02-17", "2024-04-27", "2024-06-08", "2024-08-31", "2024-11-02"]
+
+
+@pytest.mark.slow
+def test_days_of_worked_saturdays_count_on_a_calendar_of_all_days(tmp_path):
+    days = pd.bdate_range("2024-02-01", "2024-11-29").union(pd.DatetimeIndex(WORKED_SATURDAYS))
+    frame = walk(days, 100.0, 3)
+    frame.rename_axis("Date").to_csv(tmp_path / "ABCD.csv")
+    found, stamps = build_alone(frame, tmp_path / "ABCD.csv", tmp_path)
+    noted = {one.setting: one for one in found.findings}
+    assert (noted["calendar"].value, noted["calendar"].sure) == ("24/7", "assumed")
+    assert "lie outside of 24/5" in noted["calendar"].why
+    assert list(stamps.tz_localize(None)) == list(days)
+
+
+@pytest.mark.slow
+def test_days_that_are_a_day_off_stay_refused(tmp_path):
+    """Fridays of some weeks as Sundays before, as a wrong zone writes them: no trading on
+    weekends."""
+    days = pd.bdate_range("2024-02-01", "2024-11-29")
+    early = days - pd.to_timedelta((days.isocalendar().week % 4 == 0).to_numpy().astype(int), "D")
+    walk(early, 100.0, 3).rename_axis("Date").to_csv(tmp_path / "ABCD.csv")
+    with pytest.raises(BarError, match="outside of the sessions"):
+        detect(str(tmp_path / "ABCD.csv"))
+
+
+@pytest.mark.slow
+def test_four_hours_of_currencies_in_utc_count_on_a_calendar_of_all_days(tmp_path):
+    """The first bar of a week begins before the market opens, at 21:00 or 22:00."""
+    stamps = pd.date_range("2024-01-07 20:00", "2024-12-13 20:00", freq="4h", tz="UTC")
+    hour_of_week = stamps.day_of_week * 24 + stamps.hour
+    frame = walk(stamps[(hour_of_week < 5 * 24) | (hour_of_week >= 6 * 24 + 20)], 1.1, 3)
+    frame.tz_localize(None).to_csv(tmp_path / "EURUSD_H4.csv", header=False)
+    found, got = build_alone(frame, tmp_path / "EURUSD_H4.csv", tmp_path)
+    noted = {one.setting: one for one in found.findings}
+    assert (noted["calendar"].sure, noted["timezone"].sure) == ("assumed", "assumed")
+    assert list(got) == list(frame.index)
+
+
+def test_files_of_several_lengths_of_bars_are_refused_with_a_pattern_that_works(tmp_path):
+    zoo = Zoo(tmp_path / "bars", "us", daily=False)
+    zoo.folder.mkdir()
+    zoo.each(lambda f, p: zoo.local(f).rename_axis("Date").to_csv(p), name="{}_5min")
+    parts = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+    for symbol, frame in zoo.frames.items():
+        longer = zoo.local(frame.resample("15min").agg(parts).dropna())
+        longer.rename_axis("Date").to_csv(zoo.folder / f"{symbol}_15min.csv")
+    with pytest.raises(BarError, match=r"lengths of bars \(15min, 5min\)") as caught:
+        detect(str(zoo.folder))
+    assert str(caught.value).endswith("--name-pattern '{symbol}_15min'")
+    found = detect(str(zoo.folder), known={"name_pattern": "{symbol}_5min"})
+    assert (found.bar_minutes, found.symbols) == (5, zoo.symbols)
+
+
+def test_a_last_volume_of_0_without_a_newline_is_whole(tmp_path):
+    zoo = Zoo(tmp_path, "us", daily=False)
+    for symbol, frame in zoo.frames.items():
+        frame.iloc[-1, 4] = 0
+        text = zoo.local(frame).rename_axis("Date").to_csv()
+        (tmp_path / f"{symbol}.csv").write_text(text.rstrip("\n"))
+    assert detect(str(tmp_path)).symbols == zoo.symbols

@@ -293,7 +293,8 @@ def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
         places = {len(field.partition(decimal)[2]) for field in others}
         return len(last.partition(decimal)[2]) in places - {0}
     whole = [len(field) for field in others if decimal not in field]
-    return bool(last) and len(last) >= min(whole, default=len(last) + bool(others))
+    is_zero = last == "0" and whole == [*map(len, others)]  # no whole number begins so
+    return is_zero or (bool(last) and len(last) >= min(whole, default=len(last) + bool(others)))
 
 
 def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
