@@ -10,7 +10,6 @@ certain: a pattern must hold on nearly all days. Thin symbols, daily bars and od
 from __future__ import annotations
 
 import operator
-import re
 from collections import Counter, defaultdict
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
@@ -31,11 +30,7 @@ _LONGEST = _HOUR
 """Bars longer than this are too few a day to show where a session begins."""
 _AUCTION = 5 * MINUTE_NS
 """The closing auction is printed within this after the close."""
-_LENGTHS = [
-    *map(
-        int, re.findall(r"\d+", "2 3 4 5 6 10 12 13 15 20 26 30 39 60 65 78 90 120 130 180 195 240")
-    )
-]
+_LENGTHS = (2, 3, 4, 5, 6, 10, 12, 13, 15, 20, 26, 30, 39, 60, 65, 78, 90, 120, 130, 180, 195, 240)
 _JUMP = 4.0
 """The bar at the open has so many times the volume of the one before it, where trading goes on
 before."""

@@ -25,7 +25,7 @@ log = logging.getLogger("fintrader.bars")
 
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 """End of a time as text that carries an offset from UTC."""
-EMPTY = ("", *re.findall(r"\S+", "null none nan nat na n/a #n/a - --"))
+EMPTY = ("", "null", "none", "nan", "nat", "na", "n/a", "#n/a", "-", "--")
 """Cells, written small, that hold no number; among tickers they are such."""
 _MARKS = "[,' \u00a0\u202f]"
 _MONEY = "[$€£¥₩₹]"
@@ -39,14 +39,16 @@ _WRITTEN = re.compile(
 _EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"}
 ZONE_NAME = r"^(.*(?:\d|[AaPp][Mm]))\s+((?![AaPp][Mm]$)[A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)$"
 """A time, and the name of its zone."""
-_OFFSETS: dict[str, str] = dict(
-    re.findall(
-        r"([A-Z]+)(\S+)",
-        "PST-08:00 PDT-07:00 MST-07:00 MDT-06:00 CST-06:00 CDT-05:00 EST-05:00 EDT-04:00 "
-        "CET+01:00 BST+01:00 CEST+02:00 EET+02:00 EEST+03:00 IST+05:30 HKT+08:00 SGT+08:00 "
-        "JST+09:00 KST+09:00 AEST+10:00 AEDT+11:00",
+_OFFSETS = {
+    name: offset
+    for offset, names in (
+        *(("-08:00", "PST"), ("-07:00", "PDT MST"), ("-06:00", "MDT CST"), ("-05:00", "CDT EST")),
+        *(("-04:00", "EDT"), ("+01:00", "CET BST"), ("+02:00", "CEST EET"), ("+03:00", "EEST")),
+        *(("+05:30", "IST"), ("+08:00", "HKT SGT"), ("+09:00", "JST KST"), ("+10:00", "AEST")),
+        ("+11:00", "AEDT"),
     )
-)
+    for name in names.split()
+}
 CLOCK_DIGITS = {"%H%M": 4, "%H%M%S": 6, "%H%M%S%f": 9}
 """Formats of times of day without separators, and their digits; 9:30 may lack its leading zero."""
 EXCEL = "excel"

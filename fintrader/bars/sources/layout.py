@@ -102,7 +102,7 @@ class FilesSettings(Settings):
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
-        lacking = {*COLUMN_NAMES} - {"volume", *self.names}
+        lacking = {"ts", "symbol", "open", "high", "low", "close"} - {*self.names}
         if lacking:
             raise ValueError(f"columns.{min(lacking)}: name a column; only volume may be null")
         if self.wide is not None and "{symbol}" not in self.wide:

@@ -82,18 +82,14 @@ SPELLINGS = {
     }.items()
 }
 """Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""
-DATE_SPELLINGS, CLOCK_SPELLINGS, ACTIONS, WEAK, IN_UTC = (
-    words.split()
-    for words in (
-        "date datum day tag trade_date calendardate 日期",
-        "time zeit clock uhrzeit trade_time mdentrytime 时间",
-        "splitfactor split_factor stock_splits divcash dividends",
-        "name code stock contract start begin price last",
-        "gmt_time utc_time timestamp_utc datetime_utc date_utc date_gmt",
-    )
-)
-"""Names of columns of dates, of times of day, of splits and dividends; names that yield to any other
-of these; names that imply UTC."""
+DATE_SPELLINGS = ("date", "datum", "day", "tag", "trade_date", "calendardate", "日期")
+CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit", "trade_time", "mdentrytime", "时间")
+ACTIONS = ("splitfactor", "split_factor", "stock_splits", "divcash", "dividends")
+"""Names of columns of splits and dividends."""
+WEAK = ("name", "code", "stock", "contract", "start", "begin", "price", "last")
+"""Names that yield to any other of these."""
+IN_UTC = ("gmt_time", "utc_time", "timestamp_utc", "datetime_utc", "date_utc", "date_gmt")
+"""Names of columns that imply UTC."""
 
 
 def plain(column: object) -> str:

@@ -17,7 +17,18 @@ from fintrader.errors import install_command
 
 INDEX = "__index_level_0__"
 """A column without a name, as pandas calls its index in Parquet."""
-_WRAPPERS = "bars candles data historical ohlc ohlcv prices quotes results values"
+_WRAPPERS = (
+    "bars",
+    "candles",
+    "data",
+    "historical",
+    "ohlc",
+    "ohlcv",
+    "prices",
+    "quotes",
+    "results",
+    "values",
+)
 """Keys of JSON that hold the rows and are no symbols."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
 
@@ -114,7 +125,7 @@ def _rows(content: Any) -> list[Any]:
     symbol = next(filter(None, map(_find_symbol, (content, *nested.values()))), None)
     tables = {key: value for key, value in nested.items() if not _is_flat(value)}
     for key, value in tables.items():
-        if key.lower() in _WRAPPERS.split():
+        if key.lower() in _WRAPPERS:
             return _add_symbol(symbol, _rows(value))
     if not tables:
         raise TableError(_NO_TABLE)
