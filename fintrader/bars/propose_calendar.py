@@ -28,20 +28,23 @@ from fintrader.bars.calendar import (
 from fintrader.errors import DataError
 from fintrader.results.market_description import MOST_OUTSIDE
 
-USUAL, RARER, ZONES = (
-    names.split()
-    for names in (
-        "XNAS CMES XTSE XLON XETR XTKS XKRX XHKG XSHG XBOM XASX XTAI BVMF XIST 24/7 FX 24/5",
-        "XEUR XPAR XMIL XMAD XSWX XSTO XOSL XCSE XHEL XWBO XDUB XWAR XPRA XBUD XMOS XJSE XMEX XBUE"
-        " XSGO XSES XBKK XIDX XKLS XPHS XNZE XKAR XCBF",
-        "UTC America/New_York Etc/GMT+5 America/Chicago America/Denver America/Los_Angeles"
-        " America/Sao_Paulo Europe/London Europe/Berlin Europe/Athens Asia/Kolkata Asia/Shanghai"
-        " Asia/Tokyo Australia/Sydney",
-    )
+USUAL = (
+    *("XNAS", "CMES", "XTSE", "XLON", "XETR", "XTKS", "XKRX", "XHKG", "XSHG", "XBOM", "XASX"),
+    *("XTAI", "BVMF", "XIST", "24/7", FX, "24/5"),
 )
-"""Calendars that are proposed, the likelier first; those that are tried where many rows lie outside
-of the usual ones; zones of naive times. XBOM's sessions are those of India's NSE, and Athens is the
-clock of MetaTrader's servers."""
+"""Calendars that are proposed, the likelier first. XBOM's sessions are those of India's NSE."""
+RARER = (
+    *("XEUR", "XPAR", "XMIL", "XMAD", "XSWX", "XSTO", "XOSL", "XCSE", "XHEL", "XWBO", "XDUB"),
+    *("XWAR", "XPRA", "XBUD", "XMOS", "XJSE", "XMEX", "XBUE", "XSGO", "XSES", "XBKK", "XIDX"),
+    *("XKLS", "XPHS", "XNZE", "XKAR", "XCBF"),
+)
+"""Calendars that are tried where many rows lie outside of the usual ones."""
+ZONES = (
+    *("UTC", "America/New_York", "Etc/GMT+5", "America/Chicago", "America/Denver"),
+    *("America/Los_Angeles", "America/Sao_Paulo", "Europe/London", "Europe/Berlin"),
+    *("Europe/Athens", "Asia/Kolkata", "Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney"),
+)
+"""Zones of naive times. Athens is the clock of MetaTrader's servers."""
 _UTC_ONLY = ("24/7", "24/5")
 _REST = {"CMES": 60 * MINUTE_NS}
 """A pause at the end of each session, which exchange_calendars does not know."""
