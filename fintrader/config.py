@@ -383,9 +383,9 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
     Raises ConfigError when it is missing, unreadable or not a mapping.
     """
     path = Path(path)
-    if not path.is_file() and len(path.parts) == 1:
-        path = list_shipped_configs().get(path.name, path)
     try:
+        if not path.is_file() and len(path.parts) == 1:
+            path = list_shipped_configs().get(path.name, path)
         with path.open("rb") as file:
             text = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
