@@ -1,10 +1,11 @@
 """Market years of a deployment in an independent world: the real runner, a broker and a calendar
 with independent books, and every kind of event close to every other (`tests/engines/market_life*`).
 
-    python benchmarks/market_life.py [--years 160] [--first 1000] [--save]
+    python benchmarks/market_life.py [--years 160] [--months 400] [--first 1000] [--save]
 
-Years are lived one after the other, a seed each from `--first` on; a stopped run goes on where it
-was (`--fresh` lives them again). The record counts sessions, decisions, orders, restarts, events by
+Years are lived one after the other, a seed each from `--first` on, and then months in which one
+stock is delisted and another gets a new name; a stopped run goes on where it was (`--fresh` lives
+them again). The record counts sessions, decisions, orders, restarts, events by
 kind and pairs of kinds within three sessions of each other, and lists each problem: an order that
 policy and limits do not explain, one lost or doubled, a false halt or one without an alert, a
 cent or a share that broker and journal count differently, a flatten that ends neither flat nor
@@ -31,15 +32,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._bench import FinishedRuns, finish, read_arguments
 from fintrader.deploy.broker import hash_sources
 from fintrader.deploy.bundle import Bundle
-from tests.engines.market_life_events import KINDS, OF_THE_CALENDAR, Years, draw_events
+from tests.engines.market_life import MONTH
+from tests.engines.market_life_events import (
+    KINDS,
+    OF_THE_CALENDAR,
+    Years,
+    draw_events,
+    draw_month,
+)
 from tests.engines.market_life_run import Life, freeze_life
 
 
-def live(seed: int, bundle: Bundle) -> dict[str, Any]:
-    """Live one seed's year; its counts and its problems."""
+def live(seed: int, bundle: Bundle, *, is_month: bool = False) -> dict[str, Any]:
+    """Live one seed's year or month; its counts and its problems."""
     began = time.process_time()
+    how: dict[str, Any] = {"events": draw_events(seed, KINDS)}
+    if is_month:
+        how = {"events": draw_month(seed), "sessions": MONTH, "most_gone": 2}
     with tempfile.TemporaryDirectory() as place:
-        life = Life(seed, Path(place), bundle, events=draw_events(seed, KINDS)).run()
+        life = Life(seed, Path(place), bundle, **how).run()
     year = Years()
     year.add(life)
     return {
@@ -57,8 +68,8 @@ def live(seed: int, bundle: Bundle) -> dict[str, Any]:
 
 
 def summarise(years: list[dict[str, Any]]) -> dict[str, Any]:
-    """Add the years up."""
-    found: dict[str, Any] = {"years": len(years)}
+    """Add the years and months up."""
+    found: dict[str, Any] = {}
     for name in ("sessions", "decisions", "orders", "restarts", "alerts"):
         found[name] = sum(year[name] for year in years)
     events: Counter[str] = Counter()
@@ -87,7 +98,7 @@ def summarise(years: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Live the years, and write the record."""
-    options = read_arguments(__doc__, years=160, first=1000, fresh=False)
+    options = read_arguments(__doc__, years=160, months=400, first=1000, fresh=False)
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     finished = FinishedRuns("market_life", fresh=options.fresh)
@@ -98,7 +109,13 @@ def main() -> int:
         for seed in range(options.first, options.first + options.years):
             settings = {"seed": seed, "kinds": sorted(KINDS), "sources": hash_sources()}
             years.append(finished.get(str(seed), settings, lambda seed=seed: live(seed, bundle)))
-    found = summarise(years)
+        for seed in range(options.first, options.first + options.months):
+            settings = {"month": seed, "kinds": sorted(KINDS), "sources": hash_sources()}
+            one = finished.get(
+                f"month {seed}", settings, lambda seed=seed: live(seed, bundle, is_month=True)
+            )
+            years.append(one)
+    found = {"years": options.years, "months": options.months, **summarise(years)}
     finish("market_life", {**found, "commits": sorted(finished.commits)}, options)
     return 1 if found["problems"] else 0
 

@@ -42,7 +42,8 @@ NANO = 1_000_000_000
 CALENDAR = "LIFE"
 FIRST_YEAR, LAST_YEAR = 2008, 2024
 YEAR = 250
-"""Sessions of a market year."""
+MONTH = 20
+"""Sessions of a market year, and of a month."""
 
 
 class Killed(BaseException):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fintrader.bars.corporate_actions import Action
 from fintrader.deploy.bundle import Bundle
-from tests.engines.market_life import DAY, HOUR, MINUTE, NANO, SECOND, YEAR, Session, Ticket
+from tests.engines.market_life import DAY, HOUR, MINUTE, MONTH, NANO, SECOND, YEAR, Session, Ticket
 from tests.engines.market_life_run import Life
 
 Event = Callable[[Life, Session], object]
@@ -87,10 +87,14 @@ def dividend(life: Life, session: Session) -> object:
     return None
 
 
+def _count_gone(life: Life) -> int:
+    return sum(stock.gone is not None for stock in life.world.stocks.values())
+
+
 def symbol_change(life: Life, session: Session) -> object:
     symbol = life.pick(is_held=True)
     world = life.world
-    if symbol is None or any(stock.gone is not None for stock in world.stocks.values()):
+    if symbol is None or _count_gone(life) >= life.most_gone:
         return False
     name = f"{symbol}X"
     old = world.stocks[symbol]
@@ -109,7 +113,7 @@ def delisting(life: Life, session: Session) -> object:
     """A stock goes, and its holders get cash."""
     symbol = life.pick()
     world = life.world
-    if symbol is None or any(stock.gone is not None for stock in world.stocks.values()):
+    if symbol is None or _count_gone(life) >= life.most_gone:
         return False
     stock = world.stocks[symbol]
     life.mark_odd(symbol, life.end)
@@ -452,6 +456,17 @@ def draw_events(
             name = draw.choice(names)
             found.append((number, name, KINDS[name]))
     return found
+
+
+def draw_month(seed: int) -> list[tuple[int, str, Event]]:
+    """Draw the events of a month in which one stock goes and another gets a new name: in a year
+    both are rare."""
+    draw = random.Random(f"month {seed}")
+    events = [event for event in draw_events(seed, KINDS, 1.0) if event[0] < MONTH]
+    events += [
+        (draw.randrange(4, MONTH - 6), name, KINDS[name]) for name in ("delisting", "symbol_change")
+    ]
+    return sorted(events, key=lambda event: event[0])
 
 
 def count_pairs(happened: Iterable[tuple[int, str]]) -> Counter[tuple[str, str]]:

@@ -165,11 +165,14 @@ class Life:
         change: Callable[[Runner], object] = lambda runner: None,
         begin_minutes: int | None = None,
         enough: int = 20,
+        most_gone: int = 1,
     ) -> None:
         """events: number of the session, name, what happens before its open. change: gets each
         runner before it begins. begin_minutes: of `World`. enough: problems after which the life
-        ends."""
+        ends. most_gone: stocks that may be delisted or renamed; once two are gone, too few trade
+        for a decision."""
         self.enough = enough
+        self.most_gone = most_gone
         self.seed = seed
         self.home = home
         self.bundle = copy.copy(bundle)
