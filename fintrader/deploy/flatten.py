@@ -105,6 +105,11 @@ class Flatten:
         free = left.keys() - busy - doubtful
         return {name: -(float(math.trunc(left[name])) or left[name]) for name in free}
 
+    def wait(self, opens: int) -> None:
+        """Ask again at the next open."""
+        self.obstacles[""] = "the exchange is closed"
+        self._ask_at = min(self._ask_at, opens)
+
     def note_sent(self, symbols: Iterable[str], now: int) -> None:
         """Note that orders in these symbols are on their way."""
         self._again_at |= dict.fromkeys(symbols, now + SELL_AGAIN)

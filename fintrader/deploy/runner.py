@@ -592,26 +592,29 @@ class Runner:
         self._report_left(now)
 
     def _sell(self, orders: dict[str, float], now: int) -> None:
-        """Write down a flatten's orders: at once, or at the next open, for the length of a bar."""
+        """Write down a flatten's orders for the length of a bar; while the exchange is closed wait
+        for its open and ask again then, since shares may go overnight."""
+        last = self.grid.num_bars - 1
+        bar = min(int(np.searchsorted(self.grid.minutes, now - self.length, side="right")), last)
+        if now >= self.grid.end[self.grid.session[bar]]:  # a session's last bar may be shorter
+            bar = min(int(self.grid.first_bar[self.grid.session[bar] + 1]), last)
+        if now < self.grid.minutes[bar]:
+            self.flatten.wait(int(self.grid.minutes[bar]))
+            return
+        closes = int(self.grid.end[self.grid.session[bar]])
         history = self.recorder.rows.history
         prices = {name: history.last_close(name) for name in orders}
         sent = {name: count for name, count in orders.items() if count < 0 or prices[name] > 0}
         without_price = orders.keys() - sent.keys()
         self.flatten.obstacles |= dict.fromkeys(without_price, "it has no price to buy it back at")
-        last = self.grid.num_bars - 1
-        bar = min(int(np.searchsorted(self.grid.minutes, now - self.length, side="right")), last)
-        if now >= self.grid.end[self.grid.session[bar]]:  # a session's last bar may be shorter
-            bar = min(int(self.grid.first_bar[self.grid.session[bar] + 1]), last)
-        opens = max(int(self.grid.minutes[bar]), now)
-        closes = int(self.grid.end[self.grid.session[bar]])
         self.flatten.note_sent(orders, now)
         self._open_execution().begin(
             decision=now,
             orders=sent,
             prices=prices,
             at=now,
-            not_before=opens,
-            until=min(opens + self.length, closes),  # sent before the close, or not
+            not_before=now,
+            until=min(now + self.length, closes),  # sent before the close, or not
         )
 
     def _sell_simulated(self, account: BacktestAccount, now: int) -> Decision:

@@ -360,8 +360,10 @@ class Life:
         looks = [begin + after * SECOND for after in LOOKS]
         is_busy = self.consults and self.consults[-1].time >= begin - DAY / 2
         is_busy = is_busy or any(True for _ in self.world.open_tickets())
-        later = (look for look in looks if look > now) if is_busy else iter(())
-        return min(next(later, now + 10 * MINUTE), end if now < end else now + MINUTE)
+        looks = [look for look in looks if look > now] if is_busy else []
+        # A second alert of a kind waits for a minute.
+        looks += [at + MINUTE for at, _ in self.heard[-3:] if at + MINUTE > now]
+        return min([*looks, now + 10 * MINUTE, end if now < end else now + MINUTE])
 
     # --- the policy and its limits ---
 
