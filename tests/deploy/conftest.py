@@ -2,6 +2,7 @@
 
 import pytest
 
+from fintrader.deploy import broker
 from fintrader.deploy.journal import Journal
 from tests.engines.alpaca_loopback import KEY, SECRET
 
@@ -11,6 +12,12 @@ def _own_state(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("APCA_API_KEY_ID", KEY)
     monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
+
+
+@pytest.fixture(autouse=True)
+def _no_record(tmp_path, monkeypatch):
+    """Real money is closed here, whether or not this checkout's record has passed."""
+    monkeypatch.setattr(broker, "RECORD", tmp_path / "no_record.json")
 
 
 @pytest.fixture
