@@ -19,7 +19,8 @@ def has_date(file: BarFile) -> bool:
 
 
 _PRICES = "ask|bid|last|mid|quote|trade"
-_LENGTHS = r"\d+ ?(?:m|mins?|minutes?|h|hours?|d|days?)|[mhd]\d{1,3}|daily|hourly"
+_LENGTHS = r"\d+ ?(?:m|mins?|minutes?|h|hours?|d|days?)|m(?:1|5|15|30)|h[14]|d1|daily|hourly"
+"""MetaTrader's M30, but not a future of June 2024 (M24)."""
 
 
 def choose_kind(files: Sequence[BarFile]) -> list[BarFile]:
@@ -28,8 +29,8 @@ def choose_kind(files: Sequence[BarFile]) -> list[BarFile]:
     for said, words in (("kinds of prices", _PRICES), ("lengths of bars", _LENGTHS)):
         kinds: dict[str, list[BarFile]] = {}
         for file in files:
-            word = re.search(rf"[._\s-]({words})(?![^._\s-])", file.stem, re.I)
-            kinds.setdefault(word[1].lower() if word else "", []).append(file)
+            found = re.findall(rf"[._\s-]({words})(?![^._\s-])", file.stem, re.I)
+            kinds.setdefault(found[-1].lower() if found else "", []).append(file)
         if len(kinds) < 2 or "" in kinds:
             continue
         chosen = kinds.get("trade") or kinds.get("last")

@@ -129,6 +129,7 @@ def find_calendar(
 def _trades_at_weekends(bars: Bars) -> bool:
     """Report whether daily bars of weekends lie between weeks with bars of Monday and Friday, which
     dates that are a day off do not."""
+    # whole weeks between the symbols, so that a day's number tells both its symbol and its weekday
     days = bars.ts // (DAY_MINUTES * MINUTE_NS) + bars.symbol * 7_000_000
     weekday = (days + 3) % 7  # 1970 began on a Thursday; 0 is Monday
     monday = days[weekday > 4] - weekday[weekday > 4]
@@ -156,7 +157,7 @@ def propose(
         clocks.setdefault(_clock(zone), zone)
     tables = [
         (zone, is_end, table)
-        for is_end in _labels(bars, step)
+        for is_end in _list_labels(bars, step)
         for zone, table in _slots_by_zone(
             bars, list(clocks.values()), step, is_end, is_daily, np.array(spans)
         )
@@ -188,9 +189,9 @@ def propose(
     return _choose(found, is_daily, has_volume)
 
 
-def _labels(bars: Bars, step: int) -> tuple[bool, ...]:
-    """Whether times may be ends of bars: those of days may not, and those must be whose days begin
-    a bar after a full quarter of an hour and end at one."""
+def _list_labels(bars: Bars, step: int) -> tuple[bool, ...]:
+    """List the labels that are possible, True for the end of a bar: bars of days carry their begin,
+    and days that begin a bar after a full quarter of an hour and end at one carry the end."""
     if step >= DAY_MINUTES - 60:
         return (False,)
     ts = np.unique(bars.ts) // MINUTE_NS

@@ -44,15 +44,12 @@ _EARLIEST = 473_385_600
 """Seconds from 1970 to 1985: no file's bars end before, but dates look like such numbers."""
 _MOST_ABOVE = 12
 """Lines that may stand above a table."""
-_DATES, _CLOCKS = (
-    formats.split("|")
-    for formats in (
-        "%Y-%m-%d|%m/%d/%Y|%d.%m.%Y|%d/%m/%Y|%Y%m%d|%Y.%m.%d|%Y/%m/%d|%m/%d/%y|%d/%m/%y|"
-        "%d.%m.%y|%d-%m-%Y|%m-%d-%Y|%d-%b-%Y|%d-%b-%y|%Y%m%dT|%Y年%m月%d日|"
-        "%d %b %Y|%b %d %Y|%b %d, %Y|%B %d, %Y|%d %B %Y",
-        "%H:%M|%H:%M:%S|%H:%M:%S.%f|%I:%M %p|%I:%M:%S %p|%I-%p",
-    )
+_DATES = (
+    *("%Y-%m-%d", "%m/%d/%Y", "%d.%m.%Y", "%d/%m/%Y", "%Y%m%d", "%Y.%m.%d", "%Y/%m/%d"),
+    *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
+    *("%Y%m%dT", "%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
 )
+_CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I-%p")
 _COUNTED = {
     6: ("%d%m%y", "%m%d%y", "%y%m%d"),
     8: ("%Y%m%d", "%d%m%Y", "%m%d%Y"),
@@ -62,7 +59,7 @@ _COUNTED = {
 """Number of digits -> formats of times without separators."""
 _LEVELS = "', '"
 """Between the names of two levels as pandas writes them in Parquet: `('Open', 'AAPL')`."""
-_PRICE_KINDS = re.findall(r"\w+", "adj adjusted unadj raw bid ask mid")
+_PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 """Words before a price's name that are not symbols."""
 
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"

@@ -14,7 +14,8 @@ import subprocess
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fintrader.deploy.entries import Alert
@@ -37,13 +38,18 @@ class Alerts:
     def __init__(self, settings: AlertSettings, deployment: str) -> None:
         self.deployment = deployment
         self._has_supervisor = is_supervised()
-        self.command = list(settings.command)
-        self.urls = [*settings.urls, *os.environ.get(VARIABLE, "").split()]
-        for number, url in enumerate(self.urls, 1):
+        self._receivers: dict[str, Callable[[Mapping[str, str]], None]] = {}
+        """Name, which is no secret, and a function that sends news."""
+        urls = [*settings.urls, *os.environ.get(VARIABLE, "").split()]
+        for number, url in enumerate(urls, 1):
             check_address(url, f"address {number} of alerts.urls and {VARIABLE}")
+            self._receivers[f"alert address {number}"] = partial(_post, url)
+        if settings.command:
+            self._receivers["the alert's program"] = partial(_run, settings.command)
         self._sent: dict[str, float] = {}
         self._waiting: dict[str, Alert] = {}
-        self._under_way: list[threading.Thread] = []
+        self._newest: dict[str, threading.Thread] = {}
+        """Newest delivery to each receiver."""
 
     def send(self, alert: Alert) -> bool:
         """Send an alert; True if it was sent. Within a minute of another one of its kind it waits,
@@ -61,14 +67,14 @@ class Alerts:
         return True
 
     def deliver(self, news: Mapping[str, str]) -> None:
-        """Deliver news from a thread, after those before: a slow listener must not hold up an
-        order of the loop, and "ended" must not overtake an alert from before the end."""
-        if self.urls or self.command:
-            alive = [thread for thread in self._under_way if thread.is_alive()]
-            parts = (self.urls, self.command, news, alive[-1:])
+        """Deliver news to each receiver from a thread: a slow one must hold up neither an order of
+        the loop nor another receiver. Each gets its news in order, so that "ended" overtakes no
+        alert from before the end."""
+        for name, send in self._receivers.items():
+            parts = (name, send, news, self._newest.get(name))
             thread = threading.Thread(target=_deliver, args=parts, daemon=True)
             thread.start()
-            self._under_way = [*alive, thread]
+            self._newest[name] = thread
 
     def look(self) -> None:
         """Send the alerts that have waited. Raise RunError where the supervisor has died: the end
@@ -83,8 +89,8 @@ class Alerts:
         self._sent.clear()
         for alert in list(self._waiting.values()):
             self.send(alert)
-        for thread in self._under_way:
-            thread.join(3 * PATIENCE_SECONDS)
+        for thread in self._newest.values():
+            thread.join(6 * PATIENCE_SECONDS)
 
 
 def is_supervised() -> bool:
@@ -131,29 +137,31 @@ def fetch(url: str, body: bytes | None = None) -> None:
 
 
 def _deliver(
-    urls: Sequence[str],
-    command: Sequence[str],
+    name: str,
+    send: Callable[[Mapping[str, str]], None],
     news: Mapping[str, str],
-    before: Sequence[threading.Thread],
+    before: threading.Thread | None,
 ) -> None:
-    for thread in before:
-        thread.join(3 * PATIENCE_SECONDS)
-    body = json.dumps(news).encode()
-    for number, url in enumerate(urls, 1):
-        try:
-            if url.startswith("http"):
-                fetch(url, body)
-            else:
-                service = _open_apprise()
-                title = f"{news['deployment']}: {news['kind']}"
-                if not (service.add(url) and service.notify(title=title, body=news["text"])):
-                    raise OSError
-        except (ConfigError, OSError, ValueError) as error:  # the address may be a secret
-            log.warning("alert address %d did not take it (%s)", number, type(error).__name__)
-    if command:
-        try:
-            subprocess.run(
-                command, input=body, timeout=PATIENCE_SECONDS, check=True, capture_output=True
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            log.warning("the alert's program failed (%s)", type(error).__name__)
+    if before is not None:
+        before.join(3 * PATIENCE_SECONDS)
+    try:
+        send(news)
+    except (ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
+        log.warning("%s did not take it (%s)", name, type(error).__name__)  # texts may hold secrets
+
+
+def _post(url: str, news: Mapping[str, str]) -> None:
+    """Send news to an address. Raises ConfigError, OSError, ValueError."""
+    if url.startswith("http"):
+        fetch(url, json.dumps(news).encode())
+        return
+    service = _open_apprise()
+    title = f"{news['deployment']}: {news['kind']}"
+    if not (service.add(url) and service.notify(title=title, body=news["text"])):
+        raise OSError
+
+
+def _run(command: Sequence[str], news: Mapping[str, str]) -> None:
+    """Give news to a program. Raises OSError, SubprocessError."""
+    text = json.dumps(news).encode()
+    subprocess.run(command, input=text, timeout=PATIENCE_SECONDS, check=True, capture_output=True)

@@ -148,13 +148,14 @@ class Broker(Protocol):
 RECORD = ROOT.parent / "benchmarks" / "results" / "market_life.json"
 """The record of the market-life simulator, in a checkout."""
 FEWEST_SESSIONS = 40_000
+TRADING_ROOMS = ("deploy", "backtesting", "bars", "market")
+"""Packages that trade an account: the loop, its limits and accounts, and the rows and prices that
+are made of bars."""
 
 
 def hash_sources() -> str:
-    """Return the SHA-256 of the code that trades an account: `deploy`, and the limits and accounts
-    that it decides by."""
-    others = [ROOT / "backtesting" / f"{name}.py" for name in ("account", "limits", "shadow")]
-    files = sorted([*(ROOT / "deploy").rglob("*.py"), *others])
+    """Return the SHA-256 of the code of `TRADING_ROOMS`."""
+    files = sorted(path for room in TRADING_ROOMS for path in (ROOT / room).rglob("*.py"))
     parts = [f"{path.relative_to(ROOT).as_posix()} {hash_file(path)}" for path in files]
     return hash_bytes("\n".join(parts).encode())
 

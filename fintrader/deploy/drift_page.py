@@ -106,9 +106,9 @@ def _present_alarm(report: DriftReport) -> Section:
     draw = partial(betting_figure, surprise.path, pd.DatetimeIndex(report.daily.days))
     note = (
         "The wealth, from 1, of a bettor on days that are worse than the backtest's days and the"
-        f" account's own before them. Above {ALARM:g} he has a point: without drift that happens to"
-        " at most one in twenty deployments, however long they run. Only the order of days counts:"
-        " a rare large loss is for the limits to find."
+        f" account's own before them. At most one in twenty deployments without drift passes"
+        f" {ALARM:g}, however long they run, as long as a day does not follow the day before. Only"
+        " the order of days counts: a rare large loss is for the limits to find."
     )
     return Section("alarm", title, figures=(Chart("surprise", draw),), notes=(note,))
 

@@ -8,7 +8,7 @@ the broker ends it before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fintrader.deploy.broker import Broker, OrderReport
@@ -97,8 +97,13 @@ class Flatten:
         self.obstacles |= {report.symbol: "an order is open" for report in standing}
         busy = {report.symbol for report in standing}
         busy.update(name for name, moment in self._again_at.items() if now < moment)
-        doubtful = {name for name in left if self._is_doubtful(name, known.shares, now)}
-        if doubtful:
+        doubtful = {
+            name
+            for name, count in left.items()
+            if abs(count - known.shares.get(name, 0.0)) > SAME_SHARES
+            and now < self._filled_at.get(name, -_COUNTED_LATE) + _COUNTED_LATE
+        }
+        if doubtful:  # the broker's count may be older than a fill: sold twice is sold short
             self._ask_at = min(self._ask_at, now + _ASK_SOON)
             why = "the broker's count is not the journal's yet"
             self.obstacles |= dict.fromkeys(doubtful, why)
@@ -133,12 +138,6 @@ class Flatten:
             left = f"{format_shares(self.left) or 'nothing'} left to sell"
         whys = [f"{name}: {why}" if name else why for name, why in self.obstacles.items()]
         return "; ".join([left, *whys])
-
-    def _is_doubtful(self, name: str, known: Mapping[str, float], now: int) -> bool:
-        """Check whether the broker's count may be older than a fill: sold twice is sold short."""
-        left = {} if self.left is None else self.left
-        differs = abs(left.get(name, 0.0) - known.get(name, 0.0)) > SAME_SHARES
-        return differs and now < self._filled_at.get(name, -_COUNTED_LATE) + _COUNTED_LATE
 
     def _list_standing(self, execution: Execution | None, now: int) -> list[OrderReport]:
         """List the open orders of this deployment; cancel those that no execution pursues."""

@@ -11,6 +11,8 @@ import pytest
 
 from fintrader.bars.calendar import timezone_of
 from fintrader.bars.detect import detect
+from fintrader.bars.folder import choose_kind
+from fintrader.bars.sources.listing import list_files
 from fintrader.errors import BarError
 from fintrader.market.build import make_market
 from tests.bars.tables import COLUMNS, PRICES
@@ -1043,6 +1045,14 @@ def test_files_of_several_lengths_of_bars_are_refused_with_a_pattern_that_works(
     assert str(caught.value).endswith("--name-pattern '{symbol}_15min'")
     found = detect(str(zoo.folder), known={"name_pattern": "{symbol}_5min"})
     assert (found.bar_minutes, found.symbols) == (5, zoo.symbols)
+
+
+def test_months_of_futures_are_no_lengths_of_bars(tmp_path):
+    """ES_H24 is March 2024, EURUSD_H1 hours."""
+    for name in ("ES_H24", "ES_M24"):
+        (tmp_path / f"{name}.csv").touch()
+    files = list_files(str(tmp_path), text=True)
+    assert [file.stem for file in choose_kind(files)] == ["ES_H24", "ES_M24"]
 
 
 def test_a_last_volume_of_0_without_a_newline_is_whole(tmp_path):

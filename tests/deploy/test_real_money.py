@@ -188,11 +188,11 @@ def test_only_a_record_of_this_very_code_opens_it(tmp_path, monkeypatch):
 
 def test_a_byte_of_the_code_closes_it(tmp_path, monkeypatch):
     before = broker.hash_sources()
-    shutil.copytree(broker.ROOT / "deploy", tmp_path / "deploy")
-    shutil.copytree(broker.ROOT / "backtesting", tmp_path / "backtesting")
+    for room in broker.TRADING_ROOMS:
+        shutil.copytree(broker.ROOT / room, tmp_path / room)
     monkeypatch.setattr(broker, "ROOT", tmp_path)
     assert broker.hash_sources() == before
-    for name in ("deploy/alerts.py", "backtesting/limits.py"):
+    for name in ("deploy/alerts.py", "backtesting/limits.py", "market/recent_bars.py"):
         with (tmp_path / name).open("a") as file:
             file.write("#")
         assert broker.hash_sources() != before

@@ -224,6 +224,18 @@ def test_an_alert_goes_by_itself_once_the_supervisor_is_gone(web, monkeypatch):
     assert sorted(one["text"] for one in news(web)) == ["ended", "once more"]
 
 
+def test_a_receiver_that_hangs_holds_up_no_other(web, monkeypatch):
+    monkeypatch.setattr("fintrader.deploy.alerts.PATIENCE_SECONDS", 3600.0)
+    with socketserver.TCPServer(("127.0.0.1", 0), None) as deaf:  # takes connections, says nothing
+        urls = (f"http://127.0.0.1:{deaf.server_address[1]}/", f"http://{web.at}/news")
+        alerts = Alerts(AlertSettings(urls=urls), "mine")
+        kinds = ["broker", "halt", "flatten", "skipped", "drift", "ended"]
+        for kind in kinds:
+            alerts.send(Alert(kind, kind))
+        waiting.until(lambda: len(news(web)) == len(kinds))
+    assert [one["kind"] for one in news(web)] == kinds
+
+
 def test_an_alert_that_waited_goes_once_its_minute_is_over(web, monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr("fintrader.deploy.alerts.time.monotonic", lambda: clock[0])
@@ -233,7 +245,7 @@ def test_an_alert_that_waited_goes_once_its_minute_is_over(web, monkeypatch):
     for moment in (1059.0, 1060.0, 1061.0, 1200.0):
         clock[0] = moment
         alerts.look()
-        for thread in alerts._under_way:
+        for thread in alerts._newest.values():
             thread.join()
         texts = [one["text"] for one in news(web)]
         assert texts == ["halted: a", "halted: c"][: 1 + (moment >= 1060)]
