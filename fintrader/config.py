@@ -464,8 +464,7 @@ def compare_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def describe_differences(found: Mapping[str, tuple[Any, Any]]) -> str:
-    """Describe the first five of the differences that `compare_values` found, the values before as
-    those `there`."""
+    """Describe the first five differences of `compare_values`, whose first values are `there`."""
     return "; ".join(
         f"{name}: {there!s:.40} there, {here!s:.40} here"
         for name, (there, here) in list(found.items())[:5]

@@ -371,8 +371,8 @@ def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
 
 
 def pick_race(runs: RunsFolder) -> tuple[Summary, Folder, Folder]:
-    """The header of a page about a race: the run, its folder, and the one that holds the
-    tournament, which is the run's own or, walked forward, that of the fold chosen here."""
+    """Draw the header of a page about a race; return the run, its folder, and the folder of its
+    tournament, which is a fold's if the run is walked forward."""
     run, folder = pick_run(runs)
     draw_notice(run.notice)
     st.caption(plain(describe_score(folder)))

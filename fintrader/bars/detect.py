@@ -457,8 +457,8 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str 
 
 
 def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
-    """Lay the grid of the bars' days, of bars of full hours if theirs (of `step` minutes) begin so
-    where no session opens."""
+    """Lay the grid of the days of bars of `step` minutes: one of full hours where the bars begin on
+    the hour and sessions do not."""
     day = dt.timedelta(days=1)
     first, last = (session_date(found.calendar, int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     grid = session_grid(found.calendar, first - day, last + day)

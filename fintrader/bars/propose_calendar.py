@@ -91,7 +91,7 @@ class Proposal:
     has_volume: bool
     """Volume carries information; without it nothing is certain."""
     refuted: Hypothesis | None = None
-    """The best of the usual calendars, where many rows lie outside of it and this is none."""
+    """The usual calendar that fits best, where another one is proposed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +111,8 @@ class _Slots:
 def find_calendar(
     bars: Bars, zones: Sequence[str], step: int, spans: Sequence[tuple[int, int]]
 ) -> Proposal:
-    """Propose one of the usual calendars; where many rows or trades lie outside of these, a
-    likelier one of all, or 24/7 for bars that no calendar's rest refutes. See `propose`."""
+    """Propose one of the usual calendars. Where many rows or much volume lie outside of it, propose
+    a rarer one that fits better, or 24/7 for bars around the clock. See `propose`."""
     usual = propose(bars, USUAL, zones, step, spans)
     if usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY:
         return usual

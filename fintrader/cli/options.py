@@ -218,8 +218,8 @@ def _name_as_typed(problem: str, typed: Mapping[str, str]) -> str:
 def _explain_unknown(word: str, default: BaseModel, extra: Sequence[str]) -> str:
     name = word.removeprefix("--").replace("_", "-")
     anywhere = {other.replace("_", "-") for other in list_settings(type(default))}
-    if name in anywhere:
-        place = name.rpartition(".")[0]
+    place = name.rpartition(".")[0]
+    if name in anywhere and place:  # --from has another name in a file, from_run
         kind = {"agent": "agent.algo", "env": "env.kind"}.get(
             place.split(".")[0], "data.source.kind"
         )

@@ -58,6 +58,7 @@ run Q --agent.algo | --agent.algo needs a value: ppo, a2c
 run Q --agent.alpha 1 | --agent.alpha: no setting of the present agent; choose another --agent.algo first
 run Q --data.source.label end | choose another --data.source.kind first
 run Q --num-envs 4 | --num-envs: unknown setting; did you mean --env.num-envs?
+run Q --from-run runs/a | --from-run: unknown setting; did you mean --from?
 run Q --data.universe.aliases FB | --data.universe.aliases: expected NAME=VALUE, got 'FB'
 run Q --operations.metrics 99999 | --operations.metrics: expected PORT or HOST:PORT, with a port of at most 65535
 run Q --launcher.kind moon | --launcher.kind: 'moon' is unknown; choose one of local, package.module:name, ray
