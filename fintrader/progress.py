@@ -12,20 +12,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
-from rich.progress import TaskID as RichTaskID
-from rich.text import Text
-
-from fintrader import logs
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 class Observer(Protocol):
@@ -41,19 +35,20 @@ class Observer(Protocol):
         """Describe the whole work in a line."""
 
 
-_observer: ContextVar[Observer | None] = ContextVar("fintrader_observer", default=None)
+current_observer: ContextVar[Observer | None] = ContextVar("fintrader_observer", default=None)
+"""The observer of the tasks that begin here."""
 
 
 @contextlib.contextmanager
 def observe_tasks(observer: Observer) -> Iterator[Observer | None]:
     """Inside the block, notify `observer` whenever a task begun there moves, and show its `strip()`
     above a terminal's bars. Yields the enclosing block's observer."""
-    outer = _observer.get()
-    token = _observer.set(observer)
+    outer = current_observer.get()
+    token = current_observer.set(observer)
     try:
         yield outer
     finally:
-        _observer.reset(token)
+        current_observer.reset(token)
 
 
 class Task:
@@ -71,7 +66,7 @@ class Task:
         self.shown = (-1.0, "")
         """Units done and note of the last line."""
         self._owner = owner
-        self._observer = _observer.get()
+        self._observer = current_observer.get()
         self._tell()
 
     def _tell(self) -> None:
@@ -236,80 +231,6 @@ class LogProgress(LineProgress):
 
 
 _MISHAPS = frozenset({"lost", "damaged", "leaderboard_damaged", "no_capacity"})
-
-
-class _Bars(RichProgress):
-    """Rich bars between a line about the whole run and an extra drawing."""
-
-    observer: Observer | None = None
-    extra: Callable[[], RenderableType] | None = None
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        if self.observer is not None:
-            yield Text(self.observer.strip(), style="dim")
-        yield from super().get_renderables()
-        if self.extra is not None:
-            yield self.extra()
-
-
-class TerminalProgress(Progress):
-    """Rich bars: share, count, rate, time left, note. Tasks vanish when they end, leaving one
-    line."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bars = _Bars(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn("[progress.data.speed]{task.fields[speed]}"),
-            TimeRemainingColumn(),
-            TextColumn("[dim]{task.fields[note]}"),
-            console=console,
-            transient=True,
-        )
-        self._bars.observer = _observer.get()  # read here, because another thread draws the bars
-        self._ids: dict[Task, RichTaskID] = {}
-
-    def __enter__(self) -> Progress:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._bars.stop()
-
-    def print_line(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False)
-
-    def show(self, render: Callable[[], RenderableType] | None) -> None:
-        self._bars.extra = render
-
-    def task(self, name: str, total: float | None = None, unit: str = "") -> Task:
-        task = super().task(name, total, unit)
-        self._ids[task] = self._bars.add_task(name, total=total, speed="", note="")
-        return task
-
-    def changed(self, task: Task) -> None:
-        if task not in self._ids:
-            return
-        if task.finished:
-            self._bars.remove_task(self._ids.pop(task))
-            self.print_line(task.describe())
-        else:
-            self._bars.update(
-                self._ids[task], completed=task.done, speed=task.speed, note=task.note
-            )
-
-
-def reporter(stream: TextIO | None = None) -> Progress:
-    """Make the progress that suits `stream` (stderr by default): bars at a terminal, else lines.
-
-    Where logs are structured (`logs.use_format`) it writes records.
-    """
-    if stream is None and logs.is_structured():
-        return LogProgress(sys.stderr)
-    console = Console(file=stream or sys.stderr)
-    return TerminalProgress(console) if console.is_terminal else LineProgress(stream or sys.stderr)
 
 
 def _format_number(value: float) -> str:

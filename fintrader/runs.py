@@ -25,7 +25,6 @@ from fintrader.files import (
     refuse_link,
     write_json,
 )
-from fintrader.progress import reporter
 from fintrader.system import wait_for_lock
 
 MANIFEST_FORMAT = "fintrader-run-1"
@@ -305,6 +304,8 @@ class Manifest:
         """Print which stage begins, and its purpose."""
         plan = self.values.get("plan") or []
         if name in plan:
+            from fintrader.terminal_progress import reporter  # slow to load
+
             title = stages.TITLES.get(name, name)
             number = plan.index(name) + 1
             text = f"stage {number} of {len(plan)}, {title}: {stages.ABOUT.get(name, '')}"

@@ -36,12 +36,20 @@ AGENTS = (
     "from fintrader.agents import PPO, SAC, Budget, NetworkSettings\n"
     "PPO(network=NetworkSettings(hidden=(8,))), SAC(), Budget(env_steps=1)"
 )
+INIT_OF_A_MISSING_FILE = """
+from fintrader.cli import main
+try:
+    main(["init", "absent.csv"])
+except SystemExit as done:
+    assert done.code == 2, done.code
+"""
 STEPS = [
     ("import fintrader", ("torch", "pandas", "fintrader.config")),
     (
         f"import {', '.join(SETTINGS)}\n{AGENTS}",
         ("torch", "numba", "pandas", "pyarrow", "scipy.stats"),
     ),
+    (INIT_OF_A_MISSING_FILE, ("torch", "numba", "scipy.stats")),
     (import_all("verdict"), ("torch", "numba")),
     (import_all("bars"), ("torch",)),
     (import_all("results"), ("torch",)),
@@ -109,3 +117,12 @@ assert not loaded, loaded
 
 def test_a_pod_is_trained_and_scored_without_a_compiler_of_torch(tmp_path):
     subprocess.run([sys.executable, "-c", POD, tmp_path], cwd=ROOT, check=True)
+
+
+def test_the_door_loads_little_beyond_torch():
+    program = (
+        "import sys, fintrader\nfintrader.TradingEnv, fintrader.train\n"
+        "assert 'torch' in sys.modules\n"
+        "assert not {'pandas', 'rich', 'scipy', 'numba', 'pyarrow'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from fintrader import logs
-from fintrader.progress import SILENT, LineProgress, LogProgress, TerminalProgress, reporter
+from fintrader.progress import SILENT, LineProgress, LogProgress
+from fintrader.terminal_progress import TerminalProgress, reporter
 from tests.engines.runs import fintrader
 
 

@@ -14,11 +14,12 @@ from rich.console import Console
 from fintrader import stages
 from fintrader.errors import DataError
 from fintrader.files import read_json
-from fintrader.progress import LineProgress, TerminalProgress
+from fintrader.progress import LineProgress
 from fintrader.results.folders import FileCache, Folder
 from fintrader.results.run import stages_now, summary
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import LIVE, WHOLE, read_stages, strip
+from fintrader.terminal_progress import TerminalProgress
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from fintrader.bars.sources.listing import kind_of
 from fintrader.bars.sources.presets import Preset
 from fintrader.config import is_url
 from fintrader.errors import DataError
+from fintrader.market.config_path import config_path
 from fintrader.results.folders import Folder
 from fintrader_app.shell import go, guarded, line_up, list_config_folders, plain
 from fintrader_app.tables import table
@@ -133,10 +134,7 @@ def detect_bars(path: str, preset: Preset | None, calendar: str) -> Detection:
 
 def show_findings(found: Detection) -> None:
     """What was found, how sure it is, and the next step."""
-    from fintrader.market.starter import (
-        config_path,
-        write_config,
-    )  # which needs torch, as this page does
+    from fintrader.market.starter import write_config  # it needs torch, as this page does
 
     names = ", ".join(found.symbols[:6]) + (" …" if len(found.symbols) > 6 else "")
     number = f"{len(found.symbols):,} symbol{'' if len(found.symbols) == 1 else 's'}"

@@ -266,7 +266,7 @@ def long_only_minimum_variance(covariance: Array) -> Array:
     """
     scaled = covariance / np.trace(covariance)
     rows = np.vstack([np.linalg.cholesky(scaled).T, np.ones(len(scaled))])
-    from scipy.optimize import nnls  # a second of start-up that workers never need
+    from scipy.optimize import nnls  # slow to load
 
     raw, _ = nnls(rows, np.append(np.zeros(len(scaled)), 1.0))
     weights: Array = raw / raw.sum()

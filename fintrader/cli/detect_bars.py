@@ -17,7 +17,8 @@ from fintrader.bars.sources.vendor_settings import DownloadOptions
 from fintrader.cli.options import parse
 from fintrader.config import Count, Ticker, validate
 from fintrader.errors import ConfigError, DataError
-from fintrader.progress import reporter
+from fintrader.market.config_path import config_path, refuse_existing
+from fintrader.terminal_progress import reporter
 
 if TYPE_CHECKING:
     from fintrader.bars.detect import Detection
@@ -167,8 +168,6 @@ def _init_tickers(tickers: list[str], options: InitOptions) -> None:
 
 def _choose_path(bars: str, options: InitOptions) -> Path:
     """Choose the configuration's path. Raises ConfigError where it is taken."""
-    from fintrader.market.starter import config_path, refuse_existing
-
     path = config_path(bars, options.out)
     refuse_existing(path, force=options.force or options.print_only)
     return path

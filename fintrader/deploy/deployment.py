@@ -32,13 +32,13 @@ from fintrader.pipeline import evaluation
 from fintrader.pipeline.config import RunConfig, load_config_of_run
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.session import open_run
-from fintrader.progress import reporter
 from fintrader.records import to_json
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.run import Run
 from fintrader.runs import Manifest, versions
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
+from fintrader.terminal_progress import reporter
 from fintrader.verdict import claims
 from fintrader.verdict.looks import LedgerError
 

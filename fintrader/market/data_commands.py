@@ -28,8 +28,8 @@ from fintrader.market.inspect import (
 )
 from fintrader.market.market_file import read_description, stored_minutes
 from fintrader.market.settings import DataSettings
-from fintrader.progress import reporter
 from fintrader.results.verify import Check
+from fintrader.terminal_progress import reporter
 
 
 def built_market(config: DataConfig) -> Path:

@@ -58,7 +58,7 @@ class PlantedOptimum:
 def _find_kernel(others: int, switch: float) -> Array:
     """`[others + 1, others + 1]`: P[m, m'] of m' stocks up in the next bar when m of `others` are
     up now."""
-    from scipy.stats import binom  # a second of start-up that most commands never need
+    from scipy.stats import binom  # slow to load
 
     table = np.zeros((others + 1, others + 1))
     for up in range(others + 1):
@@ -120,7 +120,7 @@ def planted_optimum(planted: PlantedDrift | None, cost_bps: float, num_bars: int
     bars trades T - 1 of them (an order fills one bar after it is decided), so `num_bars` is T - 1
     for a whole window. States start as often up as down. Raises DataError without a planted drift.
     """
-    from scipy.stats import binom  # a second of start-up that most commands never need
+    from scipy.stats import binom  # slow to load
 
     if planted is None:
         raise DataError(

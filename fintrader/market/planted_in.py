@@ -133,7 +133,7 @@ def return_ahead(open_: Array, member: Array, horizon: int) -> tuple[Array, Arra
 def _noise(settings: PlantedInSettings, bars: int, symbols: tuple[str, ...]) -> Array:
     """`[T, N]`: an AR(1) of deviation 1 for each symbol, the same whatever other symbols there
     are."""
-    from scipy.signal import lfilter  # a second of start-up that most commands never need
+    from scipy.signal import lfilter  # slow to load
 
     noise = np.empty((bars, len(symbols)))
     for column, symbol in enumerate(symbols):

@@ -55,7 +55,7 @@ def relative(values: Array, known: Array, how: Literal["zscore", "rank"]) -> Arr
     `cross_section`."""
     count = known.sum(axis=1, keepdims=True)
     if how == "rank":
-        from scipy.stats import rankdata  # a second of start-up that most commands never need
+        from scipy.stats import rankdata  # slow to load
 
         ranks = rankdata(
             np.where(known, values, np.inf), axis=1

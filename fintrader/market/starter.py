@@ -17,12 +17,13 @@ from fintrader.bars.calendar import WindowSettings
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.detect import Detection
 from fintrader.bars.sources.feed import Feed
-from fintrader.bars.sources.layout import ENDINGS, FilesSettings
-from fintrader.config import refuse_url, validate
-from fintrader.errors import BarError, ConfigError, DataError
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.config import validate
+from fintrader.errors import BarError, DataError
 from fintrader.files import write_text
 from fintrader.market.bar_source import open_slice
 from fintrader.market.build import try_build
+from fintrader.market.config_path import refuse_existing
 from fintrader.market.download import FEWEST, Download, open_last
 from fintrader.market.settings import DataSettings
 from fintrader.yaml_text import parse_yaml
@@ -118,24 +119,6 @@ _AGENT_ALONE = """\
   algo: ppo
   head: {kind: aim}            # one symbol: hold it or cash; there is nothing to tilt to
 """
-
-
-def config_path(bars: str, out: Path | None = None) -> Path:
-    """Path of the configuration for these bars: `out`, or `my.yaml` here for `somewhere/my.csv`."""
-    if out is not None:
-        refuse_url(out, "out")
-        return out
-    name = re.sub(rf"({ENDINGS})+$", "", bars.rstrip("/").rpartition("/")[2], flags=re.IGNORECASE)
-    plain = re.sub(r"[^A-Za-z0-9._-]+|^[^A-Za-z0-9]+|\.\.+", "-", name).strip("-.")
-    return Path(f"{plain or 'bars'}.yaml")
-
-
-def refuse_existing(path: Path, *, force: bool) -> None:
-    """Raise ConfigError for an existing configuration, unless forced."""
-    if path.exists() and not force:
-        raise ConfigError(
-            f"{path} is there already; choose another --out, or write over it with --force"
-        )
 
 
 def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:

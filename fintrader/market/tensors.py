@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
-import pandas as pd
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -39,6 +38,7 @@ from fintrader.progress import shorten_list
 from fintrader.results.market_description import MarketDescription, Normalisation, Provenance
 
 if TYPE_CHECKING:
+    import pandas as pd
     import plotly.graph_objects as go
 
 _KINDS = {name: getattr(torch, kind) for name, kind in market_file.ARRAYS.items()}
@@ -250,6 +250,8 @@ class MarketTensors:
         """Return one symbol as a table: open, close (USD, as traded), volume (shares), tradable,
         member, and its features and context as agents see them; index: the bars' starts in the
         exchange's time zone. Raises MarketError for an unknown symbol."""
+        import pandas as pd  # slow to load
+
         if symbol not in self.symbols:
             hint = f"give one of {shorten_list(self.symbols)}; market.window(start, stop) cuts bars"
             raise MarketError(f"{symbol!r} is no symbol of this market; {hint}")
@@ -266,11 +268,15 @@ class MarketTensors:
     def to_pandas(self) -> pd.DataFrame:
         """Return all symbols as one long table with the columns of `market["AAPL"]`; index: time
         and symbol."""
+        import pandas as pd
+
         frames = {symbol: self[symbol] for symbol in self.symbols}
         return pd.concat(frames, names=["symbol"]).swaplevel().sort_index()
 
     def plot(self) -> go.Figure:
         """Draw the growth of 1 USD in each symbol, splits and dividends included, by session."""
+        import pandas as pd
+
         from fintrader.results.figures import growth_figure
 
         last = np.flatnonzero(np.diff(self.to_numpy("session"), append=-1))

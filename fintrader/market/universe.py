@@ -328,7 +328,7 @@ def survivorship(
     elif exits and share <= MOST_ABSENT:
         reference = by_day
         against = "the members of each day"
-    from scipy.stats import poisson  # a second of start-up that most commands never need
+    from scipy.stats import poisson  # slow to load
 
     usual = _EXITS * names * sessions / sessions_a_year
     are_few = exits == 0 or poisson.cdf(exits, usual) < _UNLIKELY

@@ -12,8 +12,8 @@ from fintrader.market.data_commands import built_market
 from fintrader.market.data_config import markets_of
 from fintrader.market.market_file import read_description
 from fintrader.pipeline.config import RunConfig
-from fintrader.progress import reporter
 from fintrader.runs import Manifest
+from fintrader.terminal_progress import reporter
 
 
 def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> LookaheadReport:

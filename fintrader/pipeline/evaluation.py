@@ -40,7 +40,7 @@ from fintrader.pipeline.backtest_context import (
 )
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.session import run_store
-from fintrader.progress import Progress, reporter
+from fintrader.progress import Progress
 from fintrader.report.html import write_report
 from fintrader.report.tearsheet import FORMATS, why_no_tear_sheet, write_tear_sheet
 from fintrader.results.analysis import Variation
@@ -57,6 +57,7 @@ from fintrader.results.folders import Folder
 from fintrader.results.leaderboard_reader import best_score
 from fintrader.results.stored_looks import CHOSEN
 from fintrader.runs import Manifest, RunFolder
+from fintrader.terminal_progress import reporter
 from fintrader.tournament.ensemble import read_ensemble
 from fintrader.tournament.store import RunStore
 from fintrader.verdict.looks import Ledger, count_look

@@ -35,7 +35,6 @@ from fintrader.pipeline.config import (
 )
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.session import hold_run, observing, open_run, watching
-from fintrader.progress import reporter
 from fintrader.reproducible import code_paths
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.formatting import window_words
@@ -44,6 +43,7 @@ from fintrader.results.tournament_events import FinishEvent
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import LIVE, WHOLE
 from fintrader.storage.mirror import Mirror
+from fintrader.terminal_progress import reporter
 from fintrader.tournament.launchers.local import keep_workers
 from fintrader.tournament.run_tournament import CHANGEABLE
 from fintrader.tournament.run_tournament import run_tournament as run_race

@@ -16,7 +16,6 @@ from fintrader.config import check_url, is_url
 from fintrader.errors import RunError
 from fintrader.files import remove, write_text
 from fintrader.pipeline.config import RunConfig
-from fintrader.progress import reporter
 from fintrader.runs import RunFolder
 from fintrader.seams import OBSERVERS, load_part
 from fintrader.storage.lease import hold, is_held
@@ -30,6 +29,7 @@ from fintrader.storage.mirror import (
 )
 from fintrader.storage.objects import ObjectStore
 from fintrader.storage.outages import OutageReporter, allow_outages
+from fintrader.terminal_progress import reporter
 from fintrader.tournament.mirrored_store import open_store as open_store_of_run
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.settings import TournamentSettings

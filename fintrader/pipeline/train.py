@@ -20,11 +20,11 @@ from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.run_stages import claim
 from fintrader.pipeline.session import hold_run
-from fintrader.progress import reporter
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import describe_standing
 from fintrader.results.table import active_table, paper_table
 from fintrader.seeding import derive, seed_everything
+from fintrader.terminal_progress import reporter
 
 EVALUATION_EPISODES = 20
 """Episodes that a policy of a classic environment plays without noise when it is judged."""

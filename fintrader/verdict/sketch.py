@@ -19,7 +19,6 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from fintrader.metrics import Array
 
@@ -100,6 +99,8 @@ class Curve:
 
     def follows(self, other: Curve) -> bool:
         """Report whether the series move together, up or down, between their common dates."""
+        from scipy.stats import rankdata  # slow to load
+
         first = max(self.first, other.first)
         parts = [one._by_day[first - one.first :] for one in (self, other)]
         both = np.stack([part[: min(map(len, parts))] for part in parts])

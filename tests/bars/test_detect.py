@@ -23,8 +23,9 @@ from fintrader.config import validate
 from fintrader.errors import BarError, ConfigError
 from fintrader.market.bar_source import open_slice
 from fintrader.market.build import make_market
+from fintrader.market.config_path import config_path
 from fintrader.market.settings import DataSettings
-from fintrader.market.starter import config_path, render_yaml, write_config
+from fintrader.market.starter import render_yaml, write_config
 from fintrader.pipeline.config import RunConfig
 from tests.bars.tables import (
     COLUMNS,
@@ -455,16 +456,16 @@ def test_what_to_do_next_depends_on_faults(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("a_day", [1, 13])
-@pytest.mark.parametrize("sessions", [149, 150, 230])
+@pytest.mark.parametrize("sessions", [199, 200, 260])
 def test_from_a_file_of_many_days_to_a_backtest(tmp_path, monkeypatch, sessions, a_day):
-    """From 150 sessions on what is judged has 120, and what `init` writes judges agents where they
+    """From 200 sessions on 120 lie before the test, and what `init` writes judges agents where they
     were not trained."""
     monkeypatch.chdir(tmp_path)
     names = {"ts": "Timestamp", "ticker": "Symbol", "volume": "Volume"}
     write_csv(tmp_path, days_table(sessions, a_day).rename(columns=names), "my.csv")
     main(["init", "my.csv"])
     written = validate(RunConfig, yaml.safe_load(Path("my.yaml").read_text()), "my.yaml")
-    careful = sessions >= 150
+    careful = sessions >= 200
     assert (written.tournament.validation_folds is not None) is careful
     assert (written.tournament.ensemble_shrinkage == "james_stein") is careful
     assert written.env.decision_interval in ({a_day} if careful else {1})

@@ -15,7 +15,7 @@ from fintrader.bars.detect import detect
 from fintrader.bars.sources.bar_files import read_files
 from fintrader.errors import BarError, DataError
 from fintrader.market.build import build_market, make_market
-from fintrader.market.starter import config_path
+from fintrader.market.config_path import config_path
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import (
     COLUMNS,

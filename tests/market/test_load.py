@@ -12,9 +12,10 @@ from fintrader.bars.calendar import session_grid
 from fintrader.bars.detect import detect
 from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.market.build import build_market
+from fintrader.market.config_path import config_path
 from fintrader.market.load import load_market
 from fintrader.market.settings import read_settings
-from fintrader.market.starter import config_path, write_config
+from fintrader.market.starter import write_config
 from fintrader.market.synthetic import SyntheticSettings, generate, synthetic_grid
 from tests.bars.tables import assert_same_market
 

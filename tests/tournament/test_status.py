@@ -16,7 +16,7 @@ from rich.console import Console
 from fintrader import cli
 from fintrader.config import Settings
 from fintrader.errors import RunError, TournamentError
-from fintrader.progress import LineProgress, TerminalProgress
+from fintrader.progress import LineProgress
 from fintrader.records import to_json
 from fintrader.results.folders import DamagedFileError, NotThereError
 from fintrader.results.leaderboard_reader import canonical, lineage, read_pods
@@ -29,6 +29,7 @@ from fintrader.results.tournament_events import (
     select_events,
 )
 from fintrader.runs import RunFolder
+from fintrader.terminal_progress import TerminalProgress
 from fintrader.tournament import lease
 from fintrader.tournament import status as status_module
 from fintrader.tournament.events import EventLog
