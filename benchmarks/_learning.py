@@ -27,6 +27,8 @@ def make_plain_market(close: Tensor, features: Tensor, *, context: int = 0) -> M
     ones = torch.ones(bars, assets, dtype=torch.bool)
     return MarketTensors(
         open=close.float(),
+        high=close.float(),
+        low=close.float(),
         close=close.float(),
         volume=torch.full((bars, assets), 1e9),
         features=features.float(),

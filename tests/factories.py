@@ -38,6 +38,8 @@ def market_of(close, session_bars, **given):
         **clock(bars, session_bars),
         **given,
     }
+    ends = [values["open"], values["close"]]
+    values = {"high": np.fmax(*ends), "low": np.fmin(*ends)} | values
     for name, value in values.items():
         if isinstance(value, np.ndarray):
             kind = torch.float32 if value.dtype == float and name != "benchmark" else None
@@ -47,6 +49,12 @@ def market_of(close, session_bars, **given):
         "context_names": tuple(f"c{k}" for k in range(values["context"].shape[1])),
     }
     return MarketTensors(**(names | values))
+
+
+def reprice(market, **given):
+    """The market with other opens or closes, and highs and lows that hold no more than these."""
+    ends = [given.get("open", market.open), given.get("close", market.close)]
+    return replace(market, high=torch.fmax(*ends), low=torch.fmin(*ends), **given)
 
 
 def make_market(
@@ -95,10 +103,15 @@ def make_market(
     features = rng.normal(size=(num_bars, num_assets, num_features))
     features[np.isnan(close)] = 0.0
     third = num_bars // 3
+    reach = (
+        np.random.default_rng(seed + 3).exponential(volatility / 3, (2, *close.shape)) * tradable
+    )
     return market_of(
         close,
         session_bars,
         open=open_,
+        high=np.fmax(open_, close) * (1 + reach[0]),
+        low=np.fmin(open_, close) * (1 - np.minimum(reach[1], 0.5)),
         volume=np.where(tradable, np.round(volume * traded), 0.0),
         features=features,
         context=rng.normal(size=(num_bars, 2)),
@@ -183,7 +196,7 @@ def joined(market, other, cut):
 
 def pick_assets(market, order):
     """The market with these assets, in this order."""
-    names = ("open", "close", "volume", "features", "tradable", "member")
+    names = ("open", "high", "low", "close", "volume", "features", "tradable", "member")
     arrays = {name: getattr(market, name)[:, list(order)] for name in names}
     return replace(market, symbols=tuple(market.symbols[n] for n in order), **arrays)
 

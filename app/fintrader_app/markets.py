@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fintrader.bars.bars import PRICES
 from fintrader.errors import MarketError
 from fintrader.market.market_file import parse_header
 from fintrader.metrics import find_session_starts
@@ -31,8 +32,7 @@ from fintrader.results.market_description import MarketDescription
 MAX_HEADER_BYTES = 64 << 20
 _KINDS = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "BOOL": np.bool_}
 _ARRAYS = (
-    "open",
-    "close",
+    *PRICES,
     "features",
     "context",
     "tradable",
@@ -80,25 +80,17 @@ class Market:
         return slice(int(start), int(stop))
 
     def candles(self, symbol: str, rows: slice, every: int) -> pd.DataFrame:
-        """Bars with a trade: open, high, low, close, `every` bars put together.
-
-        A market holds no highs and lows of single bars: at `every` 1 they are those of open and
-        close, and of more bars together the extremes of their opens and closes.
-        """
+        """Bars with a trade: open, high, low, close, `every` bars put together."""
         column = self.symbols.index(symbol)
         traded = self.arrays["tradable"][rows, column]
-        prices = {name: self.arrays[name][rows, column] for name in ("open", "close")}
+        prices = {name: self.arrays[name][rows, column] for name in PRICES}
         frame = pd.DataFrame(
             {**prices, "session": self.arrays["session"][rows]}, index=self.times[rows]
         )
-        frame = frame[traded].astype({"open": float, "close": float})
+        frame = frame[traded].astype(dict.fromkeys(PRICES, float))
         # Each session's first candle is whole.
         candle = frame.groupby("session").cumcount() // every
-        frame = frame.assign(
-            high=frame[["open", "close"]].max(axis=1),
-            low=frame[["open", "close"]].min(axis=1),
-            begins=frame.index,
-        )
+        frame = frame.assign(begins=frame.index)
         how = {"begins": "first", "open": "first", "high": "max", "low": "min", "close": "last"}
         return frame.groupby([frame["session"], candle]).agg(how).set_index("begins")
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fintrader.bars.bars import COLUMNS, MINUTE_NS, Array, Bars
+from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid, WindowSettings
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.clean import clean
@@ -261,7 +261,7 @@ class RecentMarket:
         arrays["tradable"] = np.zeros(cells, bool)
         for name in arrays:
             arrays[name][: row + 1] = recent["held_volume" if name == "volume" else name][:, rows].T
-        for name in ("open", "close"):
+        for name in PRICES:
             arrays[name] = np.empty(cells, np.float32)
             arrays[name][: row + 1] = recent[f"held_{name}"][:, rows].T
             arrays[name][row + 1 :] = recent["held_close"][:, -1]

@@ -82,7 +82,7 @@ log = logging.getLogger("fintrader.market")
 
 RECORD = "build.json"
 """Beside every market: what it was made from and what was repaired, sealed."""
-BUILD_VERSION = 13
+BUILD_VERSION = 14
 """Goes into every address; raised when the same settings would give other numbers, or files of
 another form."""
 

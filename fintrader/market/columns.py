@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fintrader.bars.bars import Array
+from fintrader.bars.bars import PRICES, Array
 from fintrader.bars.clean import SymbolBars
 from fintrader.bars.corporate_actions import growth_of
 from fintrader.errors import MarketError
@@ -25,7 +25,7 @@ BLOCK_BYTES = 16 << 20
 _STRETCH = 1 << 14
 _MOST_FILES = 64
 """Least number of bars in one scratch file, and largest number of scratch files."""
-CELLS = ("open", "close", "volume", "tradable", "features")
+CELLS = (*PRICES, "volume", "tradable", "features")
 """Arrays with a value for each bar and symbol."""
 
 
@@ -164,7 +164,7 @@ class ColumnStore:
 
     def block(self, cell_bytes: int | None = None) -> int:
         """Bars to take at a time, by the bytes of a cell (those of all arrays by default)."""
-        width = len(self.slots) * (16 + 4 * self.features if cell_bytes is None else cell_bytes)
+        width = len(self.slots) * (24 + 4 * self.features if cell_bytes is None else cell_bytes)
         return min(max(BLOCK_BYTES // max(width, 1), 16), self.bars)
 
     def _adjusted(self, slot: int, name: str, start: int, stop: int) -> Array:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -176,20 +176,13 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
 def _market_bars(market: MarketTensors) -> Bars:
     """The bars in which a symbol traded."""
     at, symbol = np.nonzero(market.to_numpy("tradable"))
-    opens, closes, volume = (
-        market.to_numpy(name)[at, symbol].astype(np.float64) for name in ("open", "close", "volume")
-    )
-    none = np.full(len(at), np.nan)
+    columns: Any = {name: market.to_numpy(name)[at, symbol].astype(np.float64) for name in COLUMNS}
     return Bars(
         ts=market.to_numpy("minutes")[at],
         symbol=symbol.astype(np.int32),
         symbols=market.symbols,
-        open=opens,
-        high=none,
-        low=none,
-        close=closes,
-        volume=volume,
         origin="the market",
+        **columns,
     ).sorted()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fintrader.bars.bars import Array
+from fintrader.bars.bars import PRICES, Array
 from fintrader.market.columns import CELLS, ColumnStore
 from fintrader.market.market_file import (
     ARRAYS,
@@ -77,7 +77,7 @@ class Draft:
         bars = len(self.columns)
         assets = len(self.columns.slots)
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-            ("open", "close", "volume", "tradable", "member"), (bars, assets)
+            (*PRICES, "volume", "tradable", "member"), (bars, assets)
         )
         shapes["features"] = bars, assets, self.columns.features
         if self.shares is not None:

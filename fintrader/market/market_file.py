@@ -20,16 +20,18 @@ from typing import NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from fintrader.bars.bars import Array
+from fintrader.bars.bars import PRICES, Array
 from fintrader.errors import MarketError
 from fintrader.files import atomic_file
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.results.market_description import MarketDescription
 from fintrader.system import read_at, write_at
 
-FORMAT = "fintrader-market-3"
+FORMAT = "fintrader-market-4"
 ARRAYS = {
     "open": "float32",
+    "high": "float32",
+    "low": "float32",
     "close": "float32",
     "volume": "float32",
     "features": "float32",
@@ -222,18 +224,20 @@ def _pieces(handle: int, offset: int, size: int) -> Iterator[bytes]:
 
 def refuse_bad_cells(rows: Mapping[str, Array]) -> None:
     """Raise MarketError for a block of rows that no market may hold."""
-    open_ = rows["open"]
-    close = rows["close"]
+    open_, high, low, close = (rows[name] for name in PRICES)
     volume = rows["volume"]
     checks = {
         "features must be finite": np.isfinite(rows["features"]).all(),
         "prices must be positive, or NaN where not listed": all(
             ((prices > 0) | np.isnan(prices)).all() and not np.isinf(prices).any()
-            for prices in (open_, close)
+            for prices in (open_, high, low, close)
         ),
+        "a bar's open and close must lie between its low and its high": not (
+            (low > np.fmin(open_, close)) | (high < np.fmax(open_, close))
+        ).any(),
         "volume must be finite and not negative": ((volume >= 0) & np.isfinite(volume)).all(),
-        "a tradable cell needs an open and a close": (
-            (~rows["tradable"] | (np.isfinite(open_) & np.isfinite(close))).all()
+        "a tradable cell needs an open, a high, a low and a close": all(
+            (~rows["tradable"] | np.isfinite(prices)).all() for prices in (open_, high, low, close)
         ),
     }
     for message, holds in checks.items():

@@ -23,8 +23,6 @@ from fintrader.market.features import mean_return
 from fintrader.market.reading import count_finished
 
 _GOES_ON = np.iinfo(np.int64).max
-HELD = ("open", "close", "volume")
-"""Columns that a market holds as traded."""
 
 
 class RecentBars:
@@ -57,7 +55,7 @@ class RecentBars:
         """Growth of a share's price, number, and price as a market holds it."""
 
     def __getitem__(self, name: str) -> Array:
-        """`[N, T]`: `COLUMNS` adjusted forward, `HELD` with `held_` before them, `tradable`, `steps`
+        """`[N, T]`: `COLUMNS` adjusted forward, as traded with `held_` before them, `tradable`, `steps`
         (log returns), `level` and `returns` (closes and log returns of the closes that a market
         holds), and the extra columns."""
         return self._columns[name][:, self._start : self._start + self.size]
@@ -167,7 +165,7 @@ class RecentBars:
 
     def _move(self, grid: SessionGrid, drop: int) -> None:
         """Move the window's bars after the first `drop` to the beginning of wider columns."""
-        names = (*COLUMNS, *(f"held_{name}" for name in HELD), "tradable", "steps", "level")
+        names = (*COLUMNS, *(f"held_{name}" for name in COLUMNS), "tradable", "steps", "level")
         room = max(self._room, 2 * grid.num_bars)
         kept = slice(self._start + drop, self._start + self.size)
         for name in (*names, "returns", "mean", *self.extras):
@@ -205,8 +203,7 @@ class RecentBars:
         for name, values in held.items():
             adjusted = values / shares if name == "volume" else values * price
             self._columns[name][:, new] = adjusted
-            if name in HELD:
-                self._columns[f"held_{name}"][:, new] = values
+            self._columns[f"held_{name}"][:, new] = values
         self._columns["tradable"][:, new] = there
         self._columns["level"][:, new] = close.astype(np.float32) * growth
         for name in self.extras:
@@ -240,7 +237,7 @@ class RecentBars:
         rows = slice(first + own.first, first + min(own.stop, self.size))
         count = rows.stop - rows.start
         columns = {name: getattr(adjusted, name) for name in (*COLUMNS, "tradable")}
-        columns |= {f"held_{name}": getattr(held, name) for name in HELD} | dict(own.extras)
+        columns |= {f"held_{name}": getattr(held, name) for name in COLUMNS} | dict(own.extras)
         level = held.close.astype(np.float32)
         before = [(bar - own.first, split, dividend) for bar, split, dividend in events]
         steps, growth = growth_of(before, level)

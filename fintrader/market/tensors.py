@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fintrader.bars.bars import PRICES
 from fintrader.bars.calendar import Windows as Windows
 from fintrader.bars.corporate_actions import is_possible, refuse_event
 from fintrader.errors import MarketError, suggest
@@ -154,6 +155,11 @@ class MarketTensors:
 
     open: Tensor
     """`[T, N]` float32, USD."""
+    high: Tensor
+    """`[T, N]` float32, USD: the highest price of the bar, the last close where there was no
+    trade."""
+    low: Tensor
+    """`[T, N]` float32, USD: the lowest price of the bar, likewise."""
     close: Tensor
     """`[T, N]` float32, USD; NaN where the symbol is not listed."""
     volume: Tensor
@@ -247,7 +253,7 @@ class MarketTensors:
         raise AttributeError(f"a market has no {name!r}; {hint}")
 
     def __getitem__(self, symbol: str) -> pd.DataFrame:
-        """Return one symbol as a table: open, close (USD, as traded), volume (shares), tradable,
+        """Return one symbol as a table: open, high, low, close (USD, as traded), volume (shares), tradable,
         member, and its features and context as agents see them; index: the bars' starts in the
         exchange's time zone. Raises MarketError for an unknown symbol."""
         import pandas as pd  # slow to load
@@ -256,7 +262,7 @@ class MarketTensors:
             hint = f"give one of {shorten_list(self.symbols)}; market.window(start, stop) cuts bars"
             raise MarketError(f"{symbol!r} is no symbol of this market; {hint}")
         asset = self.symbols.index(symbol)
-        cells = ("open", "close", "volume", "tradable", "member")
+        cells = (*PRICES, "volume", "tradable", "member")
         whole = {name: getattr(self, name) for name in cells} | dict(self.columns())
         times = pd.DatetimeIndex(self.timestamps(), name="time").tz_localize("UTC")
         return pd.DataFrame(
@@ -523,7 +529,7 @@ class MarketTensors:
                 f" {tuple(self.close.shape)}"
             )
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-            ("open", "close", "volume", "tradable", "member", "shares_outstanding"), (bars, assets)
+            (*PRICES, "volume", "tradable", "member", "shares_outstanding"), (bars, assets)
         )
         shapes |= dict.fromkeys(("session", "minutes", "benchmark"), (bars,))
         shapes["features"] = bars, assets, len(self.feature_names)
@@ -612,7 +618,7 @@ class MarketTensors:
         for message, holds in checks.items():
             if not holds:
                 raise MarketError(message)
-        cells = ("open", "close", "volume", "features", "tradable")
+        cells = (*PRICES, "volume", "features", "tradable")
         rows = {name: self.to_numpy(name) for name in cells}
         for at in range(0, self.num_bars, 8192):  # in blocks: the checks copy the cells
             refuse_bad_cells({name: values[at : at + 8192] for name, values in rows.items()})

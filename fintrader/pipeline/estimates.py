@@ -198,7 +198,7 @@ def _market_bytes(config: RunConfig) -> int | None:
     if bars is None or symbols is None:
         return None
     features = len(config.data.features.names) + len(config.data.features.extra)
-    return bars * symbols * (3 * 4 + 4 * features + 2)
+    return bars * symbols * (5 * 4 + 4 * features + 2)
 
 
 def _experience_bytes(config: RunConfig) -> int:

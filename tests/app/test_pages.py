@@ -1,8 +1,10 @@
 import itertools
 import shutil
 
+import numpy as np
 import pytest
 
+from fintrader.market.tensors import MarketTensors
 from fintrader.results.folders import DamagedFileError, Folder
 from fintrader.runs import Manifest, RunFolder
 from fintrader.stages import Stage
@@ -156,6 +158,20 @@ def test_the_market_of_another_run_is_refused(open_page, site):
     test = open_page(site, "market", run="demo")
     assert "no longer the one" in said(test)
     assert not test.metric
+
+
+def test_a_candle_spans_the_highs_and_lows_of_its_bars(site):
+    path = site / "data" / "tensors" / "market-0.safetensors"
+    stored = MarketTensors.load(path)
+    symbol = stored.symbols[0]
+    rows = slice(0, int((stored.session == stored.session[0]).sum()))
+    shown = markets.find(str(path), None, [path.parent]).candles(symbol, rows, 5)
+    bars = stored[symbol].iloc[rows]
+    bars = bars[bars["tradable"]]
+    number = np.arange(len(bars)) // 5
+    assert shown["high"].tolist() == bars["high"].groupby(number).max().tolist()
+    assert shown["low"].tolist() == bars["low"].groupby(number).min().tolist()
+    assert (shown["high"] > shown[["open", "close"]].max(axis=1)).any()
 
 
 def test_a_damaged_market_is_named(open_page, site):

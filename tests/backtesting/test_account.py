@@ -21,7 +21,7 @@ from fintrader.errors import BacktestError
 from fintrader.progress import Progress
 from tests.engines.policies import crashing_market, noisy_policy
 from tests.engines.strategies import env_settings
-from tests.factories import examples, make_market
+from tests.factories import examples, make_market, reprice
 from tests.oracles.env_account import EnvAccount, simulate_in_environment
 from tests.oracles.trade_list import trade_list_profit
 
@@ -262,7 +262,7 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later():
     close[gone, 1] = open_[gone, 1] = float("nan")
     tradable = market.tradable.clone()
     tradable[gone, 1] = False
-    ending = replace(market, close=close, open=open_, tradable=tradable)
+    ending = reprice(market, close=close, open=open_, tradable=tradable)
     account = BacktestAccount(ending, EnvSettings(random_start=False))
     result = trade(
         lambda account: torch.full((1, 2), 0.5),

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +11,7 @@ from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings
 from tests.engines.policies import noisy_policy
-from tests.factories import make_market
+from tests.factories import make_market, reprice
 
 
 @pytest.mark.parametrize("events", [False, True])
@@ -136,7 +134,7 @@ def test_the_future_moves_no_factor_rank():
     market = make_market(20 * 30, 9, session_bars=20, gaps=False)
     later = market.close.clone()
     later[560:] = later[560:].flip(1)
-    changed = replace(market, close=later)
+    changed = reprice(market, close=later)
     assert factor_returns([market])[:28] == pytest.approx(
         factor_returns([changed])[:28], nan_ok=True
     )

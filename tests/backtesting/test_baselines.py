@@ -18,7 +18,7 @@ from fintrader.backtesting.baselines import (
 from fintrader.backtesting.result import measured_against
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from tests.factories import joined, make_market
+from tests.factories import joined, make_market, reprice
 
 
 def test_buy_and_hold_buys_once_in_equal_dollars():
@@ -49,7 +49,7 @@ def test_buy_and_hold_asks_again_for_what_did_not_trade():
     ):  # no price at all before bar 6; a listing after the first session is no member yet
         prices[:6, 1] = prices[:30, 2] = float("nan")
     tradable[:6, 1] = tradable[:30, 2] = False
-    halted = replace(market, open=open_, close=close, tradable=tradable)
+    halted = reprice(market, open=open_, close=close, tradable=tradable)
     result = simulate_baselines(halted, EnvSettings(cost_bps=20))["buy_and_hold"]
     assert dict(zip(result.trades["symbol"], result.trades["fill_bar"], strict=True)) == {
         "S000": 4,
@@ -118,7 +118,7 @@ def test_inverse_volatility_prefers_the_calm():
     market = make_market(400, 2, gaps=False, session_bars=20, volatility=0.001)
     wild = market.close.clone()
     wild[:, 1] *= torch.exp(0.2 * torch.sin(torch.arange(400.0)))
-    market = replace(market, close=wild, open=wild)
+    market = reprice(market, close=wild, open=wild)
     weights = simulate_baselines(market, EnvSettings(), every=True)["inverse_volatility"].weights()
     assert weights[101, 0] > 0.8
     assert weights[101].sum() > 0.9
@@ -142,12 +142,12 @@ def test_momentum_is_in_cash_when_everything_falls():
     market = make_market(400, 3, gaps=False, session_bars=20, volatility=1e-4)
     falling = market.close * torch.exp(-0.001 * torch.arange(400.0)).unsqueeze(1)
     result = simulate_baselines(
-        replace(market, close=falling, open=falling), EnvSettings(), every=True
+        reprice(market, close=falling, open=falling), EnvSettings(), every=True
     )["momentum"]
     assert (result.shares[-1] == 0).all()
     rising = market.close * torch.exp(0.001 * torch.arange(400.0)).unsqueeze(1)
     result = simulate_baselines(
-        replace(market, close=rising, open=rising), EnvSettings(), every=True
+        reprice(market, close=rising, open=rising), EnvSettings(), every=True
     )["momentum"]
     assert (result.shares[-1] > 0).all()
 

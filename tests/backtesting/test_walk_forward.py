@@ -13,7 +13,7 @@ from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.results.market_description import Provenance
 from tests.engines.policies import noisy_policy
-from tests.factories import make_market
+from tests.factories import make_market, reprice
 from tests.oracles.trade_list import trade_list_profit
 
 SHORT = WalkForwardSettings(sessions=(6, 3, 4))
@@ -195,7 +195,7 @@ def test_a_fold_that_leaves_nothing_has_rows_without_figures():
     market = make_market(80, 2, gaps=False)
     rise = torch.ones(80, 1)
     rise[20:] = 100.0
-    market = replace(market, open=market.open * rise, close=market.close * rise)
+    market = reprice(market, open=market.open * rise, close=market.close * rise)
     windows = [market.window(0, 40), market.window(40, 80)]
     settings = EnvSettings(short=True, max_leverage=2)
     sell = lambda obs: torch.full((1, 2), -1.0)  # noqa: E731

@@ -67,7 +67,7 @@ def test_the_recorded_market_is_the_one_that_was_built(made):
     terms = bundle.env.model_copy(update={"benchmark": "equal_weight"})
     assert benchmark_portfolio(recorded, terms).name == "equal_weight"
     assert recorded.num_bars == market.num_bars
-    for name in ("minutes", "open", "close", "volume", "tradable", "features"):
+    for name in ("minutes", "open", "high", "low", "close", "volume", "tradable", "features"):
         assert (getattr(recorded, name) == getattr(market, name)).all(), name
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from fintrader.envs import Policy
 from fintrader.market.tensors import MarketTensors
-from tests.factories import make_market
+from tests.factories import make_market, reprice
 
 
 def noisy_policy(num_assets: int, seed: int = 0) -> Policy:
@@ -36,4 +34,4 @@ def crashing_market(num_bars: int = 40, num_assets: int = 2) -> MarketTensors:
     market = make_market(num_bars, num_assets, gaps=False)
     fall = torch.ones(num_bars, 1)
     fall[num_bars // 2 :] = 0.01
-    return replace(market, open=market.open * fall, close=market.close * fall)
+    return reprice(market, open=market.open * fall, close=market.close * fall)

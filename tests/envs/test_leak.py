@@ -5,14 +5,12 @@ Learning from a leak shows that actions reach the market and rewards reach the l
 nothing from the shifted feature shows that the environment itself leaks nothing.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from fintrader.agents import PPO, Budget, NetworkSettings, make_agent, train
 from fintrader.envs import EnvSettings, TradingEnv
-from tests.factories import make_market
+from tests.factories import make_market, reprice
 
 SETTINGS = EnvSettings(num_envs=64, cost_bps=0.0, episode_bars=60, reward_scale=100.0)
 
@@ -25,7 +23,7 @@ def market_with(leaked, *, seed):
     opens = torch.cat((close[:1], close[:-1]))
     returns = torch.log(close / opens)
     known = torch.cat((returns[1:], returns[:1] * 0)) if leaked else returns
-    return replace(market, open=opens, features=(known / 0.005).unsqueeze(-1))
+    return reprice(market, open=opens, features=(known / 0.005).unsqueeze(-1))
 
 
 def growth(policy, market):

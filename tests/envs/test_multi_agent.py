@@ -1,7 +1,5 @@
 """Several traders in one market: shared impact, rewards, ruin, and games that end together."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -11,13 +9,13 @@ from fintrader.envs.settings import TraderSettings
 from fintrader.envs.state import check_finite
 from fintrader.errors import EnvError
 from tests.engines.strategies import random_actions
-from tests.factories import make_market
+from tests.factories import make_market, reprice
 
 
 def flat_market(prices):
     market = make_market(20, 1, gaps=False).window(0, len(prices))
     close = torch.tensor(prices).unsqueeze(1)
-    return replace(market, open=close, close=close.clone())
+    return reprice(market, open=close, close=close.clone())
 
 
 def test_without_impact_each_trader_is_a_plain_account():

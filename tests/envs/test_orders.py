@@ -10,7 +10,7 @@ from fintrader.backtesting.account import BacktestAccount
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError, EnvError
 from fintrader.market.tensors import Events
-from tests.factories import make_market
+from tests.factories import make_market, reprice
 
 
 def split_market(bars=1100):
@@ -20,7 +20,7 @@ def split_market(bars=1100):
     scale = torch.ones(bars, 7)
     scale[bars // 2 :, 3] = scale[bars // 3 :, 1] = 0.1
     events = Events.of([(bars // 3, 1, 10.0, 0.0), (bars // 4, 0, 1.0, 0.5)])
-    return replace(market, open=market.open * scale, close=market.close * scale, events=events)
+    return reprice(market, open=market.open * scale, close=market.close * scale, events=events)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_small_steps_reach_their_target_whatever_the_band(rate, band):
     away."""
     market = make_market(300, 20, gaps=False, volatility=1e-5)
     scale = 700.0 / market.close[0]  # 68 shares make a twentieth
-    market = replace(market, open=market.open * scale, close=market.close * scale)
+    market = reprice(market, open=market.open * scale, close=market.close * scale)
     config = EnvSettings(trade_rate=rate, dead_band=band, random_start=False, cost_bps=0.0)
     env = TradingEnv(market, config, num_envs=1)
     env.reset()
@@ -174,7 +174,7 @@ def test_more_money_than_is_added_up_exactly_is_refused_at_the_door():
 def test_a_hundred_million_in_a_stock_of_thirty_cents_is_bought():
     market = make_market(10, 2, gaps=False, volatility=1e-5)
     scale = 0.3 / market.close[0]
-    market = replace(market, open=market.open * scale, close=market.close * scale)
+    market = reprice(market, open=market.open * scale, close=market.close * scale)
     config = EnvSettings(
         dead_band=0.05, initial_cash_usd=1e8, participation=None, random_start=False
     )

@@ -1,14 +1,12 @@
 """Invariants of the trading contract, over random settings, markets and actions."""
 
-from dataclasses import replace
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fintrader.envs import EnvSettings, TradingEnv
 from tests.engines.strategies import env_settings, random_actions
-from tests.factories import examples, joined, make_market
+from tests.factories import examples, joined, make_market, reprice
 
 SEEDS = st.integers(0, 10_000)
 
@@ -73,7 +71,7 @@ def test_a_value_after_t_does_change_what_follows():
     actions = torch.ones(15, 2, 3)
     plain = rollout(TradingEnv(market, EnvSettings(random_start=False), num_envs=2), actions)
     other = rollout(
-        TradingEnv(replace(market, close=close), EnvSettings(random_start=False), num_envs=2),
+        TradingEnv(reprice(market, close=close), EnvSettings(random_start=False), num_envs=2),
         actions,
     )
     assert torch.equal(plain["equity"][:11], other["equity"][:11])

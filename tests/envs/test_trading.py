@@ -11,7 +11,7 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError, EnvError
 from tests.engines.strategies import random_actions
 from tests.engines.twins import refused
-from tests.factories import make_market
+from tests.factories import make_market, reprice
 
 
 def plain_market(closes, opens=None):
@@ -19,7 +19,7 @@ def plain_market(closes, opens=None):
     close = torch.tensor(closes)
     base = make_market(20, close.shape[1], gaps=False).window(0, len(closes))
     tradable = ~close.isnan()
-    return replace(
+    return reprice(
         base, close=close, open=torch.tensor(opens) if opens else close.clone(), tradable=tradable
     )
 

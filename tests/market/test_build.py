@@ -49,8 +49,20 @@ def test_a_silent_minute_carries_the_last_past_close(tmp_path):
     assert market.tradable[row + 2, column]
     past = market.close[row - 1, column]
     assert (market.close[row : row + 2, column] == past).all()
-    assert (market.open[row : row + 2, column] == past).all()
+    for name in ("open", "high", "low"):
+        assert (getattr(market, name)[row : row + 2, column] == past).all()
     assert market.tradable[:, 1 - column].all()
+
+
+def test_the_prices_of_a_longer_bar_are_those_of_its_minutes(tmp_path):
+    table = minute_table(symbols=2, sessions=5, missing=0.3)
+    market = make_market(settings(write_csv(tmp_path, table), bar_minutes=15))
+    for symbol, own in merged(table, "15min").groupby("ticker"):
+        one = market[symbol]
+        one = one[one["tradable"]]
+        assert len(one) == len(own)
+        for name in ("open", "high", "low", "close", "volume"):
+            assert one[name].to_numpy() == pytest.approx(own[name].to_numpy(), rel=1e-6), name
 
 
 @pytest.mark.parametrize(
@@ -155,7 +167,7 @@ def test_changing_every_bar_after_any_minute_changes_nothing_up_to_it(eventful, 
         new = getattr(later, name)
         assert torch.equal(old[: cut + 1].nan_to_num(-7.0), new[: cut + 1].nan_to_num(-7.0)), name
     assert before.symbols == later.symbols
-    for name in ("open", "close", "features", "benchmark", "tradable"):
+    for name in ("open", "high", "low", "close", "features", "benchmark", "tradable"):
         old = getattr(before, name)[cut + 1 :]
         new = getattr(later, name)[cut + 1 :]
         assert not torch.equal(old.nan_to_num(-7.0), new.nan_to_num(-7.0)), name

@@ -33,7 +33,10 @@ def test_the_hash_sees_every_array_and_name():
     ]
     for name, tensor in market.arrays():
         other = tensor.clone()
-        other[-1] = ~other[-1] if other.dtype == torch.bool else other[-1] + 1
+        step = {"low": -1e-3, "open": 0.0, "close": 0.0}.get(name, 1)
+        other[-1] = ~other[-1] if other.dtype == torch.bool else other[-1] + step
+        if name in ("open", "close"):  # a price between high and low
+            other[-1] = (market.low[-1] + market.high[-1]) / 2
         if name == "tradable":  # a symbol without a price cannot be tradable
             other[-1, 2] = False
         changed.append(replace(market, **{name: other}))
@@ -83,6 +86,9 @@ def test_a_damaged_file_is_a_typed_error(tmp_path, damage):
     [
         ({"close": torch.zeros(60, 4)}, "prices must be positive"),
         ({"close": torch.ones(60, 3)}, "shape"),
+        ({"high": torch.full((60, 4), 1e-3)}, "between its low and its high"),
+        ({"low": torch.full((60, 4), 1e6)}, "between its low and its high"),
+        ({"low": torch.full((60, 4), torch.nan)}, "a low and a close"),
         ({"open": torch.ones(60, 4, dtype=torch.float64)}, "float64"),
         ({"features": torch.full((60, 4, 2), float("nan"))}, "features must be finite"),
         ({"minutes": torch.zeros(60, dtype=torch.int64)}, "increase strictly"),
@@ -151,7 +157,7 @@ def test_a_market_becomes_tables_of_pandas():
     market = make_market(60, 4)
     one = market["S002"]
     assert one.columns.tolist() == [
-        *("open", "close", "volume", "tradable", "member"),
+        *("open", "high", "low", "close", "volume", "tradable", "member"),
         *market.feature_names,
         *market.context_names,
     ]

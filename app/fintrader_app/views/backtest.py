@@ -264,7 +264,7 @@ def price_chart(
     every: int,
     fills: pd.DataFrame,
 ) -> None:
-    """Candles of the market file with the fills on them."""
+    """Draw the market file's candles with the fills on them."""
     market = markets.find(run.market, run.data_hash, list_market_folders(find_runs_folder()))
     if symbol not in market.symbols:
         raise NotThereError("the market file does not hold this symbol")
@@ -274,7 +274,7 @@ def price_chart(
         rows = slice(int(begin), int(end) + 1)
     else:
         rows = market.rows(day)
-    about = f"Candles of {every} traded bar(s), made from opens and closes of the market file."
+    about = f"Candles of {every} traded bar(s)."
     most = every * MOST_CANDLES
     cut = ""
     if rows.stop - rows.start > most:

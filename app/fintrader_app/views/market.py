@@ -114,9 +114,8 @@ def show_bars(market: Market) -> None:
         charts.show(figure, "market_candles")
         traded = market.arrays["tradable"][rows, column]
         st.caption(
-            f"{count(int(traded.sum()))} of {count(len(traded))} bars with a trade. Candles are"
-            " made from the stored opens and closes; bars without a trade are left out, not"
-            " filled in."
+            f"{count(int(traded.sum()))} of {count(len(traded))} bars with a trade; bars without"
+            " one are left out, not filled in."
         )
     heading("All sessions")
     ends = find_session_ends(market.arrays["session"])

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from fintrader.backtesting.account import BacktestAccount
+from fintrader.bars.bars import PRICES
 from fintrader.envs import EnvSettings, Policy
 from fintrader.envs.benchmark import lay_out
 from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import create_generator
 
-_SYMBOL_ARRAYS = ("open", "close", "volume", "tradable", "member")
+_SYMBOL_ARRAYS = (*PRICES, "volume", "tradable", "member")
 _DECISIONS = 300
 CALENDAR = frozenset({"time_of_day", "time_to_close"})
 """Context that is made of the exchange's calendar alone, which is known in advance."""

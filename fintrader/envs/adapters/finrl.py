@@ -78,14 +78,16 @@ def to_market(
 ) -> MarketTensors:
     """Make a market of FinRL's daily table: columns date, tic, open, close, volume, `indicators`
     (features, as they are) and `risk` (context, one value a date)."""
-    close = pivot(df, "close")
-    volume = pivot(df, "volume")
+    open_, close, volume = (pivot(df, name) for name in ("open", "close", "volume"))
     dates = pd.to_datetime(pd.Series(sorted(df["date"].unique()))).to_numpy("datetime64[ns]")
     features = [pivot(df, name) for name in indicators]
     context = [pivot(df, name)[:, 0] for name in risk]
     as_tensor = partial(torch.tensor, dtype=torch.float32)
     return MarketTensors(
-        open=as_tensor(pivot(df, "open")),
+        open=as_tensor(open_),
+        # Its close is adjusted, its high and low are not: they need not lie around it.
+        high=as_tensor(np.maximum(open_, close)),
+        low=as_tensor(np.minimum(open_, close)),
         close=as_tensor(close),
         volume=as_tensor(volume),
         features=as_tensor(np.stack(features, axis=2) if features else np.zeros((*close.shape, 0))),

@@ -216,5 +216,5 @@ def test_a_table_that_is_none_is_refused(change, words):
 
 def test_a_date_without_a_symbol_is_named():
     df = table()
-    with pytest.raises(EnvError, match="close is missing on 2021-01-05"):
+    with pytest.raises(EnvError, match="open is missing on 2021-01-05"):
         to_market(df[(df["date"] != "2021-01-05") | (df["tic"] != "XOM")])

@@ -1,7 +1,6 @@
 """The fused kernel against the torch core: equal to the last bit, in every mode, with resets."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from fintrader.envs.fast import step as fused
 from fintrader.errors import EnvError
 from tests.engines.strategies import env_settings, random_actions
 from tests.engines.twins import assert_bit_equal
-from tests.factories import examples, make_market
+from tests.factories import examples, make_market, reprice
 
 
 @settings(max_examples=examples(100))
@@ -45,7 +44,7 @@ def test_every_output_and_the_whole_state_are_bit_equal(
     scale = torch.logspace(math.log10(cheapest / 20.0), 1.0, 13)
     paid = market.events.dividend_usd * scale.double()[market.events.asset]
     happened = market.events._replace(dividend_usd=paid)
-    market = replace(market, open=market.open * scale, close=market.close * scale, events=happened)
+    market = reprice(market, open=market.open * scale, close=market.close * scale, events=happened)
     assert_engines_agree(market, config, seed, mode, endowed=endowed, cash=cash)
 
 
