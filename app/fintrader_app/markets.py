@@ -80,10 +80,10 @@ class Market:
         return slice(int(start), int(stop))
 
     def candles(self, symbol: str, rows: slice, every: int) -> pd.DataFrame:
-        """Bars with a trade: open, high, low, close, `every` bars put together.
+        """Make candles of `every` bars with a trade: open, high, low, close.
 
-        A market holds no highs and lows of single bars: at `every` 1 they are those of open and
-        close, and of more bars together the extremes of their opens and closes.
+        A market holds no highs and lows of its bars: those of a candle are the extremes of the
+        opens and closes in it.
         """
         column = self.symbols.index(symbol)
         traded = self.arrays["tradable"][rows, column]
@@ -92,7 +92,7 @@ class Market:
             {**prices, "session": self.arrays["session"][rows]}, index=self.times[rows]
         )
         frame = frame[traded].astype({"open": float, "close": float})
-        # Each session's first candle is whole.
+        # Every session begins a candle.
         candle = frame.groupby("session").cumcount() // every
         frame = frame.assign(
             high=frame[["open", "close"]].max(axis=1),
