@@ -1,5 +1,5 @@
-"""What a run left behind, read for the screen: through the checks of `results.folders`, and kept
-while files stay."""
+"""Stored parts of runs, read through the checks of `results.folders` and cached while their files
+are unchanged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_RANKS = 1_000
 MAX_EVENT_BYTES = 8 << 20
 
 READ = FileCache(summaries=4096, backtests=12, rows=32, learning=256, events=16, configs=64)
-"""Everything that the app keeps of what it has read, shared by all its sessions."""
+"""The app's cache of all it has read, shared by all its sessions."""
 
 
 def load_summaries(runs: RunsFolder) -> list[Summary]:
@@ -48,7 +48,7 @@ def load_summary(runs: RunsFolder, name: str) -> Summary:
 
 
 def load_stages(runs: RunsFolder, run: Summary) -> list[Stage]:
-    """How far each stage of a run is, as of now."""
+    """Read the present progress of each stage of a run."""
     return stored_runs.stages_now(runs.run(run.name), run)
 
 
@@ -80,14 +80,14 @@ def load_tournament(folder: Folder) -> dict[str, Any]:
 
 
 def backtest(folder: Folder) -> StoredBacktest:
-    """The run's backtest. Raises NotThereError before it is whole, DamagedFileError when a file of
-    it is not."""
+    """Read the run's backtest. Raises NotThereError before it is complete, DamagedFileError when a
+    file of it is damaged."""
     home = Folder(folder.path("backtest"))
     return READ.get("backtests", home.root, backtest_state(home), lambda _: read_backtest(home))
 
 
 def backtest_version(folder: Folder) -> Hashable:
-    """What changes when the run's backtest does; no two runs have the same."""
+    """Return values that change when the run's backtest does, different for any two runs."""
     return folder.root, backtest_state(Folder(folder.path("backtest")))
 
 
@@ -149,7 +149,7 @@ def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:
         wal: Signature | None = folder.signature("leaderboard.sqlite-wal")
     except NotThereError:
         wal = None
-    folder.path("leaderboard.sqlite-shm")  # refuses a link, as the two above
+    folder.path("leaderboard.sqlite-shm")  # refuses a link, as `signature` does
     return state, wal
 
 

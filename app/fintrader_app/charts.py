@@ -135,8 +135,8 @@ def plot_lines(
     faint: dict[str, tuple[Any, Any]] | None = None,
     **look: Any,
 ) -> go.Figure:
-    """Named lines over any axis; `faint` ones lie behind, in the same colours, without a legend
-    entry.
+    """Draw named lines over any axis; `faint` ones lie behind, in the same colours, without a
+    legend entry.
 
     `look` is what `framed` takes.
     """
@@ -167,7 +167,7 @@ def plot_lines(
 
 
 def pick_colour(position: int) -> str:
-    """The colour of a line by its place in the legend."""
+    """Pick the colour of a line by its place in the legend."""
     return figures.PALETTE[position % len(figures.PALETTE)]
 
 

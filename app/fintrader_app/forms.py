@@ -1,7 +1,7 @@
 """A form made from the JSON schema of pydantic models: one widget a field, with its own help,
 limits and choices.
 
-The draft is plain JSON-like data (what a YAML file would hold); the models judge it, nobody else.
+The draft is plain JSON-like data (what a YAML file would hold); only the models validate it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ Schema = dict[str, Any]
 
 @cache
 def read_schema(model: type[BaseModel]) -> Schema:
-    """A model's JSON schema, its references followed: what a field is stands in the field
-    itself."""
+    """Read a model's JSON schema, with every reference replaced by the schema that it names."""
     whole = model.model_json_schema(by_alias=False)
 
     def follow(part: Any) -> Any:
@@ -37,7 +36,7 @@ def read_schema(model: type[BaseModel]) -> Schema:
             return [follow(one) for one in part]
         if not isinstance(part, dict):
             return part
-        if "$ref" in part:  # what is said of a model is not said of the field that holds one
+        if "$ref" in part:  # a model's description is not that of a field which holds one
             part = {**whole["$defs"][part["$ref"].rpartition("/")[2]], "description": None, **part}
         return {
             name: follow(below) for name, below in part.items() if name not in ("$defs", "$ref")
@@ -69,7 +68,8 @@ def choose_single(field: Schema) -> Schema:
 
 
 def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) -> None:
-    """Widgets for all fields of a model, two columns; what is typed goes into `draft`, in place."""
+    """Draw widgets for all fields of a model, in two columns; their values go into `draft`, in
+    place."""
     fields = {name: field for name, field in schema["properties"].items() if name not in skip}
     nested = [name for name, field in fields.items() if "properties" in field or "oneOf" in field]
     simple = [name for name in fields if name not in nested]
@@ -82,11 +82,11 @@ def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) 
         with st.expander(human(name), expanded=len(nested) == 1 or not simple):
             if text := fields[name].get("description"):
                 st.caption(text)
-            group(fields[name], name, draft, f"{key}.{name}")
+            draw_group(fields[name], name, draft, f"{key}.{name}")
 
 
-def group(field: Schema, name: str, draft: Draft, key: str) -> None:
-    """A nested model, or one of several by its discriminator."""
+def draw_group(field: Schema, name: str, draft: Draft, key: str) -> None:
+    """Draw a nested model, or one of several by its discriminator."""
     models = field.get("oneOf", [field])
     below = hold_mapping(draft, name, models[0])
     if len(models) == 1:
@@ -109,7 +109,7 @@ def _index(options: list[Any], value: Any) -> int:
 
 
 def draw_widget(field: Schema, name: str, draft: Draft, key: str) -> None:
-    """One field. A value that the widget cannot read is kept as text, for the models to refuse."""
+    """Draw one field. A value that the widget cannot read stays text, for the models to refuse."""
     field, may_be_none = split_optional(field)
     kind = field.get("type")
     title = human(name)
@@ -176,7 +176,7 @@ def _is_range_of_dates(field: Schema) -> bool:
 
 
 def _draw_number(title: str, value: Any, field: Schema, how: dict[str, Any]) -> Any:
-    """An open limit is kept as it is: the models say where it lies."""
+    """Draw a number. The widget also takes an exclusive limit itself, which the models refuse."""
     kind: Any = int if field["type"] == "integer" else float
     step = 10.0 ** math.floor(math.log10(abs(value))) / 10 if value else 0.1
     how |= {"step": 1} if kind is int else {"step": step, "format": "%g"}

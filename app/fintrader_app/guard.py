@@ -1,8 +1,8 @@
 """The guard of the app's server: it answers to known hosts, and to those who have the token.
 
-A page of another site can make its own name lead to this machine (DNS rebinding), and then its
-browser takes the app for a part of that site. The name it asks for stands in `Host`, so names are
-compared. Other programs and users of this machine reach the port as well, so there is a token.
+Another site can point its own name at this machine (DNS rebinding); a browser then takes the app
+for a part of that site. The browser sends that name in `Host`, so the guard compares it with the
+names it knows. Other programs and users of this machine reach the port, too, so there is a token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 GUARD_VARIABLE = "FINTRADER_APP_GUARD"
-"""Set for the pages of a server that asks for a token: only there may they steer deployments."""
+"""Set for pages whose server asks for a token; only these pages may steer deployments."""
 TOKEN_VARIABLE = "FINTRADER_APP_TOKEN"
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -46,7 +46,7 @@ _NO_TOKEN_PAGE = _PAGE.format(
     text=(
         "<p>Open the address that ends in <code>?token=…</code>. <code>fintrader app</code> "
         "printed it when it started: on its terminal, or in the log of its container. A token "
-        f"that was set by <code>{TOKEN_VARIABLE}</code> is not printed; put it there yourself.</p>"
+        f"set by <code>{TOKEN_VARIABLE}</code> is not printed; write it behind the = yourself.</p>"
         "<p>If you opened the app in this browser before and followed a link to here, "
         '<a href="">go on</a>.</p>'
     ),
@@ -54,7 +54,7 @@ _NO_TOKEN_PAGE = _PAGE.format(
 # The link is for SameSite=Strict: a browser that comes from another site sends no cookie, and one
 # that comes from this page does.
 _WRONG_HOST_PAGE = _PAGE.format(
-    title="the app does not go by this name",
+    title="the app does not answer to this name",
     text=(
         "<p>The host or the origin of this request is not one of the app's. Start the app with "
         "<code>fintrader app --allow-host NAME</code>, which may be given several times, for the "
@@ -65,7 +65,7 @@ _WRONG_HOST_PAGE = _PAGE.format(
 
 
 class NetworkLocation(NamedTuple):
-    """A host in the form that is compared, and its port if one was given."""
+    """A host in its canonical form, and its port if one was given."""
 
     host: str
     port: int | None
@@ -89,7 +89,7 @@ def read_location(text: str) -> NetworkLocation | None:
 
 
 def read_host(text: str, option: str) -> str:
-    """Read a typed host in the form that is compared. Raises ConfigError naming `option`."""
+    """Read a typed host, in its canonical form. Raises ConfigError naming `option`."""
     typed = text.strip()
     if ":" in typed and not typed.startswith("["):
         typed = f"[{typed}]"
@@ -125,7 +125,7 @@ def is_loopback(host: str) -> bool:
 def list_hosts(bound: str | None, allowed: Iterable[str]) -> frozenset[str]:
     """List the hosts that the app answers to: loopback, the one it listens on, the allowed ones.
 
-    Raises ConfigError for what is not a host, and for a wildcard, which no browser should ask for.
+    Raises ConfigError for a text that is not a host, and for an allowed wildcard such as 0.0.0.0.
     """
     hosts = set(LOOPBACK_HOSTS)
     for text in allowed:
@@ -159,7 +159,7 @@ def read_token(variables: Mapping[str, str]) -> str | None:
 
 @dataclass(frozen=True)
 class Admission:
-    """The rules of the door: requests that ask for one of `hosts` and have the token pass."""
+    """Rules of admission: a request must ask for one of `hosts` and have the token."""
 
     hosts: frozenset[str]
     token: str | None
@@ -167,7 +167,7 @@ class Admission:
     is_fixed: bool
     """True when the token comes from the environment, so that it need not be printed."""
     has_allowed: bool
-    """True when hosts were allowed by name."""
+    """True when `--allow-host` named hosts."""
 
 
 def read_admission(
@@ -177,7 +177,7 @@ def read_admission(
 ) -> Admission:
     """Read the rules of a server that listens on `bound` from the words of its command line.
 
-    Takes the token out of `variables`, since the runs that pages start need not know it. Raises
+    Takes the token out of `variables`, so that the runs that pages start do not inherit it. Raises
     ConfigError.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -210,8 +210,8 @@ def describe(
         yield f"fintrader app: {address}?token={admission.token}"
     if is_wildcard(bound) and not admission.has_allowed:
         yield (
-            f"fintrader app: --host {bound} makes no name known; the app answers to localhost "
-            "alone, and to each name or address that --allow-host gives"
+            f"fintrader app: --host {bound} names no host; the app answers to localhost only, until"
+            " --allow-host gives it more names or addresses"
         )
     if admission.token is None and not is_loopback(bound):
         yield (
@@ -222,21 +222,21 @@ def describe(
 
 
 class Guard:
-    """Passes on what comes from a known host with the token, and refuses everything else.
+    """Passes on requests that ask for a known host and have the token, and refuses all others.
 
     A request has the token in a cookie, in an `Authorization: Bearer` header, or in its address. A
-    browser that opens such an address gets the cookie and is led to the address without the token.
+    browser that opens such an address gets the cookie and is redirected to it without the token.
     """
 
-    is_standing = False
-    """True in a process whose server has this guard; pages refuse to be shown by another server."""
+    is_installed = False
+    """True in a process whose server has this guard; under any other server pages show an error."""
 
     def __init__(self, app: ASGIApp, admission: Admission, root: str = "") -> None:
         self.app = app
         self.hosts = admission.hosts
         self.token = admission.token
         self.health = f"{root}/_stcore/health"
-        Guard.is_standing = True
+        Guard.is_installed = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or self._is_health_check(scope):
@@ -256,20 +256,20 @@ class Guard:
             await _refuse(scope, send, _NO_TOKEN_PAGE)
 
     def _is_health_check(self, scope: Scope) -> bool:
-        """Tell whether this asks if the server is up: probes know neither the token nor a name."""
+        """Tell whether this is a health check, which needs neither token nor known host."""
         if scope["type"] != "http" or scope["path"] != self.health:
             return False
         return scope["method"] in ("GET", "HEAD")
 
     def _find_location(self, scope: Scope) -> NetworkLocation | None:
-        """Find the host that was asked for; None when it, or the page that asks, is foreign."""
+        """Find the requested host; None when it is unknown, or a page of another origin asks."""
         hosts = _read_headers(scope, b"host")
         location = read_location(hosts[0]) if len(hosts) == 1 else None
         if location is None or location.host not in self.hosts:
             return None
         origins = _read_headers(scope, b"origin")
         if not origins:
-            # Browsers always send one with a websocket. Other programs need not, with the token.
+            # Browsers send an origin with every websocket; other programs need none with a token.
             is_unproven = scope["type"] == "websocket" and self.token is None
             return None if is_unproven else location
         is_own = len(origins) == 1 and _is_same_origin(origins[0], location)
@@ -297,8 +297,8 @@ class Guard:
         return hmac.digest(self.token.encode(), b"fintrader app cookie", hashlib.sha256).hex()
 
     async def _let_in(self, scope: Scope, send: Send, location: NetworkLocation) -> None:
-        """Give the cookie, and lead to the same address without the token."""
-        # Relative, so that it stays on this host, and below the prefix that a proxy takes away.
+        """Set the cookie, and redirect to the same address without the token."""
+        # Relative, so that it stays on this host, and below the prefix that a proxy strips.
         target = "./" + quote(scope["path"].rpartition("/")[2])
         if scope["query_string"]:
             target += "?" + scope["query_string"].decode("latin-1")
@@ -311,7 +311,7 @@ class Guard:
 
 
 def _split_query(query: bytes) -> tuple[bytes, list[str]]:
-    """Split a query into what it holds apart from tokens, and the tokens."""
+    """Split a query into the part without tokens, and the tokens."""
     rest = []
     tokens = []
     for part in query.decode("latin-1").split("&"):
@@ -352,7 +352,7 @@ def _is_encrypted(scope: Scope) -> bool:
 
 async def _refuse(scope: Scope, send: Send, page: str) -> None:
     if scope["type"] == "websocket":
-        # Before it was accepted, so the answer is a 403.
+        # The server answers 403, because the websocket is closed before it was accepted.
         await send({"type": "websocket.close", "code": 1008})
     else:
         await _answer(send, 403, [(b"content-type", b"text/html; charset=utf-8")], page.encode())

@@ -1,14 +1,13 @@
-"""Runs started from the app: separate processes, written down so that any later app finds them
-again.
+"""Runs started from the app: separate processes, recorded so that any later app finds them again.
 
     runs/.launched/<name>.yaml   the settings it was started with
     runs/.launched/<name>.json   the process
     runs/.launched/<name>.log    what it printed, each time that it was started or continued
 
 A folder that begins with a dot is no run, so the run list does not show it. The process is `python
--m fintrader_app.jobs run CONFIG`: the same command line, which outlives the app. It answers an
-interrupt even where the app's own parent had interrupts switched off, takes a polite end (SIGTERM)
-for an interrupt, and steps back a little so that the app stays quick on the same cores.
+-m fintrader_app.jobs run CONFIG`, which outlives the app. It does the work of `fintrader run`, but
+answers SIGINT even where the app's own parent had it ignored, takes SIGTERM for an interrupt, and
+lowers its priority, so that the app stays quick on the same cores.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from fintrader.system import kill_group, lower_priority, read_process_start
 PLACE = ".launched"
 NICENESS = 5
 _BEGUN = "--- started "
-_COMPLAINT = "fintrader: "
+_ERROR = "fintrader: "
 _STOPPED = "interrupted; "
 _CHILDREN: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -44,8 +43,8 @@ class Job:
     """Of its run."""
     pid: int
     born: int
-    """When the kernel started the process, in its ticks since boot: a pid alone may be someone
-    else's by now."""
+    """When the kernel started the process, in its ticks since boot: the system may have given the
+    pid to another process since."""
     started: float
     """Seconds since 1970."""
 
@@ -55,7 +54,7 @@ class Job:
         child = _CHILDREN.get(self.pid)
         if child is not None and child.poll() is not None:
             return False
-        if self.born == 0:  # the system does not say: this app knows its own children alone
+        if self.born == 0:  # unknown on this system: this app knows its own children only
             return child is not None
         return read_process_start(self.pid) == self.born
 
@@ -103,7 +102,7 @@ def read_job(runs: RunsFolder, name: str) -> Job:
     """The process of one run. Raises NotThereError when it was not started from an app."""
     job = runs.record(Job, PLACE, f"{component(name)}.json")
     if job.pid < 2 or job.name != name:
-        raise NotThereError(f"the record of {name} says nothing usable")
+        raise NotThereError(f"the record of {name} names no process of it")
     return job
 
 
@@ -129,7 +128,7 @@ def kill(job: Job) -> bool:
 
 
 def forget(runs: RunsFolder, name: str) -> None:
-    """Remove what is written down of a run's process, settings and output. Raises RunError while it
+    """Remove the record of a run's process, its settings and its output. Raises RunError while it
     is alive."""
     with contextlib.suppress(NotThereError):
         if read_job(runs, name).alive:
@@ -139,20 +138,18 @@ def forget(runs: RunsFolder, name: str) -> None:
 
 
 def explain_end(runs: RunsFolder, name: str) -> str | None:
-    """The sentence with which a job's last attempt gave up; None where it did not, or said
-    nothing."""
+    """Find the error message that ended a job's last attempt; None if there is none, or the job was
+    interrupted."""
     try:
-        words = read_last_words(runs, name)
+        output = read_log_end(runs, name)
     except FintraderError:
         return None
-    said = [
-        line for line in words.rpartition(_BEGUN)[2].splitlines() if line.startswith(_COMPLAINT)
-    ]
-    return said[-1].removeprefix(_COMPLAINT) if said and _STOPPED not in said[-1] else None
+    errors = [line for line in output.rpartition(_BEGUN)[2].splitlines() if line.startswith(_ERROR)]
+    return errors[-1].removeprefix(_ERROR) if errors and _STOPPED not in errors[-1] else None
 
 
-def read_last_words(runs: RunsFolder, name: str) -> str:
-    """The end of what a job printed."""
+def read_log_end(runs: RunsFolder, name: str) -> str:
+    """Read the last lines that a job printed."""
     text = runs.tail(PLACE, f"{component(name)}.log", limit=6000).decode(errors="replace")
     return "".join(
         char if char.isprintable() or char == "\n" else " " for char in text.replace("\r", "\n")

@@ -1,11 +1,11 @@
-"""How the app is started: one command line, bound to loopback unless reported otherwise, with
-nothing sent anywhere.
+"""Start the app: one command line, bound to loopback unless `--host` is set, with nothing sent
+anywhere.
 
-from fintrader_app.launch import serve
-serve(AppSettings(runs_dir="runs", port=8501))
+    from fintrader_app.launch import serve
+    serve(AppSettings(runs_dir="runs", port=8501))
 
-Of runs that lie in a store copies on this disk are shown, which a process of its own keeps up to
-date: `python -m fintrader_app.launch --follow URL PARENT`.
+For runs in an object store the app shows copies on this disk. A second process, `python -m
+fintrader_app.launch --follow URL PARENT`, keeps them up to date.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def build_command(settings: AppSettings) -> list[str]:
     """Build the command that serves the app.
 
     The server makes a token and prints it, unless FINTRADER_APP_TOKEN holds one. Raises ConfigError
-    when streamlit is not installed, and for hosts that are none.
+    when streamlit is not installed, and for an invalid host.
     """
     if find_spec("streamlit") is None:
         raise ConfigError(f"the app needs streamlit; install it with `{install_command('app')}`")
@@ -67,20 +67,20 @@ def build_command(settings: AppSettings) -> list[str]:
     flags = [f"--{name}={value}" for name, value in options.items()]
     own = [f"--allow-host={name}" for name in settings.allow_host]
     own += ["--no-token"] * settings.no_token
-    # -P: a folder called `app` where the reader happens to stand must not take this package's place
+    # -P: a folder called `app` in the working directory must not take this package's place.
     command = [sys.executable, "-P", "-m", "streamlit", "run", script, *flags]
     return [*command, "--", *own] if own else command
 
 
 def build_environment(runs_dir: Path | str) -> dict[str, str]:
-    """The environment variables that tell the app where runs lie."""
+    """Build the environment of the app's server, with the folder of the runs."""
     given = {RUNS_DIR_VARIABLE: str(Path(runs_dir).resolve())}
     return {"OMP_NUM_THREADS": "1", **os.environ, **given}
 
 
 def main() -> None:
-    """`python -m fintrader_app.launch`, which `fintrader app` starts; a mistake is one line and
-    exit status 2."""
+    """`python -m fintrader_app.launch`, which `fintrader app` starts; an error is printed in one
+    line, with exit status 2."""
     words = sys.argv[1:]
     if words[:1] == ["--follow"]:
         follow(words[1], int(words[2]))
@@ -93,8 +93,8 @@ def main() -> None:
 
 
 def locate_copies(url: str) -> Path:
-    """The folder of a store's copies, complete as of now; it is kept up to date until this process
-    ends.
+    """Find the folder of a store's copies, up to date, and start a process that keeps it so until
+    this one ends.
 
     Raises StorageError when the store cannot be read.
     """
@@ -110,7 +110,7 @@ def locate_copies(url: str) -> Path:
 
 
 def follow(url: str, parent: int) -> None:
-    """Bring the copies up to date again and again, until the process that asked for it is gone."""
+    """Bring the copies up to date again and again, until the process `parent` has ended."""
     from fintrader.pipeline.session import open_store
 
     reported = ""
@@ -119,7 +119,7 @@ def follow(url: str, parent: int) -> None:
             open_store(url)
             reported = ""
         except FintraderError as error:
-            if str(error) != reported:  # a store that is away stays away for a while: say so once
+            if str(error) != reported:  # an unreachable store is reported once, not every time
                 reported = str(error)
                 print(f"fintrader app: {reported}", file=sys.stderr)
         time.sleep(FOLLOW_SECONDS)
@@ -128,9 +128,9 @@ def follow(url: str, parent: int) -> None:
 def serve(settings: AppSettings) -> None:
     """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on).
 
-    Of runs in a store (`s3://bucket/runs`) copies are shown, which a process beside the server
-    keeps up to date. Raises ConfigError as `build_command` does, and for a token in the environment
-    that is too weak.
+    For runs in a store (`s3://bucket/runs`) it shows copies, which another process keeps up to
+    date. Raises ConfigError as `build_command` does, and for a token in the environment that is too
+    weak.
     """
     arguments = build_command(settings)
     read_token(os.environ)

@@ -80,7 +80,7 @@ class Market:
         return slice(int(start), int(stop))
 
     def candles(self, symbol: str, rows: slice, every: int) -> pd.DataFrame:
-        """Bars with a trade: open, high, low, close, `every` bars put together."""
+        """Make candles of `every` bars with a trade: open, high, low, close."""
         column = self.symbols.index(symbol)
         traded = self.arrays["tradable"][rows, column]
         prices = {name: self.arrays[name][rows, column] for name in PRICES}
@@ -88,7 +88,7 @@ class Market:
             {**prices, "session": self.arrays["session"][rows]}, index=self.times[rows]
         )
         frame = frame[traded].astype(dict.fromkeys(PRICES, float))
-        # Each session's first candle is whole.
+        # Every session begins a candle.
         candle = frame.groupby("session").cumcount() // every
         frame = frame.assign(begins=frame.index)
         how = {"begins": "first", "open": "first", "high": "max", "low": "min", "close": "last"}

@@ -1,8 +1,8 @@
-"""A file or folder of the user's own bars, chosen by browsing: how it is to be read, and a
-configuration made of that.
+"""`fintrader init` in a page: choose a file or folder of bars, detect how to read it, and write a
+configuration.
 
-What `fintrader init` does, in a page. Browsing stays inside the folder that the app was started in
-and follows no link; a path of this machine may be typed instead.
+Browsing stays inside the folder that the app was started in and follows no link; a path of this
+machine may be typed instead.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ def list_entries(folder: Folder) -> list[str]:
 
 
 def render() -> None:
-    """The picker, what was found, and the button that writes the configuration."""
+    """Draw the picker, the detected settings, and the button that writes the configuration."""
     with guarded():
         path = browse()
     left, middle, right = line_up(1, 1, 1)
     vendor = left.selectbox(
         "Vendor",
-        ["found out", *get_args(Preset)],
+        ["detected", *get_args(Preset)],
         key="own_preset",
-        help="Whose layout the files have",
+        help="The source of the files, which fixes their layout",
     )
     calendar = middle.text_input(
         "Calendar",
         key="own_calendar",
         help="The exchange's: XNAS, XLON, FX, 24/7",
-        placeholder="found out from the times",
+        placeholder="detected from the times",
     )
     asked = right.button(
-        "Find out how to read it",
+        "Detect how to read it",
         icon=":material/search:",
         key="own_detect",
         disabled=not path,
@@ -76,7 +76,7 @@ def render() -> None:
             st.session_state.pop("own_found", None)
             with st.spinner("Reading a part of the bars"):
                 st.session_state["own_found"] = detect_bars(
-                    path, None if vendor == "found out" else vendor, calendar
+                    path, None if vendor == "detected" else vendor, calendar
                 )
         found = st.session_state.get("own_found")
         if isinstance(found, Detection):
@@ -126,14 +126,14 @@ def browse() -> str:
 
 
 def detect_bars(path: str, preset: Preset | None, calendar: str) -> Detection:
-    """How these bars are to be read. Raises FintraderError."""
+    """Detect how to read these bars. Raises FintraderError."""
     if is_url(path):
         raise DataError("a URL is not read from here; use `fintrader init URL` in a terminal")
     return detect(path, preset=preset, calendar=calendar.strip() or None)
 
 
 def show_findings(found: Detection) -> None:
-    """What was found, how sure it is, and the next step."""
+    """Show the detected settings, their certainty, and the next step."""
     from fintrader.market.starter import write_config  # it needs torch, as this page does
 
     names = ", ".join(found.symbols[:6]) + (" …" if len(found.symbols) > 6 else "")
@@ -149,8 +149,8 @@ def show_findings(found: Detection) -> None:
     table(rows, "own_findings", height="content")
     if found.waivers:
         st.warning(
-            "A build stops at faults in these bars; the configuration names them in comments, for"
-            " you to decide.",
+            "A build stops at faults in these bars. The configuration lists them in comments, so"
+            " that you can allow them.",
             icon=":material/rule:",
         )
     target = find_unused(list_config_folders()[0] / config_path(found.path).name)
@@ -164,7 +164,6 @@ def show_findings(found: Detection) -> None:
 
 
 def find_unused(path: Path) -> Path:
-    """The path, or the first of `name-2.yaml` and so on that is not there: nothing is written
-    over."""
+    """The path, or the first of `name-2.yaml` and so on that does not exist yet."""
     more = (path.with_name(f"{path.stem}-{k}{path.suffix}") for k in count(2))
     return next(tried for tried in chain([path], more) if not tried.exists())

@@ -1,5 +1,5 @@
-"""A tournament in numbers and pictures: how fast it goes, who ran when, how scores rise, who
-descends from whom."""
+"""Numbers and plots of a tournament: its pace, its scores, the time line of attempts, and the
+lineage of pods."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fintrader_app.shell import heading, hide_secrets, human
 from fintrader_app.tables import select_settings
 
 MANY = 500
-"""Beyond so many pods their marks are small."""
+"""Number of pods above which their marks are small."""
 ORIGINS = {"fresh": "#0b6e99", "exploit": "#d9730d", "survivor": "#9065b0"}
 STATES = {
     "done": GAIN,
@@ -56,7 +56,7 @@ GREY = "#a0a8b0"
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast the race goes. What cannot be known yet is None."""
+    """Progress and speed of the race; None for a number that is not known yet."""
 
     planned: int | None
     done: int = 0
@@ -71,7 +71,7 @@ class Pace:
 
 
 def count_planned_pods(folder: Folder) -> int | None:
-    """How many pods the run's configuration asks for."""
+    """Count the pods that the run's configuration asks for."""
     pods = load_tournament(folder).get("pods")
     return pods if isinstance(pods, int) and not isinstance(pods, bool) and pods > 0 else None
 
@@ -84,8 +84,8 @@ def measure_pace(
     alive: bool,
     now: float | None = None,
 ) -> Pace:
-    """Counts and rates of a race. `launched` (pods at work and since when) and `now` count only
-    while it is alive."""
+    """Measure counts and rates of a race. `launched` (pods at work, and the times of their launch)
+    and `now` matter only while it is alive."""
     now = time.time() if now is None else now
     if pods.empty:
         return Pace(planned)
@@ -109,8 +109,8 @@ def measure_pace(
     return Pace(planned, len(ended), failed, running, best, elapsed, rate, left)
 
 
-def score_figure(pods: pd.DataFrame) -> go.Figure:
-    """Score of each pod when it ended, and the best so far."""
+def plot_scores(pods: pd.DataFrame) -> go.Figure:
+    """Plot the score of each pod over the time of its end, and the best so far."""
     shown = select_scored(pods).sort_values("finished")
     zero, size, unit = shift_to_start(shown, shown["finished"].max())
     x = (shown["finished"] - zero) / size
@@ -161,8 +161,8 @@ def label_pods(pods: pd.DataFrame) -> list[str]:
 
 
 def plot_curves(looks: dict[str, pd.DataFrame], column: str) -> go.Figure:
-    """`column` (`score` or `return`) of each pod's looks at the validation window, as
-    `artifacts.load_validation` has them.
+    """Plot `column` (`score` or `return`) of each pod's looks at the validation window, from
+    `artifacts.load_validation`.
 
     Of K-fold validation each fold's own looks are faint; its line is their mean, and ends with the
     score of all.
@@ -226,7 +226,7 @@ def select_numbers(pods: pd.DataFrame) -> pd.DataFrame:
 
 
 def plot_drift(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Figure:
-    """One searched setting, pod by pod; the colour says the score."""
+    """Plot one searched setting over the pods; colours show their scores."""
     shown = select_scored(pods[values.notna()])
     inside = values[shown.index]
     figure = go.Figure().add_scatter(
@@ -263,7 +263,7 @@ def find_launched(events: Iterable[TournamentEvent]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A pod at work once, from its launch until it ended, was lost, or now. Seconds since 1970."""
+    """One attempt at a pod, from its launch to its end, its loss or now. Seconds since 1970."""
 
     pod: str
     started: float
@@ -271,7 +271,7 @@ class Attempt:
     state: str
     reason: str = ""
     hover: str = ""
-    """What hovering says below the name: score, place, the reason in full."""
+    """Hover text below the name: score, device, the reason in full."""
 
 
 def list_attempts(
@@ -316,8 +316,8 @@ def list_lost_attempts(events: Iterable[TournamentEvent]) -> list[Attempt]:
 
 
 def plot_timeline(found: list[Attempt], total: int) -> go.Figure:
-    """One bar an attempt, packed into as few lanes as were busy at once; `total`: how many there
-    are in all."""
+    """Plot one bar per attempt, packed into as few lanes as were busy at once; `total`: number of
+    all attempts, drawn or not."""
     rows = pd.DataFrame([asdict(one) for one in found])
     zero, size, unit = shift_to_start(rows, rows["finished"].max())
     rows["lane"] = assign_lanes(rows)
@@ -360,8 +360,7 @@ def plot_timeline(found: list[Attempt], total: int) -> go.Figure:
 
 
 def assign_lanes(rows: pd.DataFrame) -> list[int]:
-    """A lane from 1 for each row, rows in order of their start: the lowest one that is free by
-    then."""
+    """Assign each row, in order of their start, the lowest lane (from 1) that is free by then."""
     ends: list[float] = []
     chosen = []
     for begin, end in zip(rows["started"], rows["finished"], strict=True):
@@ -372,8 +371,8 @@ def assign_lanes(rows: pd.DataFrame) -> list[int]:
 
 
 def shift_to_start(rows: pd.DataFrame, end: float) -> tuple[float, float, str]:
-    """Zero of the race's clock, seconds a unit, and the unit's name, for a race that lasts until
-    `end`."""
+    """Choose the time axis of a race that lasts until `end`: its zero, the seconds of a unit, and
+    the unit's name."""
     zero = rows["started"].min()
     for size, unit in ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes")):
         if end - zero > 3 * size:
@@ -381,12 +380,12 @@ def shift_to_start(rows: pd.DataFrame, end: float) -> tuple[float, float, str]:
     return zero, 1.0, "seconds"
 
 
-# --- who descends from whom -----------------------------------------------------------------------
+# --- lineage --------------------------------------------------------------------------------------
 
 
 def plot_lineage(pods: pd.DataFrame) -> go.Figure:
-    """Founders at the left, children to the right; the colour says the score, a cross that a pod
-    failed.
+    """Plot founders at the left and children to the right; colours show scores, crosses failed
+    pods.
 
     Pods without a score are grey. Of a large race the best pods are drawn, each with all its
     ancestors.
@@ -416,8 +415,7 @@ def plot_lineage(pods: pd.DataFrame) -> go.Figure:
 
 
 def select_best_lines(pods: pd.DataFrame) -> pd.DataFrame:
-    """The best pods with all their ancestors, MOST_PODS in all; every pod where there are no
-    more."""
+    """Select the best pods with all their ancestors, at most MOST_PODS in all."""
     if len(pods) <= MOST_PODS:
         return pods
     parent = dict(zip(pods["pod"], pods["parent"], strict=True))
@@ -484,7 +482,7 @@ def assign_rows(pods: pd.DataFrame) -> dict[str, float]:
         order.append(stack.pop())
         stack += children.get(order[-1], [])[::-1]
     leaves = [pod for pod in order if pod not in children]
-    leaves += known - set(order)  # a circle of parents, which no generator makes
+    leaves += known - set(order)  # a cycle of parents, which no generator makes
     place = {pod: float(-row) for row, pod in enumerate(leaves)}
     for pod in reversed(order):
         if pod in children:

@@ -1,5 +1,5 @@
-"""A tournament's search in pictures: what the score went with, the score over one setting, and all
-settings at once."""
+"""Plots of a tournament's search: the importance of each setting, the score over one setting, and
+all settings at once."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def find_log_settings(folder: Folder) -> frozenset[str]:
     return frozenset(name for name in ranges if select_part(ranges, name).get("log") is True)
 
 
-def name_of(setting: str) -> str:
-    """A searched setting as readers see it."""
+def name_setting(setting: str) -> str:
+    """Name a searched setting as readers see it."""
     return "Algorithm" if setting == ALGORITHM else human(setting)
 
 
@@ -47,7 +47,7 @@ class Axis:
     log: bool = False
     """Numbers that lie on a logarithmic axis; `places` are the numbers themselves."""
     labels: tuple[str, ...] = ()
-    """Of values that are no numbers: what stands at 0, 1, 2 ..."""
+    """Values that are not numbers, in the order of their places 0, 1, 2 ..."""
 
     @property
     def ticks(self) -> list[int]:
@@ -56,7 +56,7 @@ class Axis:
 
 
 def place_values(values: list[Any], log: bool) -> Axis:
-    """Numbers as they are, anything else by its place among the different ones."""
+    """Place numbers as they are, other values by their rank among the distinct ones."""
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         numbers = np.array(values, dtype=float)
         return Axis(numbers, log=log and bool((numbers > 0).all()))
@@ -84,11 +84,11 @@ def judge_settings(version: Hashable, _pods: pd.DataFrame) -> tuple[Importance, 
 
 
 def plot_importance(found: Importance) -> go.Figure:
-    """A bar a setting, the largest on top; grey below the line that luck draws."""
+    """Plot a bar per setting, the largest on top; grey where luck explains it."""
     shares = found.shares[::-1]
     figure = go.Figure().add_bar(
         x=[max(0.0, one.share) for one in shares],
-        y=[escape_label(name_of(one.setting), 30) for one in shares],
+        y=[escape_label(name_setting(one.setting), 30) for one in shares],
         orientation="h",
         marker_color=[PALETTE[0] if one.important else GREY for one in shares],
         customdata=[chance(one.p_value) for one in shares],
@@ -107,30 +107,30 @@ def plot_importance(found: Importance) -> go.Figure:
 
 
 def describe_importance(found: Importance) -> str:
-    """What the bars were made from and what they mean; of names that somebody gave, so not yet safe
-    to show."""
-    said = (
-        f"From {count(found.pods)} pods that began from fresh weights, children left out. Where"
-        f" nothing matters, the best bar stays below {percent(found.luck, 1)} in 19 of 20"
-        " tournaments: grey bars are no more than that. A setting may matter and not show; none"
-        " is tested together with another."
+    """Describe the bars and their meaning. The text holds names that users chose: escape it before
+    it is shown."""
+    text = (
+        f"From {count(found.pods)} pods that began from fresh weights, children left out. If no"
+        f" setting mattered, the largest bar would stay below {percent(found.luck, 1)} in 19 of 20"
+        " tournaments; grey bars are below it. A setting may matter and not show: settings are"
+        " tested one by one, not together."
     )
     if found.constant:
-        left_out = ", ".join(map(name_of, found.constant))
-        said += f" Not tested, the same in all these pods or not in all of them: {left_out}."
-    return said
+        left_out = ", ".join(map(name_setting, found.constant))
+        text += f" Not tested, the same in all these pods or not in all of them: {left_out}."
+    return text
 
 
-def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
-    """The score of each pod over one of its settings."""
+def plot_slice(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
+    """Plot the score of each pod over one of its settings."""
     shown = select_scored(pods)
     axis = place_values([row[name] for row in settings_of(shown)], log)
     x = axis.places
-    if axis.labels:  # equal names in neighbouring places
+    if axis.labels:  # points of the same label must not cover each other
         x = x + 0.5 * (np.arange(len(shown)) * 0.618 % 1 - 0.5)
     figure = go.Figure()
     for origin, colour, rows in split_origins(shown):
-        said = [escape_label(row[name]) for row in settings_of(shown[rows])]
+        values = [escape_label(row[name]) for row in settings_of(shown[rows])]
         figure.add_scatter(
             x=x[rows],
             y=shown.loc[rows, "score"],
@@ -139,10 +139,10 @@ def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
             marker_size=8 if len(shown) <= MANY else 4,
             marker_color=colour if origin == "fresh" else "rgba(0,0,0,0)",
             marker_line={"width": 1, "color": colour},
-            customdata=list(zip(label_pods(shown[rows]), said, strict=True)),
+            customdata=list(zip(label_pods(shown[rows]), values, strict=True)),
             hovertemplate="%{customdata[0]}: score %{y:.3f} at %{customdata[1]}<extra></extra>",
         )
-    framed(figure, y_title="validation score", x_title=escape_label(name_of(name)), height=300)
+    framed(figure, y_title="validation score", x_title=escape_label(name_setting(name)), height=300)
     if axis.labels:
         figure.update_xaxes(tickvals=axis.ticks, ticktext=list(map(escape_label, axis.labels)))
     elif axis.log:
@@ -151,8 +151,8 @@ def slice_figure(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
 
 
 def plot_parallel(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) -> go.Figure:
-    """Draw a line for each pod, across its settings to its score. Of many pods, some between the
-    best and the worst are drawn."""
+    """Draw a line for each pod, across its settings to its score. Of many pods, a sample from the
+    best to the worst is drawn."""
     ordered = select_scored(pods).sort_values("score", kind="stable")
     shown = ordered.iloc[
         np.unique(np.linspace(0, len(ordered) - 1, min(MOST_LINES, len(ordered))).astype(int))
@@ -184,7 +184,7 @@ def plot_parallel(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) ->
 
 
 def _describe_dimension(name: str, axis: Axis) -> dict[str, Any]:
-    title = escape_label(name_of(name), 24)
+    title = escape_label(name_setting(name), 24)
     if axis.labels:
         return {
             "label": title,

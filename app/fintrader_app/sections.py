@@ -80,7 +80,7 @@ def draw_verdict(view: BacktestView, run: str = "") -> None:
 
 
 def _lay_out(parts: Iterable[Part]) -> Iterable[Part]:
-    """Give one part after another, with neighbours that are narrow enough in two columns."""
+    """Yield one part after another; neighbours of half width go into two columns."""
     for is_half, group in groupby(parts, key=lambda part: part.is_half):
         row = list(group)
         columns = st.columns(2) if is_half and len(row) > 1 else [st.container()]

@@ -29,7 +29,7 @@ HEADERS = (
 """In a frame of another site, a hidden click could start runs and write files."""
 
 
-class Unframed:
+class SecurityHeaders:
     """Adds the headers to every answer."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -71,6 +71,6 @@ os.environ[GUARD_VARIABLE] = "" if ADMISSION.token is None else "token"
 
 app = st.App(
     Path(__file__).with_name("streamlit_app.py"),
-    middleware=[Middleware(Unframed), Middleware(Guard, ADMISSION, ROOT)],
+    middleware=[Middleware(SecurityHeaders), Middleware(Guard, ADMISSION, ROOT)],
     lifespan=prepare,
 )

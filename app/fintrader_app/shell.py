@@ -1,5 +1,5 @@
-"""What all pages share: the runs folder, the guard against faults, foreign text, links in the URL,
-the run picker."""
+"""Parts that all pages share: the runs folder, errors as messages, escaping of foreign text,
+choices in the URL, the run picker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PAGES = (
     PageEntry("new_run.py", "New run", ":material/play_circle:", "new"),
 )
 
-ICON = (  # drawn here: a named icon would be fetched from somebody's server
+ICON = (  # drawn here: a named icon would be fetched from another server
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32"'
     ' rx="7" fill="#0f766e"/><path d="M9 7v18M16 5v20M23 9v16" stroke="white"'
     ' stroke-width="2"/><path d="M9 13v8M16 9v9M23 12v9" stroke="white" stroke-width="5"/></svg>'
@@ -70,7 +70,8 @@ LONGEST = 1_500
 
 
 def find_runs_folder() -> RunsFolder:
-    """The folder that `fintrader app` was told, or `runs` below the working folder."""
+    """Find the runs folder of `fintrader app`: the one it was given, or `runs` below the working
+    folder."""
     return RunsFolder.at(os.environ.get(RUNS_DIR_VARIABLE) or "runs")
 
 
@@ -98,9 +99,9 @@ def page(title: str, render: Callable[[RunsFolder], None]) -> None:
         render(find_runs_folder())
 
 
-def afterwards(key: str) -> bool:
-    """Whether to draw what is heavy: on a session's first run it waits until what stands above is
-    in the browser.
+def is_shown_above(key: str) -> bool:
+    """Report whether the browser has the page above this line: only then may a heavy part be drawn.
+    If not, draw the page again once it has.
 
     Drawing libraries and tables keep a browser busy for a second or two, in which it would show
     nothing at all.
@@ -128,7 +129,7 @@ def heading(title: str) -> None:
 
 
 def line_up(*widths: int) -> list[DeltaGenerator]:
-    """Columns of these widths, whose widgets stand on one line."""
+    """Make columns of these widths, with their widgets on one line."""
     return st.columns(widths, vertical_alignment="bottom")
 
 
@@ -154,7 +155,7 @@ def guarded() -> Iterator[None]:
         st.error(f"Damaged: {describe_error(error)}", icon=":material/broken_image:")
     except FintraderError as error:
         st.error(describe_error(error), icon=":material/error:")
-    except Exception as error:  # streamlit's own rerun and stop signals pass: they are none
+    except Exception as error:  # not streamlit's signals to rerun or stop: these must pass
         log.exception("page fault")
         st.error(
             f"This part of the page could not be drawn ({type(error).__name__}). The stored files"
@@ -164,8 +165,8 @@ def guarded() -> Iterator[None]:
 
 
 def describe_error(error: Exception) -> str:
-    """An error's message as escaped text that begins with a capital, unless a path or a setting
-    stands there."""
+    """An error's message as escaped text that begins with a capital, unless it begins with a path
+    or a setting."""
     text = plain(hide_secrets(str(error)))
     named = any(mark in text.partition(" ")[0] for mark in "/._")
     return text if named else text[:1].upper() + text[1:]
@@ -199,7 +200,7 @@ def format_code(text: str) -> str:
 
 
 def hide_secrets(text: str) -> str:
-    """YAML or command text with the values of anything that is named like a secret blanked out."""
+    """Replace the values of names that look like secrets in YAML or command text."""
     lines = []
     for line in text.splitlines():
         key, colon, value = line.partition(":")
@@ -214,7 +215,7 @@ def hide_secrets(text: str) -> str:
 
 
 def is_secret(name: str) -> bool:
-    """Whether something so called is nobody's business."""
+    """Report whether a name is like that of a secret."""
     return _SECRET.search(name) is not None
 
 
@@ -246,7 +247,7 @@ def link_choice(key: str, options: Sequence[str], default: str | None = None) ->
 
 
 def _read_query(key: str) -> str | None:
-    """What the URL asks for, once: None where it has been seen, or says nothing."""
+    """Read a choice in the URL, once: None where it was read before, or there is none."""
     asked = st.query_params.get(key)
     seen = f"url_{key}"
     if asked is None or asked == st.session_state.get(seen):
@@ -275,7 +276,7 @@ def choose(
 
 
 def link_choices(key: str, options: Sequence[str], default: Sequence[str], most: int) -> str:
-    """As `linked`, for a choice of several: in the address with commas between them."""
+    """As `link_choice`, for a choice of several: in the address with commas between them."""
     widget = f"widget_{key}"
     state = st.session_state
     asked = _read_query(key)
@@ -302,7 +303,7 @@ def choose_several(
 
 
 def choose_part(titles: dict[str, str], key: str, label: str = "Part") -> str:
-    """The parts of a page, one shown at a time; which one is part of the page's address."""
+    """Choose the part of a page that is shown; the choice is in the page's address."""
     names = list(titles)
     chosen = st.segmented_control(
         label,
@@ -332,8 +333,8 @@ def pick_clock(market: str) -> str:
     """The time zone (an IANA name) in which a page writes its times: the `market`'s own, unless UTC
     is asked for.
 
-    A market that lives in UTC leaves nothing to choose. Sessions keep their names, the market's
-    days, on either clock.
+    A market in UTC leaves nothing to choose. Sessions are named by the market's days on either
+    clock.
     """
     place = market.rpartition("/")[2].replace("_", " ")
     if market == UTC:
@@ -344,7 +345,7 @@ def pick_clock(market: str) -> str:
         if value == "market":
             st.caption(f"Times are {plain(place, 40)}'s.", width="content")
             return market
-        st.caption("Times are UTC; sessions are called by the market's day.", width="content")
+        st.caption("Times are UTC; sessions are named by the market's days.", width="content")
     return UTC
 
 
@@ -352,7 +353,7 @@ def pick_clock(market: str) -> str:
 
 
 def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
-    """The header's run picker with the status beside it. Raises NotThereError when there are no
+    """Draw the header's run picker and the run's status. Raises NotThereError when there are no
     runs at all."""
     found = load_summaries(runs)
     if not found:
@@ -385,7 +386,7 @@ def pick_race(runs: RunsFolder) -> tuple[Summary, Folder, Folder]:
             "Fold",
             folds,
             "fold",
-            default=folds[-1],  # of a living run, the fold that races
+            default=folds[-1],  # the current one, if the run is at work
             format_func=lambda name: f"Fold {plain(name, 20)}",
         )
     right.caption(f"Walked forward: each of its {len(folds)} folds raced a tournament of its own.")
@@ -393,7 +394,7 @@ def pick_race(runs: RunsFolder) -> tuple[Summary, Folder, Folder]:
 
 
 def show_status(run: Summary) -> None:
-    """Badges: what state a run is in, and what it is made of."""
+    """Show a run's status, trials, seed, device and age."""
     icon, colour = STATUS[run.status]
     facts = (
         "" if run.trials is None else f"{run.trials} trials",
@@ -409,24 +410,24 @@ def show_status(run: Summary) -> None:
 
 
 def draw_notice(notice: str) -> None:
-    """Draw the banner of a market that is made up; nothing without one."""
+    """Draw the banner of a synthetic market; nothing for an empty notice."""
     if notice:
         st.error(plain(notice, LONGEST), icon=":material/warning:")
 
 
 def show_stages(runs: RunsFolder, run: Summary) -> None:
-    """How far each stage of a run is, live while it runs, what the one at work is for, and why it
-    failed."""
+    """Show the progress of a run's stages, live while it runs, the purpose of the current one, and
+    the reason if the run failed."""
     live = run.status == "running"
 
     def draw() -> None:
-        now = load_living(runs, run)
+        now = reload_running(runs, run)
         draw_stages(load_stages(runs, now), now)
 
     follow(draw, live=live)
 
 
-def load_living(runs: RunsFolder, run: Summary) -> Summary:
+def reload_running(runs: RunsFolder, run: Summary) -> Summary:
     """Load a run at work as it is now; draw the whole page once more when it has ended."""
     if run.status != "running":
         return run
@@ -437,7 +438,7 @@ def load_living(runs: RunsFolder, run: Summary) -> Summary:
 
 
 def draw_stages(found: Sequence[Stage], run: Summary) -> None:
-    """The strip as it stands; of a finished run one quiet line."""
+    """Draw the stages; those of a finished run as one line of text."""
     if run.status == "finished":
         if any(stage.seconds is not None for stage in found):
             st.caption(plain(strip(found)))
@@ -467,8 +468,8 @@ def render_stages(found: Sequence[Stage], *, alive: bool) -> str:
 
 
 def _describe_stage(stage: Stage, *, alive: bool) -> str:
-    """What stands below a stage's bar: time, share, and what is at work in it where that has
-    another name."""
+    """Describe a stage below its bar: state, share, time left, and its task where that has another
+    name."""
     if stage.state == "done":
         return duration(stage.seconds) if stage.seconds is not None else "done"
     if stage.state == "waiting":

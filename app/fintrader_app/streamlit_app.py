@@ -1,4 +1,4 @@
-"""The app's pages: the server of `served.py` runs this file for those that its guard lets in."""
+"""The app's pages: the server of `served.py` runs this file for requests that pass its guard."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ from fintrader_app.guard import Guard
 from fintrader_app.shell import ICON, PAGES
 
 st.set_page_config(page_title="fintrader", page_icon=ICON, layout="wide")
-# There are headers when a browser asks, and no guard when this file was given to `streamlit run`.
-if st.context.headers and not Guard.is_standing:
+# A browser's request has headers; a plain `streamlit run` of this file installs no guard.
+if st.context.headers and not Guard.is_installed:
     st.error("This server has no guard, so it shows no pages. Start the app with `fintrader app`.")
     st.stop()
 st.html(Path(__file__).with_name("style.css"))

@@ -74,12 +74,12 @@ def table(
 
 
 def find_height(rows: int) -> int:
-    """Compute the height, in pixels, that so many rows need."""
+    """Compute the height of a table with this number of rows, in pixels."""
     return 38 + 35 * rows
 
 
 def find_title(key: str) -> str:
-    """A metric's name as readers see it, with the yardstick of a relative one."""
+    """A metric's name as readers see it, with the benchmark of a relative one."""
     known = BY_KEY.get(key)
     if known is None:
         return human(key)
@@ -87,8 +87,8 @@ def find_title(key: str) -> str:
 
 
 def show_cards(stored: StoredBacktest, name: str) -> None:
-    """The headline numbers of one strategy, each with its difference from the verdict's yardstick,
-    the benchmark portfolio, unless that is cash.
+    """Show the headline numbers of one strategy, each with its difference from the benchmark
+    portfolio, unless that is cash.
 
     The difference is green or red only where the verdict says that it is unlikely to be luck.
     """
@@ -178,7 +178,7 @@ def hide_secret(name: str, text: str) -> str:
 
 
 def show_changed_settings(config: Mapping[str, Any], key: str) -> None:
-    """The settings of a run that are not this version's defaults, each beside its default."""
+    """Show the settings of a run that are not this version's defaults, each with its default."""
     rows = [
         {
             "Setting": name,
@@ -195,7 +195,7 @@ def show_changed_settings(config: Mapping[str, Any], key: str) -> None:
 
 
 def show_differing_settings(configs: Mapping[str, Mapping[str, Any]], key: str) -> None:
-    """The settings in which runs differ, side by side."""
+    """Show the settings in which runs differ, a column per run."""
     rows = differing(configs)
     if not rows:
         st.info("These runs have the same settings.", icon=":material/equal:")

@@ -56,14 +56,15 @@ class Agent(Protocol):
         """Choose exploring actions `[B, N]` in [-1, 1] for raw observations `[B, D]`."""
 
     def observe(self, transition: Transition) -> None:
-        """Take in the outcome of the last `act`."""
+        """Store the outcome of the last `act`."""
 
     def update(self) -> Metrics | None:
-        """Learn if enough was observed; None otherwise. Empty metrics: nothing to learn yet, but
-        the state is whole."""
+        """Learn if enough was observed. Return metrics when the agent is ready to be stored, empty
+        ones if there was nothing to learn yet; otherwise None."""
 
     def pause(self) -> Metrics | None:
-        """Return metrics early, right after `update` did not; None where the state is not whole."""
+        """Make the agent ready to be stored where `update` returned None, and return its metrics so
+        far; None if it cannot be stored now."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Collect everything needed to continue bit-exactly; valid right after `update` or `pause`

@@ -3,7 +3,7 @@ https://arxiv.org/abs/2204.07137).
 
 Prices do not react to a small account, so its wealth is a differentiable function of its actions:
 the environment's fills, costs and rewards are torch operations, and the gradient of a policy's
-earnings over `num_steps` decisions is exact, without a likelihood ratio or a critic's opinion. One
+earnings over `num_steps` decisions is exact, without a likelihood ratio or a critic's estimate. One
 update: play `num_steps` steps with the graph kept, then climb
 
     J = E[Σ_{k<H} γ^k r_{t+k} + γ^H V(s_{t+H})]
@@ -87,8 +87,8 @@ class APGAgent(BaseAgent):
         memory holds."""
         accounts, width = transition.obs.shape
         if accounts != self.accounts:
-            # Two observations a step, and both once more in one piece; the graph's own share is
-            # known afterwards only.
+            # Two observations a step, and a copy of both in the stacked rollout. The memory of the
+            # graph is known only afterwards.
             numbers = 4 * width + transition.action.shape[1]
             needed = 4 * self.settings.num_steps * accounts * numbers
             subject = f"a horizon of {self.settings.num_steps:,} steps of {accounts:,} accounts"

@@ -24,7 +24,7 @@ from fintrader.seeding import create_generator, derive
 
 Metrics: TypeAlias = dict[str, float]
 Parts: TypeAlias = Iterable[tuple[float, Tensor, dict[str, Tensor]]]
-"""Shares of a batch, with their losses and metrics."""
+"""Parts of a batch: the share of its rows, their loss and metrics."""
 
 
 class BaseAgent(Resumable):
@@ -112,7 +112,8 @@ class BaseAgent(Resumable):
                 self.normaliser.update(obs)
 
     def normalise(self, obs: Tensor, *, acting: bool = False) -> Batch:
-        """Standardise raw observations `[R, D]` or `[R, A + N + 1]`; `acting` without a wait."""
+        """Standardise raw observations `[R, D]` or `[R, A + N + 1]`; with `acting`, never wait for
+        the device."""
         return self.normaliser.normalise(
             obs, self.table, wait=not acting, perturb=self.perturbation
         )
@@ -172,7 +173,7 @@ class BaseAgent(Resumable):
                 metrics[key] = metrics.get(key, 0.0) + share * value.detach()
             torch.autograd.backward(share * loss, inputs=inputs)
         grads = [weight.grad for weight in inputs if weight.grad is not None]
-        # Like nn.utils.clip_grad_norm_ without its sorting by device: all are on one.
+        # Like nn.utils.clip_grad_norm_ without its sorting by device: all are on the same one.
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         torch._foreach_mul_(grads, (self.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         optimiser.step()

@@ -81,7 +81,8 @@ class RolloutBuffer(StepBuffer):
         """`[T, B]`: value of the true final observation where an episode ended, anything
         elsewhere."""
         self.next_obs = torch.zeros_like(self.obs) if on_gpu else None
-        """`[T, B, D]`, on a GPU: where each step led. To ask which episodes ended would wait."""
+        """`[T, B, D]`, on a GPU: where each step led; stored for all steps, because asking which
+        episodes ended would wait for the device."""
         self.log_prob = torch.zeros_like(self.latent)
         """`[T, B, L]`: of each latent, under the policy that drew it."""
         self.step = 0

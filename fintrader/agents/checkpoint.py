@@ -120,7 +120,7 @@ def collect_optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tenso
 
 
 def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Put moments back; learning rate and the like stay as they are. Raises CheckpointError on a
+    """Restore the moments; learning rate and the like stay as they are. Raises CheckpointError on a
     wrong shape."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
@@ -141,7 +141,7 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tenso
 
 
 def load_generator(generator: torch.Generator, state: Tensor) -> None:
-    """Put a generator back where it was. Raises CheckpointError when the state is of another
+    """Restore a generator's state. Raises CheckpointError when it comes from another type of
     device."""
     try:
         generator.set_state(state.cpu().to(torch.uint8))
@@ -163,10 +163,10 @@ class Resumable:
     optimisers: dict[str, torch.optim.Optimizer]
     generator: torch.Generator
     replayed: ReplayedStep | None = None
-    """The gradient step on a GPU."""
+    """The CUDA graphs of the gradient step; None on a CPU."""
 
     def pause(self) -> dict[str, float] | None:
-        """Return None: between updates a rollout is not full."""
+        """Return None: this agent can be stored right after an update only (see `Agent.pause`)."""
         return None
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -215,4 +215,4 @@ class Resumable:
         return {}
 
     def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
-        """Take back `collect_extra_state()`."""
+        """Restore the values of `collect_extra_state()`."""

@@ -44,7 +44,7 @@ class MarketIdentity:
 
     @classmethod
     def from_json(cls, value: Json) -> MarketIdentity:
-        """Read an identity. Raises CheckpointError when `value` is none."""
+        """Read an identity. Raises CheckpointError when `value` is not one."""
         try:
             return cls(**value)
         except TypeError as error:

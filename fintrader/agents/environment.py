@@ -36,8 +36,8 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
         env.device.type == "cuda" and has_clock and not (differentiable or has_variants)
     )
     if steps_by_graph and isinstance(env, TradingEnv) and env.copies:
-        # A step that writes to the same place again is one CUDA graph. The training loop copies
-        # observations with clocks.
+        # A step that writes to the same memory every time can be one CUDA graph. The training loop
+        # copies observations that hold a bar's number.
         env = env.with_settings(settings, copy=False)
     elif settings != env.settings:
         env = env.with_settings(settings)

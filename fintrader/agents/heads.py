@@ -15,8 +15,8 @@ EXTRA_LATENT_SCALE = 0.25
 """Scale of the latents that belong to no asset, such as cash. Early exploration only pays costs, so
 an unscaled cash logit runs away before the network has learned which assets to hold."""
 FOLLOWING_SHARE = 0.005
-"""Scale of the active share below which an aim is followed at once (`tilt`): so close to the
-benchmark the account holds the benchmark itself, whatever its learned rate."""
+"""Active share of an aim up to which, roughly, it is followed at once whatever the learned rate
+(`tilt`): so the account reaches the benchmark itself, and does not only approach it."""
 RATE_PER_LATENT = 2.0
 """Logits of the trade rate per unit of latent (`tilt`): latents of ±1 move a rate of 0.2 between 3
 and 65 percent."""
@@ -71,7 +71,7 @@ class ActionHead:
 
     def decode(self, obs: Tensor, latent: Tensor, table: MarketTable | None = None) -> Tensor:
         """Turn raw `obs`, flat `[B, D]` or clocked `[B, A + N + 1]`, and `latent [B, L]` into an
-        action `[B, N]`; `table` `[T, L*W]` belongs to clocks."""
+        action `[B, N]`; clocked observations need `table` `[T, L*W]`, the market's rows."""
         if self.kind == "direct":
             return latent.clamp(-1.0, 1.0)
         if self.kind == "aim":

@@ -61,8 +61,8 @@ def make_actor(
     outputs: int = 1,
     out_gain: float = 0.01,
 ) -> Actor:
-    """Make the actor that resolved `settings` describe, with `outputs` numbers for each latent, of
-    an asset or `extra`."""
+    """Make the actor that resolved `settings` describe, with `outputs` numbers for each latent: one
+    latent per action, and `extra` more."""
     plan = Blueprint(settings, make_encoder(layout, settings))
     kind = _ACTORS[settings.kind]
     return kind(layout, plan, extra=extra, outputs=outputs, out_gain=out_gain)

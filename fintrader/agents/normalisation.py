@@ -139,17 +139,17 @@ class ObservationNormaliser(RunningStatistics):
         wait: bool = True,
         perturb: PerturbRows | None = None,
     ) -> Batch:
-        """Standardise raw `obs`, flat `[R, D]` or clocked `[R, A + N + 1]`; `table` `[T, L*W]`
-        belongs to clocks, and `wait` as in `index_occurring`. Raises ConfigError for clocks without
-        a table."""
+        """Standardise raw `obs`, flat `[R, D]` or clocked `[R, A + N + 1]`; `table` `[T, L*W]` has
+        the rows of clocked ones; `wait` as in `index_occurring`. Raises ConfigError for clocked
+        observations without a table."""
         private = self._standardise(obs[..., : self.private], slice(0, self.private))
         if obs.shape[-1] == self.width:
             rows = self.normalise_rows(obs[..., self.private :])
             return Batch(private, rows if perturb is None else perturb(rows, None), None)
         if table is None:
             raise ConfigError(
-                f"observations are {obs.shape[-1]} wide, the layout's {self.width}; clocks need the"
-                " market's rows: call agent.prepare_env(env) first, as `train` does"
+                f"observations are {obs.shape[-1]} wide, the layout's {self.width}; bar numbers"
+                " need the market's rows: call agent.prepare_env(env) first, as `train` does"
             )
         bars, row_index = index_occurring(obs[..., -1].detach().long(), len(table), wait=wait)
         return Batch(private, self.normalise_bars(bars, table, obs.dtype, perturb), row_index)

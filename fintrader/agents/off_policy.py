@@ -160,7 +160,7 @@ class OffPolicyAgent(BaseAgent):
 
     def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
         """Make one update; return scalar metrics on the device."""
-        raise TypeError(f"{type(self).__name__} does not say how it learns")
+        raise TypeError(f"{type(self).__name__} does not define `learn`")
 
     @property
     def is_actor_due(self) -> bool:
@@ -190,8 +190,8 @@ class OffPolicyAgent(BaseAgent):
         return torch.cat([self.critic_target(*part) for _, *part in parts], dim=-1)
 
     def split_batch(self, batch: Batch, *columns: Tensor) -> Iterator[tuple[Any, ...]]:
-        """Split samples into their share, themselves, and their rows of `columns`; on a CPU into
-        several parts where a wide market's activations would take much memory."""
+        """Split samples, and the rows of `columns`, into parts with their share of the whole: one
+        part, or several on a CPU where a wide market's activations would take much memory."""
         count = len(batch.private)
         on_cpu = self.device.type == "cpu"
         at_once = max(1, CELLS_AT_ONCE // self.layout.num_actions) if on_cpu else count

@@ -24,7 +24,7 @@ ROWS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 16}
 then stay in a processor's caches, or fit a GPU's memory."""
 
 NOISE_FLOOR = 0.2
-"""Deviation below which `noise_decay` takes nothing; a smaller one at the start stays."""
+"""Deviation down to which `noise_decay` lowers the noise; a noise that starts below it stays."""
 
 
 class Rollout(NamedTuple):
@@ -98,7 +98,7 @@ class OnPolicyAgent(BaseAgent):
     settings: OnPolicySettings
     is_bounded = True
     make_learners: Callable[[OnPolicyAgent], Any] | None = None
-    """Makes several learners of the agent side by side, for one update (`parallel.py`)."""
+    """Makes several learners of the agent, for one update (`parallel.py`)."""
 
     def add_parts(self) -> None:
         settings = self.settings
@@ -125,7 +125,8 @@ class OnPolicyAgent(BaseAgent):
         """Draw actions `[B, N]` for `obs [B, D]`."""
         self.begin_statistics(obs)
         mean = predict_acting_mean(obs, self)
-        # Each draw is N(0, 1) by itself: ratios are made of the density of one decision.
+        # Draws are correlated in time, but each alone is N(0, 1), and the losses use the density of
+        # single decisions.
         noise = self.draw_exploration_noise(mean.shape)
         self.latent = torch.addcmul(mean, noise, self.log_std.exp())
         self.log_prob = log_prob_per_latent(noise, self.log_std)
@@ -157,8 +158,8 @@ class OnPolicyAgent(BaseAgent):
         metrics = learner.learn(rollout)
         metrics["explained_variance"] = explained_variance(value, rollout.target)
         metrics["reward_mean"] = buffer.reward.mean()
-        # Statistics move only between rollouts, so that the ratios of a policy compare like with
-        # like.
+        # Statistics move only between rollouts, so that both policies of a ratio read the same
+        # inputs.
         if "observations" in self.settings.normalise:
             self.normaliser.update(buffer.obs)
         buffer.clear()
@@ -185,7 +186,8 @@ class OnPolicyAgent(BaseAgent):
         else:
             batch = self.normalise(obs)
             value = self.critic(batch).view_as(reward)
-            # A step leads to the next row, the last one to no row, and to a final value at an end.
+            # The next value is that of the next row; of the last observation after the last row;
+            # and the stored final value where an episode ended.
             last_value = self.critic(self.normalise(self.last_obs)).unsqueeze(0)
             next_value = torch.where(done, buffer.final_value, torch.cat([value[1:], last_value]))
         ends = (buffer.terminated, buffer.truncated)
@@ -238,21 +240,21 @@ class OnPolicyAgent(BaseAgent):
         """Raises ConfigError when the `num_envs` accounts of one learner make no usable rollout."""
 
     def draw_passes(self, rows: int, row_index: Tensor | None, bars: int) -> Iterator[list[Tensor]]:
-        """Draw passes over a rollout of `rows` rows, each a list of minibatches (row numbers): one
-        pass of one.
+        """Draw passes over a rollout of `rows` rows, each a list of minibatches (row numbers); here
+        one pass with one minibatch.
 
         Rows see the bars `row_index`, below `bars`; None: a bar each.
         """
         yield [torch.arange(rows, device=self.device)]
 
     def has_moved_enough(self, step: Mapping[str, Tensor]) -> bool:
-        """Report whether no more passes follow one whose last step had these metrics."""
+        """Report whether to stop after a pass whose last step had these metrics."""
         return False
 
     def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the loss of one gradient step, a mean over rows whose advantages are
         standardised, and its parts as scalar metrics on the device."""
-        raise TypeError(f"{type(self).__name__} does not say what it descends")
+        raise TypeError(f"{type(self).__name__} does not define `loss`")
 
     def add_value_loss(
         self, rollout: Rollout, policy_loss: Tensor
@@ -269,9 +271,9 @@ class OnPolicyAgent(BaseAgent):
 
     @torch.no_grad()
     def decay_noise(self) -> None:
-        """Lessen a fixed noise by `noise_decay`, down to NOISE_FLOOR."""
+        """Lower a fixed noise by `noise_decay`, down to NOISE_FLOOR."""
         decay = self.settings.noise_decay
         if decay != "learned" and decay > 0:
             floor = self.log_std.clamp_max(math.log(NOISE_FLOOR))
-            lessened = self.log_std + math.log1p(-decay)
-            self.log_std.copy_(torch.maximum(lessened, floor))
+            lowered = self.log_std + math.log1p(-decay)
+            self.log_std.copy_(torch.maximum(lowered, floor))

@@ -13,8 +13,8 @@ actor, which takes over the learner's weights when the next updates fall due. Ac
 with networks that are one round of updates old. PyTorch's operations release the interpreter's
 lock, so both sides run at once; on a GPU the learner's kernels run in a CUDA stream of their own.
 Neither side depends on the speed of the other: batches are drawn before the next step is stored,
-and weights are handed over at fixed steps. A pipelined training is therefore
-reproducible and resumes bit-exactly.
+and weights are handed over at fixed steps. A pipelined training is therefore reproducible and
+resumes bit-exactly.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Networks of the kind `per_asset`: the trunk of `market_once` fed the holdings too,
-and so run once for every account."""
+"""Networks of the kind `per_asset`: the trunk of `market_once` reads the holdings, too, and so runs
+once for every account."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AccountTrunk(nn.Module):
 
 
 class PerAssetActor(Actor):
-    """One number for each asset's latent from its embedding, the extra ones from the mean."""
+    """Computes each asset's latent from its embedding, and the extra latents from their mean."""
 
     kind = "per_asset"
 

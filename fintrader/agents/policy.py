@@ -103,14 +103,14 @@ class PolicyModule(nn.Module):
             raise CheckpointError(
                 f"this policy was trained on rows scaled by other statistics ({there} there, {here}"
                 " here): build this market with data.features.normalisation set to the one it was"
-                " trained on (its file, or its build.json), or ask for these rows to be seen as"
-                " those were: load_policy(path, universe=market)"
+                " trained on (its file, or its build.json), or let these rows be rescaled:"
+                " load_policy(path, universe=market)"
             )
         if differ is not None:
             raise CheckpointError(
                 f"this policy was trained on another market: its {differ.replace('_', ' ')} differ;"
-                " use the market it was trained on, train a policy for this one, or ask for what"
-                " was learned there to be traded here: load_policy(path, universe=market)"
+                " use the market it was trained on, train a policy for this one, or trade this one"
+                " with the policy as it is: load_policy(path, universe=market)"
             )
 
 
@@ -188,7 +188,7 @@ class EnsemblePolicy(PolicyModule):
         first = members[0].layout
         if any(member.layout != first for member in members):
             raise CheckpointError(
-                "the members of an ensemble must share one market layout; leave the odd ones out"
+                "the members of an ensemble must share one market layout; leave out the others"
             )
         shares = [1.0] * len(members)
         if weights is not None and mode != "mean":
@@ -246,7 +246,7 @@ def save_policy(
     """
     module = getattr(policy, "policy", policy)
     if not isinstance(module, PolicyModule):
-        order = "; it is save_policy(policy, path)" if isinstance(policy, str | Path) else ""
+        order = "; write save_policy(policy, path)" if isinstance(policy, str | Path) else ""
         raise CheckpointError(
             f"{type(policy).__name__} holds no policy of fintrader's agents, the only kind that is"
             f" stored{order}"
@@ -270,9 +270,9 @@ def load_policy(
 
     `market`: the market that the policy was trained on, or a window of it; any other is refused.
     `universe`: the market to trade instead, with other symbols in any number; its columns and bar
-    length must equal the training market's. Its rows are rescaled to the
-    training market's statistics (both markets name theirs in `meta["normalisation"]`), and
-    `meta["transfer"]` names both sets of symbols.
+    length must equal the training market's. Its rows are rescaled to the training market's
+    statistics (both markets name theirs in `meta["normalisation"]`), and `meta["transfer"]` names
+    both sets of symbols.
 
     Raises CheckpointError when the file is missing, truncated, tampered with or of another version,
     when it was trained on other symbols, columns or statistics (`market`), or when it cannot

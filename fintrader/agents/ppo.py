@@ -7,9 +7,9 @@ One update: collect `num_steps` steps of all accounts, estimate advantages with 
     ρ_i = π(z_i|s) / π_old(z_i|s)
 
 The Gaussian policy draws *latents* z, which a head turns into an action (`ActionHead`); each of
-them has its own ratio, as in https://arxiv.org/abs/1905.02363. The paper's single ratio of all
-latents leaves the clip's range after smaller steps the more assets there are. At the start, where
-all ratios are 1, both gradients are the same. Details follow "The 37 implementation details of PPO"
+them has its own ratio, as in https://arxiv.org/abs/1905.02363. The paper's single ratio, their
+product, leaves the clip's range sooner with more assets. At the start, where all ratios are 1, both
+have the same gradient. Details follow "The 37 implementation details of PPO"
 (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/): orthogonal
 initialisation, small last layer, Adam ε = 1e-5, advantages normalised in each minibatch, gradient
 clipping, observation and reward normalisation. Differences from the paper: exploration noise begins

@@ -1,5 +1,5 @@
-"""Regularisation: features that are hidden or noisy for a while keep an agent from learning its
-training window by heart."""
+"""Regularisation: features that are hidden or noisy for a while keep an agent from overfitting its
+training window."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fintrader.agents.settings import BaseSettings
 from fintrader.envs.observation import FlatLayout, Layout, ObservationLayout
 
 POOL = 1009
-"""Rows in the pool of noise: a prime, so that the noise repeats with no cycle of the market."""
+"""Rows in the pool of noise: a prime, so that no cycle of the market has the noise's period."""
 
 
 class Perturbation:
@@ -34,7 +34,7 @@ class Perturbation:
         self.redraw()
 
     def redraw(self) -> None:
-        """Hide other features, and give bars other noise."""
+        """Draw anew which features are hidden, and the noise of the bars."""
         features = len(self.drawn) - 2
         uniform = torch.rand(features + 2, generator=self.generator, device=self.generator.device)
         factor = (uniform[:-2] >= self.dropout) / (1 - self.dropout)

@@ -91,7 +91,7 @@ class ReplayBuffer(StepBuffer):
         return {**state, "written": torch.tensor(self.written)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take back `state_dict()`. Raises CheckpointError when the stored shapes differ."""
+        """Restore a `state_dict()`. Raises CheckpointError when the stored shapes differ."""
         for name, tensor in state.items():
             if name == "written":
                 continue

@@ -53,8 +53,8 @@ class SACAgent(OffPolicyAgent):
         return self.draw_latent(batch, self.draw_exploration_noise(shape))[0]
 
     def draw_latent(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw latents `[R, L]` by reparametrisation of `noise` `[R, L]`; also returns their log density `[R]` and the
-        means before tanh."""
+        """Draw latents `[R, L]` by reparametrisation of `noise` `[R, L]`; also returns their log
+        density `[R]` and the means before tanh."""
         mean, raw = self.actor(batch)
         log_std = bound_log_std(raw, self.settings.noise)
         u = mean + log_std.exp() * noise

@@ -52,9 +52,9 @@ class NetworkSettings(Settings):
     ] = ()
     """Parts of the account's own observation that the network reads; `mlp` always reads both.
     `account`: cash, growth, drawdown and time left, needed by rewards that depend on them, such as
-    a drawdown penalty; otherwise they only invite learning the training window by heart. To be
-    deployed, such a network needs `env.clock` session or none. `holdings`: with `market_once` the
-    actor, too, sees them. They show the recent noise, which costs money, and an actor of target
+    a drawdown penalty; otherwise they only invite overfitting the training window. To be deployed,
+    such a network needs `env.clock` session or none. `holdings`: with `market_once` for the actor,
+    too. Holdings show the recent exploration noise; since noise costs money, an actor of target
     weights learns to undo it."""
     layer_norm: bool = False
     """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy
@@ -176,10 +176,10 @@ class OnPolicySettings(BaseSettings):
     at the next decision; without it the first thing learned is not to trade. None: 0.9 with the
     heads `aim` and `tilt`, else 0."""
     noise_decay: NoiseDecay = 0.0
-    """Share of the noise's deviation that goes with every update, down to 0.2. Much noise finds the
-    profitable actions soon. But it costs: the account holds cash to pay less, the longer the more
-    assets there are. `learned`: the noise moves by gradient. Under market noise a fixed rule learns
-    better; classic environments gain from a learned one."""
+    """Share by which the noise's deviation falls at every update, down to 0.2. Much noise finds
+    profitable actions soon, but it costs: agents hold cash to pay less, and for longer with more
+    assets. `learned`: the noise moves by gradient. Under market noise a fixed rule learns better;
+    classic environments gain from a learned one."""
     group_baseline: bool = True
     """Judge an action by how it did against the other accounts at the same bar (see
     `env.start_groups`), not only against the critic: prices move all of them alike, and no critic
@@ -195,7 +195,7 @@ class PPO(OnPolicySettings):
     noise: PositiveFloat = 1.0
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
     noise_decay: NoiseDecay = 0.02
-    """Share of the noise's deviation that goes with every update, down to 0.2; `learned`: the noise
+    """Share by which the noise's deviation falls at every update, down to 0.2; `learned`: the noise
     moves by gradient."""
     update_epochs: Count = 3
     """Passes over each rollout."""
@@ -330,8 +330,8 @@ class Budget(Settings):
     """Length of a training: exactly one of the two."""
 
     env_steps: Count | None = None
-    """Steps summed over all accounts; training stops at the first update that
-    reaches it, of off-policy agents at the first step."""
+    """Steps summed over all accounts; training stops at the first update (of off-policy agents, the
+    first step) that reaches it."""
     seconds: PositiveFloat | None = None
     """Wall-clock seconds of training, resumed parts included; results then depend on the machine's
     speed."""

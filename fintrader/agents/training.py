@@ -166,8 +166,8 @@ def record_bars(agent: Agent, env: Any) -> None:
 
 
 class LoopClock:
-    """Seconds by part of the loop; on a GPU between events there, which are read when it has done
-    everything."""
+    """Seconds by part of the loop; on a GPU measured between CUDA events, and read when all work
+    is done."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -226,8 +226,8 @@ class TrainingRun:
     seconds: float = 0.0
     metrics: Metrics = field(default_factory=dict)
     is_over: bool = False
-    """True once that share of the budget is used up. A training ends where the agent's state is
-    whole: on-policy agents hold an incomplete rollout between updates."""
+    """True once `share` of the budget is used up, after an update: between updates on-policy agents
+    hold an incomplete rollout, which is not stored."""
     saving_seconds: float = 0.0
     """Duration of the last save."""
     is_finite: Tensor | None = None
@@ -431,8 +431,8 @@ class TrainingRun:
         write_tensors(self.folder / name, tensors, header | {"format": FORMAT})
 
     def fail(self, broken: Sequence[str]) -> TrainingError:
-        """Make the error for numbers that are no longer finite; stores the state, apart from the
-        last good one."""
+        """Make the error for numbers that are no longer finite. Stores the state next to the last
+        good one."""
         where = ""
         if self.folder is not None:
             self.save("failed.safetensors")

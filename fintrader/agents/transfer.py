@@ -49,7 +49,7 @@ def transfer(
     """
     if meta.get("market") is None:
         raise CheckpointError(
-            "its file does not say on which market it was trained, so it cannot be brought to"
+            "its file does not name the market that it was trained on, so it cannot be moved to"
             " another one; store it with save_policy(..., market=market)"
         )
     trained = MarketIdentity.from_json(meta["market"])

@@ -64,7 +64,7 @@ def _main(argv: list[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        if error.errno not in _PLACES:
+        if error.errno not in _DISK_ERRORS:
             raise
         from fintrader.runs import explain_failure
 
@@ -72,7 +72,7 @@ def _main(argv: list[str]) -> None:
         sys.exit(2)
 
 
-_PLACES = {
+_DISK_ERRORS = {
     errno.ENOSPC,
     errno.EDQUOT,
     errno.EFBIG,
@@ -81,7 +81,7 @@ _PLACES = {
     errno.EROFS,
     errno.ENOTDIR,
 }
-"""Faults of a disk or its rights, which a user can mend, so that they are no bugs."""
+"""Errors of a disk or its permissions: the user can mend them, so no traceback is shown."""
 
 
 def _complain(text: str) -> None:

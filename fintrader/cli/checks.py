@@ -1,4 +1,4 @@
-"""`fintrader verify PATH`: the checks of whatever lies there."""
+"""`fintrader verify PATH`: the checks of a run, a report, a market, bars or a configuration."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ class VerifyOptions(Settings):
     name: str | None = None
     """A run: name of the replay; the run's own with `-replay` unless set."""
     keep: Path | None = None
-    """A report: folder in which the run that is made stays; a temporary one, which is removed,
-    unless set."""
+    """A report: folder in which the reproduced run is kept; by default it is removed."""
     data: PathText | None = None
     """A report: where the bars lie here, if not where the report's configuration says."""
     allow_code: bool = False
@@ -103,7 +102,7 @@ def find_kind(place: str) -> Kind:
 
 
 def _refuse_others(place: str, kind: Kind, options: VerifyOptions) -> None:
-    """Raise ConfigError for an option that is of another kind of path."""
+    """Raise ConfigError for an option of another kind of path."""
     for name in options.model_fields_set - set(_OPTIONS.get(kind, ())):
         if getattr(options, name) != VerifyOptions.model_fields[name].default:
             owner = next(owner for owner, names in _OPTIONS.items() if name in names)

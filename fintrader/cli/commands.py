@@ -163,9 +163,7 @@ def compare(argv: list[str]) -> None:
 
     options, words = take_options(ComparisonOptions(), argv, "compare")
     if not words or any(word.startswith("-") for word in words):
-        raise ConfigError(
-            "`fintrader compare` needs RUN RUN ..., and knows no option but --out FILE"
-        )
+        raise ConfigError("`fintrader compare` needs RUN RUN ..., and has no option but --out FILE")
     if options.out.is_dir():
         raise ConfigError(f"--out: {options.out} is a folder; name the file to write")
     from fintrader.results.backtest_files import read_backtest
@@ -219,7 +217,7 @@ def looks(argv: list[str]) -> None:
         {
             "window": f"{one.bars.first} to {one.bars.last}",
             "called": ", ".join(one.names),
-            "universe": _universe(one.bars.symbols),
+            "universe": _describe_universe(one.bars.symbols),
             **({} if one.question == ACTIVE_RETURN else {"question": one.question}),
             "looks": one.looks,
             "next level": f"{level_of_look(one.looks + 1):.2%}",
@@ -239,7 +237,7 @@ def looks(argv: list[str]) -> None:
     sys.exit(1 if deleted else 0)
 
 
-def _universe(symbols: tuple[str, ...]) -> str:
+def _describe_universe(symbols: tuple[str, ...]) -> str:
     return f"{len(symbols)}: {', '.join(symbols[:4])}{' ...' if len(symbols) > 4 else ''}"
 
 
@@ -265,7 +263,7 @@ def edit_run(argv: list[str]) -> None:
     word, options = parse_argument("runs", RunsOptions(), argv)
     changes = options.model_dump(include={"note", "tags", "archived"}, exclude_none=True)
     if options.delete and changes:
-        raise ConfigError(f"--delete: cannot stand with --{next(iter(changes))}; give one of them")
+        raise ConfigError(f"--delete: cannot go with --{next(iter(changes))}; give one of them")
     if options.yes and not options.delete:
         raise ConfigError("--yes: only --delete asks for it")
     if is_url(word):

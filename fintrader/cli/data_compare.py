@@ -1,4 +1,4 @@
-"""`fintrader data compare A B`: two sets of bars laid over each other."""
+"""`fintrader data compare A B`: two sets of bars compared, cell by cell."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class ServiceOptions(Settings):
 
 
 class PaperOptions(ServiceOptions):
-    """The parts of trading a run on that can be asked for alone."""
+    """Options that prepare a deployment without trading."""
 
     freeze: bool = False
     """Seal the policy with all it depends on in a folder, and trade nothing yet."""
@@ -184,6 +184,6 @@ def _request(kind: Request, argv: list[str]) -> None:
     home = deployment.find_deployment(name, place.deployments_dir)
     control.ask(home, kind)
     print(
-        f"{home.name}: asked to {kind}; a running deployment does so within two seconds, another"
+        f"{home.name}: asked to {kind}; a running deployment does so within two seconds, a stopped"
         " one when it starts"
     )

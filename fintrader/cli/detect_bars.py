@@ -41,7 +41,7 @@ class InitOptions(DownloadOptions):
     every setting for which no option is given."""
 
     preset: Preset | None = None
-    """The vendor that they come from; found from the files by default."""
+    """The vendor of the files; detected by default."""
     ts: str | None = None
     """Column of the times. Without a header, columns are numbers from 1."""
     date: str | None = None
@@ -108,7 +108,7 @@ def _init(argv: list[str]) -> None:
     if not words and options.index is None:
         raise ConfigError("`fintrader init` needs FILE|FOLDER, TICKER ... or --index NAME")
     paths = [word for word in words if is_path(word)]
-    if options.vendor is not None:  # folders of that name are not meant
+    if options.vendor is not None:  # a ticker is meant, even where a folder has its name
         paths = [word for word in paths if kind_of(word, text=True) or not is_ticker(word)]
     if not paths:
         usual = {"out", "force", "print_only"}
@@ -179,7 +179,7 @@ def _write(found: Detection, path: Path, is_forced: bool) -> None:
     write_config(found, path, force=is_forced)
     runs = f"`fintrader run {path}` goes from these bars to a backtest"
     if found.waivers:
-        runs = f"correct the bars, or take the # from waive in it where they are right; then {runs}"
+        runs = f"correct the bars, or uncomment waive in it where they are right; then {runs}"
     print(f"\n{path} is written; {runs}")
 
 

@@ -51,9 +51,9 @@ USUAL = (
     "data.hours",
     "data.waive",
 )
-"""Settings that short help shows of models with more than a screen of them."""
+"""Settings in the short help of a command that has more than SCREEN of them."""
 SCREEN = 28
-"""Settings on a screen."""
+"""Number of settings that fit on a screen."""
 
 
 def describe_commands() -> str:

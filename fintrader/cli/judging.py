@@ -52,7 +52,7 @@ class RegisterOptions(FileOptions):
     first: str | None = None
     """First day of the window, like 2027-01-04, not yet begun; the next such day by default."""
     last: str | None = None
-    """Last day of the window; without one each later end is another look."""
+    """Last day of the window; without one, judging it at a later end is another look."""
 
 
 class JudgeOptions(FileOptions):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=BaseModel)
 _SHORT = {"from_run": "from", "vendor": "from", "as_json": "json", "print_only": "print"}
-"""Fields -> names of their options, which no field can have."""
+"""Options with names that no field can have, by field."""
 HELP = {"-h", "--help", "--help-all"}
 _TRUE_OR_FALSE = {
     "true": True,

@@ -129,7 +129,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "lookahead": Command(
             "commands:lookahead",
             "CONFIG [--budget-minutes M] [--overrides]",
-            "change the future, see whether the past notices; status 1 for a leak, 3 for an alarm",
+            "change future bars, see whether earlier ones change; status 1 for a leak, 3 for an"
+            " alarm",
             ("fintrader.backtesting.settings:LookaheadSettings", RUN),
         ),
         "looks": Command(

@@ -18,8 +18,8 @@ class AppSettings(Settings):
     """Folder and address of the app."""
 
     runs_dir: str = "runs"
-    """Folder that holds the runs, or the URL of a store (`s3://bucket/runs`), of which copies are
-    shown."""
+    """Folder that holds the runs, or the URL of a store (`s3://bucket/runs`), whose runs are
+    copied to this disk."""
     port: int = Field(8501, ge=1, le=65535)
     """Port to listen on."""
     host: str = "127.0.0.1"
@@ -40,7 +40,7 @@ def build_variables(root: Path) -> dict[str, str]:
 
 def app(argv: list[str]) -> None:
     """Become the process that serves the app."""
-    parse(AppSettings(), argv, "app")  # report wrong options before that
+    parse(AppSettings(), argv, "app")  # reports wrong options, while it still can
     found = find_spec("fintrader_app")
     if found is None or found.origin is None:
         raise ConfigError(

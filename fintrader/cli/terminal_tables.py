@@ -13,12 +13,12 @@ def tabulate(rows: Sequence[Mapping[str, Any]], *columns: str) -> str:
 
     present = [column for column in columns if any(column in row for row in rows)]
     formats = {"score": score}
-    cells = [[formats.get(name, shown)(row.get(name)) for name in present] for row in rows]
+    cells = [[formats.get(name, format_cell)(row.get(name)) for name in present] for row in rows]
     return str(Table.of(present, cells))
 
 
-def shown(value: Any) -> str:
-    """Write a value for people."""
+def format_cell(value: Any) -> str:
+    """Format a value as the text of a cell."""
     from fintrader.numerals import DASH, count
 
     if value is None:
@@ -26,5 +26,5 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.4g}"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {shown(below)}" for key, below in value.items())
+        return ", ".join(f"{key} {format_cell(below)}" for key, below in value.items())
     return count(value) if isinstance(value, int) and not isinstance(value, bool) else str(value)

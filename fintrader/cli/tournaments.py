@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fintrader.cli import deployments
 from fintrader.cli.options import folder_of, parse_argument
-from fintrader.cli.terminal_tables import shown, tabulate
+from fintrader.cli.terminal_tables import format_cell, tabulate
 from fintrader.config import Settings, is_url, read_yaml
 from fintrader.errors import ConfigError
 from fintrader.records import to_json
@@ -109,7 +109,7 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
     if folder.config.is_file():
         print(describe_score(read_yaml(folder.config).get("tournament", {}).get("metric")))
     for pod in race.at_work:
-        facts = ", ".join(f"{key} {shown(value)}" for key, value in vars(pod).items())
+        facts = ", ".join(f"{key} {format_cell(value)}" for key, value in vars(pod).items())
         print(f"  at work: {facts}")
 
 

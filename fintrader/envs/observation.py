@@ -163,7 +163,7 @@ layout, not by the size of the file."""
 
 
 def layout_from_json(value: dict[str, Any]) -> Layout:
-    """Read a layout. Raises CheckpointError if `value` is none of this version, or wider than any
+    """Read a layout. Raises CheckpointError if `value` is not of this version, or wider than any
     market's."""
     try:
         if value["kind"] == "flat":
@@ -328,8 +328,8 @@ class MarketTable:
 
     @cached_property
     def whole(self) -> Tensor:
-        """All rows. With a lookback those of one piece overlap in memory, so that each bar is stored
-        once. Do not write to them."""
+        """All rows; do not write to them. With a lookback those of one piece overlap in memory, so
+        that each bar is stored once."""
         if self.lookback > 1 and self.first is not None:
             return self[torch.arange(len(self), device=self.first.device)]
         rows = torch.cat([part.to(self.dtype) for part in self.parts], dim=1)

@@ -55,8 +55,8 @@ class RandomiseSettings(Settings):
     variants: Count = 4
     """V: markets that the accounts are shared out among; a divisor of their number."""
     costs: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.0)
-    """Least and most factor on the fees, spread and impact of a variant; its logarithm is uniform
-    between. Both alike, such as [1.5, 1.5], are a factor for all accounts: above 1 an agent learns
+    """Smallest and largest factor on the fees, spread and impact of a variant; its logarithm is
+    uniform between. Equal ones, such as [1.5, 1.5], apply to all accounts: above 1 an agent learns
     to trade less than the true costs demand."""
     delay_bars: NonNegativeInt = 0
     """Largest delay of a variant's observations, in bars, drawn from 0 on; orders fill without
@@ -69,7 +69,7 @@ class RandomiseSettings(Settings):
     def _ordered(self) -> Self:
         if self.costs[0] > self.costs[1]:
             raise ValueError(
-                "costs are the least and the most: the first must not exceed the second"
+                "costs: the first, the smallest factor, must not exceed the second, the largest"
             )
         return self
 
@@ -167,8 +167,8 @@ class TradingSettings(Settings):
     reward_scale: PositiveFloat = 1.0
     """Factor on every reward."""
     risk_aversion: NonNegativeFloat = 1.0
-    """lambda in r - lambda/2 * r^2 (mean_variance, active_mean_variance) and in r - lambda * (rise
-    of the depth of the drawdown) (drawdown)."""
+    """lambda in r - lambda/2 * r^2 (mean_variance, active_mean_variance) and in r - lambda *
+    (increase of the drawdown) (drawdown)."""
 
     # --- episodes ---------------------------------------------------------------------------------
     episode_bars: Count | None = None

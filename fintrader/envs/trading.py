@@ -94,7 +94,7 @@ def choose_engine(
         return "torch (by request)", None
     on_cuda = engine == "triton" or (engine == "auto" and device.type == "cuda")
     kernel = load_part(KERNELS, "triton") if on_cuda else FusedStep
-    reason = kernel.why_not(settings, device, record=record)
+    reason = kernel.find_obstacle(settings, device, record=record)
     if reason is None:
         return "triton" if on_cuda else "fused", kernel
     if engine == "auto":

@@ -1,1 +1,1 @@
-"""The whole way in one place: bars → market → tournament → backtest, from one configuration."""
+"""The whole pipeline: bars → market → tournament → backtest, from one configuration."""

@@ -178,8 +178,7 @@ class RunConfig(DataConfig):
 
     @property
     def trading(self) -> EnvSettings:
-        """The trading environment's settings. Raises ConfigError when `env.kind` says another
-        one."""
+        """The trading environment's settings. Raises ConfigError when `env.kind` is another one."""
         if isinstance(self.env, GymnasiumSettings):
             raise ConfigError(
                 f"env.kind: {self.env.id} is no market, so there is no tournament and no backtest; "

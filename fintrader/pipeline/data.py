@@ -1,4 +1,4 @@
-"""The data stage: the market of a configuration, built once, and whether it looks ahead."""
+"""The data stage: build the market of a configuration once, and check it for look-ahead."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> Lookahead
 
 
 def make_market(config: RunConfig, manifest: Manifest) -> Path:
-    """The run's market file. Raises RunError when the run was begun with another one, DataError,
-    StorageError."""
+    """Build the run's market file, or find the one it began with. Raises RunError when it began
+    with another one, DataError, StorageError."""
     with manifest.stage("data"):
         try:
             path = built_market(config)
@@ -75,7 +75,7 @@ def _stored_market(config: RunConfig, manifest: Manifest, error: DataError | Sto
     ):
         raise error
     print(
-        f"the bars cannot be had ({error}); the market that this run was begun with comes from"
+        f"the bars are not available ({error}); the market that this run began with comes from"
         f" {markets.objects}"
     )
     return path

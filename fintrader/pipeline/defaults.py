@@ -42,7 +42,7 @@ def table() -> dict[str, Any]:
 
 
 def _defaults(model: type[BaseModel], place: str) -> Iterator[tuple[str, Any]]:
-    for name, field in model.model_fields.items():  # one that is required has nothing for a default
+    for name, field in model.model_fields.items():  # a required one has None for a default
         value = (
             None
             if field.is_required()

@@ -1,4 +1,4 @@
-"""The verbs of the Python door that train or open something: `fintrader.train`, `run`,
+"""Functions of the Python API that train or open something: `fintrader.train`, `run`,
 `run_tournament`, `open_run`."""
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def train(
     seed already. With `folder` the training's state and metrics are stored there, and the same call
     goes on where it was.
 
-    Raises ConfigError for anything that is no agent or no environment and for a budget of none or
-    of two kinds, TrainingError when a number is no longer finite, CheckpointError when `folder`
-    holds a training of another seed or of other settings (the budget may differ).
+    Raises ConfigError for anything that is no agent or no environment and for no budget or two,
+    TrainingError when a number is no longer finite, CheckpointError when `folder` holds a training
+    of another seed or of other settings (the budget may differ).
     """
     chosen = choose_agent(agent)
     if isinstance(chosen, type) or not (
@@ -86,11 +86,11 @@ def _check_environment(env: object) -> None:
 
 @check_keywords
 def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
-    """The whole pipeline: bars, market, tournament, the same search without information, backtest.
+    """Run it all: bars, market, tournament, the same search without information, backtest.
 
     `config`: a configuration's name (`"quickstart"`), the path of a YAML file, settings, or plain
-    values; `overrides` are put over it: `run("quickstart", name="mine", env={"cost_bps": 5})`. A
-    run that was killed goes on where it was, a finished one is opened. Raises ConfigError naming
+    values; `overrides` replace parts of it: `run("quickstart", name="mine", env={"cost_bps": 5})`.
+    A run that was killed goes on where it was, a finished one is opened. Raises ConfigError naming
     the setting, DataError, RunError when the folder is in use or was made with other settings.
     """
     from fintrader.pipeline import run_stages  # `train` begins without the pipeline's imports
@@ -110,8 +110,10 @@ def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrid
 
 @check_keywords
 def open_run(where: Path | str) -> Run:
-    """A stored run by its folder or its URL in a store (of which a copy is made). Raises RunError,
-    StorageError."""
+    """Open a stored run by its folder or its URL in a store (which is copied here).
+
+    Raises RunError, StorageError.
+    """
     from fintrader.pipeline import session
     from fintrader.results.run import Run
     from fintrader.runs import RunFolder

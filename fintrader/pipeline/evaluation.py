@@ -85,8 +85,7 @@ class _Traded:
 def evaluate_chosen(
     config: RunConfig, manifest: Manifest, path: Path, window: str, repeat: Repeat | None
 ) -> None:
-    """Ensemble, best pod and baselines over one window, with all that tells skill from luck,
-    written down."""
+    """Backtest the ensemble, the best pod and baselines over one window, and write the results."""
     folder = config.folder
     windows = MarketTensors.load(path).split()
     market: MarketTensors = getattr(windows, window)
@@ -291,8 +290,8 @@ def _selection_scores(folders: Sequence[RunFolder], metric: str) -> NullSearch:
 
 
 def as_configured(config: RunConfig, window: str) -> bool:
-    """Check that a window's backtest lies there whole, sealed with its report, and as these
-    settings make it."""
+    """Check that a window's backtest is complete, sealed with its report, and as these settings
+    make it."""
     home = config.folder.backtest_of(window)
     if not all((home / name).is_file() for name in ("metrics.json", "report.html")):
         return False

@@ -173,8 +173,8 @@ def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
         said.append(
             f"commit {_short(recipe.get('commit'))} in the report, {_short(here['commit'])} here"
         )
-    told = recipe.get("versions")
-    versions = told if isinstance(told, Mapping) else {}
+    reported = recipe.get("versions")
+    versions = reported if isinstance(reported, Mapping) else {}
     for name in sorted({*versions, *here["versions"]}):
         if versions.get(name) != here["versions"].get(name):
             there = versions.get(name) or "none"
@@ -200,18 +200,18 @@ def _short(commit: Any) -> str:
     return f"{commit:.12}" if isinstance(commit, str) else "unknown"
 
 
-def _check_bars(config: RunConfig, told: Any, where: str) -> None:
-    """Raise ReportError unless the bars here make the market that the report tells of."""
+def _check_bars(config: RunConfig, reported: Any, where: str) -> None:
+    """Raise ReportError unless the bars here make the market that the report names."""
     try:
         built = build_data(config)
     except DataError as error:
         raise ReportError(
-            f"the bars of {where} cannot be had here ({error}); say where they are: --data PATH"
+            f"the bars of {where} are not available here ({error}); say where they are: --data PATH"
         ) from error
     content = MarketTensors.stored_hash(built)
-    if content != told:
+    if content != reported:
         raise ReportError(
-            f"other bars: {where} was made of a market with the hash {told!s:.12}, and those here"
-            f" make {content:.12}; get the same files (--data PATH), or the version of fintrader"
-            " that built them"
+            f"other bars: {where} was made of a market with the hash {reported!s:.12}, and those"
+            f" here make {content:.12}; get the same files (--data PATH), or the version of"
+            " fintrader that built them"
         )

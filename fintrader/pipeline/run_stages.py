@@ -1,8 +1,8 @@
-"""The whole way in one place: bars → market → tournament → backtest, each stage resumable; once or
-fold by fold.
+"""The whole pipeline: bars → market → tournament → backtest, each stage resumable; once or fold by
+fold.
 
 Every stage leaves a finished artifact behind and begins by looking for it, so starting and resuming
-are one code path: whatever is killed is picked up again by the same command.
+are one code path: after a kill the same command goes on.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def run(config: RunConfig) -> Path:
 
 
 def run_tournament(config: RunConfig) -> Path:
-    """Data and tournament; returns the run's folder."""
+    """Run data and tournament; return the run's folder."""
     with observing(config), hold_run(config) as mirror:
         manifest = claim(config, mirror=mirror, plan=("data", "tournament"))
         _tournament_stage(config, manifest, make_market(config, manifest))
@@ -103,7 +103,7 @@ def walk_forward(config: RunConfig) -> Path:
 def _race_fold(
     config: RunConfig, manifest: Manifest, market: MarketTensors, fold: Fold, count: int
 ) -> int:
-    """The fold's tournament (and the same search without information): how many trials it took."""
+    """Run the fold's tournament (and the search without information); return its trials."""
     folder = _fold_folder(config, fold.number)
     start = _start(config, manifest)
     if config.walkforward.warm_start and fold.number:
@@ -132,10 +132,10 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
     """Backtest a run's stored policies again, with `config` where it concerns the backtest and its
     trading.
 
-    A walk-forward is judged over all its folds. Every further look at a window is counted, and the
-    report says `called` (default: the folder) as the run of the command that gives it again. Raises
-    ConfigError for a setting that the stored policies were trained with, RunError when the run's
-    tournament has not finished or the ledger of looks is broken.
+    A walk-forward is judged over all its folds. Every further look at a window is counted. The
+    command in the report calls the run `called` (default: the folder). Raises ConfigError for a
+    setting that the stored policies were trained with, RunError when the run's tournament has not
+    finished or the ledger of looks is broken.
     """
     RunFolder(folder).refuse_unsafe()
     own = load_config_of_run(folder)
@@ -172,8 +172,7 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
     """The shell line for the settings in which `config` differs from the run's own. Raises
     ConfigError."""
     words = ["fintrader", "backtest", called]
-    # Places change no result, but these three would be ignored without a word: the folder says
-    # them.
+    # Places change no result, but these three would be ignored silently: the folder fixes them.
     places = [
         name
         for name in ("name", "runs_dir", "store")
@@ -259,7 +258,9 @@ def claim(
         manifest.update(engine=engine)
         print(f"engine: {engine}")
     if reopened or not folder.config.is_file():
-        manifest.update(config_hash=config_hash)  # first: a kill between is made good
+        manifest.update(
+            config_hash=config_hash
+        )  # first: the next start repairs a kill between the two
         write_text(folder.config, text)
     if mirror is not None:
         manifest.saved = mirror.publish
@@ -285,7 +286,7 @@ def find_stages_to_repeat(config: RunConfig) -> set[str]:
         elif field == "from_run" and not any(folder.root.rglob("tournament.json")):
             reopened |= {
                 "tournament"
-            }  # nothing has begun with the other one, which may have been a slip
+            }  # no pod has started from the other run, which may have been a slip
         else:
             raise RunError(
                 f"{folder.root} was made with other settings ({field}: {there} there, {here} here);"
@@ -450,7 +451,7 @@ def backtest_stage(
         with manifest.stage("backtest"):
             for window in windows:
                 evaluation.evaluate_chosen(config, manifest, market, window, repeat)
-        manifest.saved()  # the stage itself says nothing when it had been done before
+        manifest.saved()  # a stage that had been done before does not save
     manifest.finish()
     return conclude(config, manifest)
 

@@ -98,7 +98,7 @@ def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -
         returns = episode_returns(env, policy, EVALUATION_EPISODES, seed=derive(seed, "evaluation"))
     mean = float(np.mean(returns))
     deviation = float(np.std(returns))
-    said = {
+    summary = {
         "environment": settings.id,
         "mean_return": mean,
         "deviation": deviation,
@@ -106,7 +106,7 @@ def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -
     }
     write_json(
         home / "evaluation.json",
-        {**said, "env_steps": trained.env_steps, "seconds": trained.seconds},
+        {**summary, "env_steps": trained.env_steps, "seconds": trained.seconds},
     )
     print(
         f"{config.name}: {config.only_agent.algo} in {settings.id}: mean return {mean:,.1f}"
@@ -122,8 +122,8 @@ def _learn(
     meta: dict[str, Any],
     market: MarketTensors | None = None,
 ) -> TrainResult:
-    """`train` the configured agent for one pod's budget, with a progress bar; its policy lies in
-    `home` then."""
+    """`train` the configured agent for one pod's budget, with a progress bar; store its policy in
+    `home`."""
     agent = make_agent(
         config.only_agent,
         env.layout,

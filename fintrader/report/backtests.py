@@ -1,5 +1,5 @@
 """`backtest` and `walk_forward`: a policy and its baselines over one window, or over the test
-windows of all folds, as something that prints, plots and reports itself."""
+windows of all folds, as an object with a table, plots, a verdict and a report."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def backtest(
     adds `ridge`: a linear regression on the same features, fitted on that window, its few choices
     made on `validation`.
 
-    A policy is any callable from observations `[B, D]`, as tensors or, if it fails on these, as numpy
-    arrays, to actions `[B, N]` or `[N]` in any form that numpy reads. The verdict names one that
-    gives two actions for one observation. The result of `train` stands for its policy.
+    A policy is any callable from observations `[B, D]`, as tensors or, if it fails on these, as
+    numpy arrays, to actions `[B, N]` or `[N]` in any form that numpy reads. The verdict names one
+    that gives two actions for one observation. The result of `train` stands for its policy.
 
     A model of Stable-Baselines3 or sb3-contrib can be passed directly. It is called by
     `predict(..., deterministic=True)` and keeps its recurrent state. Its VecNormalize, if it has

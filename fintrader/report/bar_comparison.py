@@ -124,7 +124,7 @@ def _present_finding(report: BarComparison) -> Section:
         notes=[
             about,
             *(
-                f"Symbols only in {side}: {_some(names)}."
+                f"Symbols only in {side}: {_list_some(names)}."
                 for side, names in lacking.items()
                 if names
             ),
@@ -157,7 +157,7 @@ def _present_suspicions(report: BarComparison) -> Section:
         (
             KINDS[one.kind],
             one.detail,
-            _some(one.symbols),
+            _list_some(one.symbols),
             one.first,
             one.last,
             count(one.symbol_days),
@@ -191,7 +191,7 @@ def _present_symbols(report: BarComparison) -> Section:
     return Section("symbols", "By symbol", tables=[Table.of((*columns, *medians), rows)])
 
 
-def _some(names: Sequence[str]) -> str:
+def _list_some(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 

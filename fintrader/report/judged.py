@@ -108,10 +108,10 @@ def tabulate_record(record: TrackRecord, verdict: Verdict, command: str | None) 
     fields: dict[str, Any] = {
         "minutes": np.append(closes[0] - DAY + 2 * OPENED, closes),
         "session": np.append(0, np.arange(len(closes))),
-        "benchmark": _compound(record.yardstick),
+        "benchmark": _compound(record.benchmark_returns),
         "sessions_a_year": record.sessions_a_year,
         "benchmark_name": record.benchmark_name,
-        "portfolio": _compound(record.yardstick),
+        "portfolio": _compound(record.benchmark_returns),
         "portfolio_name": rival,
     }
     notes = " ".join(record.notes)
@@ -121,7 +121,7 @@ def tabulate_record(record: TrackRecord, verdict: Verdict, command: str | None) 
         if record.holdings is None
         else _make_account(record.holdings, name=name, note=notes, **fields),
         rival: BacktestResult.of_curve(
-            rival, _compound(record.yardstick), note=record.benchmark_name, **fields
+            rival, _compound(record.benchmark_returns), note=record.benchmark_name, **fields
         ),
     }
     context = BacktestContext(

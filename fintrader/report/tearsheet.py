@@ -51,7 +51,7 @@ def tear_sheet_inputs(
 
 
 def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
-    """Why none can be drawn of this backtest here, or None if one can."""
+    """Explain why no tear sheet can be drawn of this backtest here; None if one can."""
     sessions = len(stored.daily())
     if sessions < LEAST_SESSIONS:
         return f"{sessions} sessions are too few for a tear sheet; it needs {LEAST_SESSIONS}"
@@ -63,8 +63,8 @@ def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
 def write_tear_sheet(path: Path, stored: StoredBacktest) -> Path:
     """Draw the tear sheet of the report's strategy as PNG or PDF.
 
-    Raises BacktestError when pyfolio is not installed, the ending is another, or the window is too
-    short.
+    Raises BacktestError when pyfolio is not installed, the file's ending is not of `FORMATS`, or
+    the window is too short.
     """
     if path.suffix not in FORMATS:
         raise BacktestError(f"{path}: a tear sheet is a .png or a .pdf file")

@@ -1,5 +1,5 @@
-"""Further questions to a backtest, answered with its market: attribution, execution, factors, and
-the result with one choice changed.
+"""Analyses of a backtest that need its market: attribution, execution, factors, and the result with
+one choice changed.
 
 `backtesting/analysis.py` and `backtesting/sensitivity.py` compute them.
 """

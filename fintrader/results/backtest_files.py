@@ -4,9 +4,9 @@ line share.
 The files are described where they are written, in `backtesting/writer.py`. Each is read when it is
 first asked for.
 
-    seal.json   the SHA-256 of every other file of the backtest, under a hash of its own; and
-                where on the ledger of looks (`verdict/looks.py`) the look at its window is
-                noted, which in turn holds the hash of the seal
+    seal.json   the SHA-256 of every other file of the backtest; the line on the ledger of looks
+                (`verdict/looks.py`) that counts the look at its window, and holds the hash of the
+                seal in turn; and a hash over both
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ FILES = (*(f"{name}.parquet" for name in TABLES), *(f"{name}.json" for name in R
 """All but metrics.json and the seal, which are written last."""
 _PARTS = {*TABLES, *RECORDS, "changed"}
 _TIMES = ("minute", "decision_time", "fill_time")
-_WORDS = ("strategy", "symbol", "kind")
-"""Columns of few words, read as categories: a million rows of text are slow and large."""
+_CATEGORIES = ("strategy", "symbol", "kind")
+"""Columns of few different texts, read as categories: a million strings are slow and large."""
 
 
 def empty_trades() -> pd.DataFrame:
@@ -150,7 +150,7 @@ def trade_frame(
 
 
 class StoredBacktest:
-    """A backtest as tables. Of one that was read back, each is read on first use.
+    """A backtest as tables; if it lies in a folder, each table is read on first use.
 
     Any use may raise NotThereError (a table is missing), DamagedFileError, or ChangedFileError (the
     backtest was written anew since it was opened), all RunErrors.
@@ -165,7 +165,7 @@ class StoredBacktest:
     positions: pd.DataFrame
     """Long table of the positions held at each session's close."""
     prices: pd.DataFrame
-    """Long: the session closes of the market."""
+    """Long: the price of every symbol at each session's close."""
     trades: pd.DataFrame
     """`strategy` and the columns TRADE_COLUMNS."""
     context: BacktestContext
@@ -278,8 +278,8 @@ class StoredBacktest:
 
     @property
     def portfolio(self) -> str | None:
-        """The strategy that active figures are against; None where the context cannot be read or
-        does not say."""
+        """The strategy that active figures are relative to; None where the context cannot be read
+        or names none."""
         try:
             return self.context.portfolio
         except RunError:
@@ -287,8 +287,8 @@ class StoredBacktest:
 
     @property
     def opening(self) -> Opening:
-        """The words that every page about it opens with: the verdict's, unless a file was changed
-        since."""
+        """Opening words of every page about this backtest: the verdict's, or that a file was
+        changed."""
         return opening_of(None if self.changed else self.verdict, self.changed)
 
     @property
@@ -308,8 +308,7 @@ class StoredBacktest:
 
     @property
     def notice(self) -> str:
-        """Banner of a market that is made up; empty for real bars and a context that cannot be
-        read."""
+        """Banner of a synthetic market; empty for real bars and a context that cannot be read."""
         try:
             return self.context.market.notice
         except RunError:
@@ -353,7 +352,7 @@ def backtest_state(folder: Folder) -> tuple[Signature | None, ...]:
 
 
 def find_signature(folder: Folder, *parts: str) -> Signature | None:
-    """The signature of a file; None where there is none, or none that may be read."""
+    """The signature of a file; None where it is missing or may not be read."""
     try:
         return folder.signature(*parts)
     except RunError:  # reading it raises again
@@ -458,7 +457,7 @@ def describe_seal_problems(folder: Folder) -> str:
     for name, digest in sorted(sealed.items()):
         try:
             if _hash(folder, name) != digest:
-                problems.append(f"{name} is another")
+                problems.append(f"{name} differs from its seal")
         except NotThereError:
             problems.append(f"{name} is missing")
         except RunError as error:
@@ -474,8 +473,8 @@ def changed_metrics(folder: Folder) -> str | None:
         if sealed == _hash(folder, "metrics.json"):
             return None
     except RunError:
-        return None  # said where the backtest is opened
-    return "its result was changed after it was written: metrics.json is another"
+        return None  # reported where the backtest is opened
+    return "its result was changed after it was written: metrics.json differs from its seal"
 
 
 def _hash(folder: Folder, name: str) -> str:
@@ -487,7 +486,7 @@ def _describe_change(folder: Folder) -> str:
     problem = describe_seal_problems(folder)
     again = "`fintrader backtest` on the run makes it again"
     if not problem or problem.startswith("it has no"):
-        return problem and f"Nothing vouches for this result: {problem}; {again}."
+        return problem and f"This result cannot be checked: {problem}; {again}."
     return f"This result was changed after it was written: {problem}; {again}."
 
 
@@ -535,7 +534,7 @@ def _read_table(folder: Folder, name: str) -> pd.DataFrame:
     with folder.open(path.name) as file:
         try:
             source = pq.ParquetFile(
-                file, read_dictionary=[word for word in _WORDS if word in columns]
+                file, read_dictionary=[column for column in _CATEGORIES if column in columns]
             )
             missing = [column for column in columns if column not in source.schema_arrow.names]
             if missing:
@@ -559,7 +558,7 @@ def _read_table(folder: Folder, name: str) -> pd.DataFrame:
             if column in _TIMES
             else pd.api.types.is_numeric_dtype(kind)
         )
-        if not fits and column not in _WORDS:
+        if not fits and column not in _CATEGORIES:
             raise DamagedFileError(f"{path}: {column} holds {kind}; run `fintrader backtest` again")
     if name == "equity":
         _check_equity(frame, path)

@@ -2,8 +2,8 @@
 
 Returns are daily-resampled (the last equity of each session, the first against the starting
 capital), risk-free rate 0: the convention of the paper's table and of empyrical. A year has as many
-sessions (`Y` in formulas) as the market says: 252, or 365 where it never rests. What is computed
-from minutes says so in its name.
+sessions (`Y` in formulas) as the market says: 252, or 365 where it trades every day. Metrics
+computed from minutes have that in their names.
 """
 
 from __future__ import annotations
@@ -665,5 +665,5 @@ CATALOGUE: tuple[Metric, ...] = tuple(
     for group, rows in _GROUPS.items()
     for key, title, unit, formula, source, compute in rows
 )
-"""Every metric. The order is the one of tables."""
+"""Every metric, in the order of tables."""
 BY_KEY = {metric.key: metric for metric in CATALOGUE}

@@ -107,7 +107,7 @@ class BacktestContext:
     quality: dict[str, JsonValue] = field(default_factory=dict)
     """Faults in the bars, by kind."""
     shrinkage: tuple[dict[str, JsonValue], ...] = ()
-    """Evidence by which each search's ensemble was drawn to the benchmark."""
+    """Evidence by which each search's ensemble was shrunk to the benchmark."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Baselines that could not be simulated, and the reasons."""
     within_limits: LimitedOutcome | None = None

@@ -17,7 +17,7 @@ from fintrader.numerals import count, percent
 METHOD = (
     "Each input alone is taken away (a feature or column of context shows its mean over the window,"
     " cash and holdings those of an account just opened) and the policy is asked again: the share"
-    " of the account that would have stood elsewhere is what it moved. Inputs that say the same"
+    " of the account that would have been held elsewhere is what it moved. Inputs that say the same"
     " share what they move or hide one another, and nothing here says that an input pays."
 )
 
@@ -29,7 +29,7 @@ class ExplainedDecision:
     time: str
     """Start of the bar at whose close it was taken, ISO 8601, UTC."""
     moved: tuple[float, ...]
-    """`[I]`: share of the account that would have stood elsewhere without the input."""
+    """`[I]`: share of the account that would have been held elsewhere without the input."""
     symbols: tuple[str, ...]
     """Those that the inputs moved most."""
     weights: tuple[float, ...]
@@ -63,7 +63,7 @@ class Explanation:
 
     @cached_property
     def moved(self) -> NDArray[np.float64]:
-        """`[K, I]`: share of the account that would have stood elsewhere without the input."""
+        """`[K, I]`: share of the account that would have been held elsewhere without the input."""
         return np.array([decision.moved for decision in self.decisions], dtype=np.float64)
 
     @cached_property

@@ -43,7 +43,7 @@ class NotThereError(RunError):
 
 
 class DamagedFileError(RunError):
-    """A file is there and cannot be what it should be."""
+    """A file is there, but its content is wrong."""
 
 
 class ChangedFileError(RunError):

@@ -150,7 +150,7 @@ def describe_limits(outcome: LimitedOutcome | None) -> str:
     if outcome is None:
         return ""
     by = ", ".join(f"{name} {count(times)} times" for name, times in sorted(outcome.cut.items()))
-    orders = f"orders cut by {by}" if by else "none of them bound"
+    orders = f"orders cut by {by}" if by else "no order was cut"
     halted = f", halted: {outcome.halted}" if outcome.halted else ""
     returned = percent(outcome.cumulative_return, signed=True)
     return f"Within a deployment's limits the ensemble made {returned} ({orders}){halted}."
@@ -199,7 +199,7 @@ def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
 
 
 def describe_score(metric: object) -> str:
-    """Name the metric by which a run scores its pods, and the yardstick of a relative one; empty
+    """Name the metric by which a run scores its pods, and the benchmark of a relative one; empty
     without one."""
     if metric is None:
         return ""

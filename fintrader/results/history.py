@@ -52,8 +52,8 @@ class AccountHistory:
     turnover_usd: Array
     """`[T]` notional bought and sold, at the same bars."""
     income_usd: Array
-    """`[T]` dividends, and cash for what splits left of a share, at the bar that begins with
-    them."""
+    """`[T]` dividends, and cash for fractions of a share that splits left, at the bar that begins
+    with them."""
     trades: pd.DataFrame
     """One row a fill (columns: `backtest_files.TRADE_COLUMNS`): `shares` is signed (bought > 0),
     `notional_usd` is not; `kind` is `order`, `forced` (the symbol ended, or a margin call), `ruin`

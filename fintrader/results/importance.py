@@ -30,7 +30,7 @@ MIN_PODS = 12
 LEVEL = 0.05
 """Probability that settings without any effect have one that is called important."""
 ALGORITHM = "algo"
-"""Stands among settings where several algorithms race."""
+"""Name of the algorithm among the settings, where several race."""
 _DEALS = 499
 _LEVELS = 8
 _PER_LEVEL = 3
@@ -57,7 +57,7 @@ class Importance:
     """Importance of the settings that were searched."""
 
     shares: tuple[Share, ...] = ()
-    """Largest first; none where `why` says why."""
+    """Largest first; empty where `why` gives the reason."""
     pods: int = 0
     """From which they were computed."""
     luck: float = 0.0

@@ -1,7 +1,6 @@
-"""A stored leaderboard, read from its SQLite index: the one place that knows the SQL of a reader.
+"""A stored leaderboard, read from its SQLite index: all queries of readers are here.
 
-`tournament/leaderboard.py` writes it. Readers may look while it is written, and in read-only
-folders.
+`tournament/leaderboard.py` writes it. It can be read while it is written, and in read-only folders.
 """
 
 from __future__ import annotations
@@ -283,10 +282,12 @@ def _select(uri: str, query: str) -> list[dict[str, Any]]:
     connection = sqlite3.connect(uri, uri=True, timeout=10)
     try:
         connection.execute("PRAGMA query_only = ON")
-        connection.execute("PRAGMA trusted_schema = OFF")  # a foreign file's views call nothing
+        connection.execute(
+            "PRAGMA trusted_schema = OFF"
+        )  # a foreign file's views may call no function
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, CELL_BYTES)
         connection.row_factory = sqlite3.Row
-        deadline = time.monotonic() + READ_SECONDS  # a foreign file's view may never come to an end
+        deadline = time.monotonic() + READ_SECONDS  # a foreign file's view may never end
         connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
         return [dict(row) for row in connection.execute(query)]
     except sqlite3.OperationalError as error:

@@ -201,7 +201,7 @@ class Provenance:
     trusted_columns: tuple[str, ...] = ()
     """Features and context that others computed: columns of the bars, and daily series."""
     is_adjacent: bool = False
-    """A window of a split without an embargo."""
+    """True for a window of a split without an embargo."""
 
     @property
     def is_synthetic(self) -> bool:
@@ -210,8 +210,8 @@ class Provenance:
 
     @property
     def notice(self) -> str:
-        """Banner of everything that shows results of a market which is made up, wholly or in part;
-        empty for real bars and where nothing is known."""
+        """Banner for all results of a market that is synthetic, wholly or in part; empty for real
+        bars and where nothing is known."""
         signal = self.planted_signal
         drift = self.planted_drift
         if signal is not None and signal.ic == 0:
@@ -232,7 +232,7 @@ class Provenance:
         return ""
 
     def list_warnings(self) -> list[str]:
-        """List everything that a reader of results should know of the bars, in short words."""
+        """List everything that a reader of results should know of the bars, briefly."""
         survivors = self.survivorship.describe() if self.survivorship else ""
         counts = {
             **{kind.replace("_", " "): count for kind, count in self.repairs.items()},

@@ -44,10 +44,10 @@ def read_notes(folder: Folder) -> Notes:
 
 
 def write_notes(folder: Folder, notes: Notes) -> Notes:
-    """Replace the notes of a run; as they were stored (tags without blanks around them, each once).
+    """Replace the notes of a run; return them as stored (tags stripped, each once).
 
-    Raises RunError for a copy of a run in a store, a folder that cannot be written to, and what is
-    too long.
+    Raises RunError for a copy of a run in a store, a folder that cannot be written to, and notes
+    that are too long.
     """
     check_writable(folder)
     notes = Notes(notes.note.strip(), _plain(notes.tags), notes.archived)

@@ -51,7 +51,7 @@ Status = Literal["running", "finished", "interrupted", "failed", "broken"]
 
 
 class Run:
-    """A stored run, read as it is asked for; nothing is written.
+    """A stored run, each part read when it is asked for; nothing is written.
 
     Raises RunError when the folder holds no run. Every part raises a RunError that says what to do
     when it is not there yet (NotThereError) or damaged (DamagedFileError).
@@ -133,7 +133,7 @@ class Run:
         }
 
     def backtest(self, window: str | None = None) -> StoredBacktest:
-        """The backtest of a window: of the test window, or where there is none the first there is.
+        """The backtest of a window; without one that of the test window, else the first there is.
 
         Raises RunError for a window that has none.
         """
@@ -275,12 +275,12 @@ class _Manifest:
     market: str | None = None
     data_hash: str | None = None
     notice: str = ""
-    """Banner of a market that is made up."""
+    """Banner of a synthetic market."""
     config_hash: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     stages: dict[str, dict[str, JsonValue]] = field(default_factory=dict)
     plan: tuple[str, ...] = ()
-    """The stages it is to have, in order; empty where it does not say."""
+    """The planned stages, in order; empty where unknown."""
     failure: dict[str, str] | None = None
     """The `stage` that it failed in, and the `sentence` that says why."""
 

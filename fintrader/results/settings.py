@@ -1,10 +1,10 @@
-"""A run's settings beside the defaults and beside another run's, without the models: they need
-torch.
+"""A run's settings compared with the defaults and with another run's, without the models, which
+need torch.
 
     defaults.json   every setting's default, made from the models by `python -m
                     fintrader.pipeline.defaults`
 
-Defaults depend on the chosen member of a union (`agent.algo: sac` has other ones than `ppo`), so
+Defaults depend on the chosen member of a union (`agent.algo: sac` has others than `ppo`), so
 the file has a set for each member. They are those of this version; a setting that this version
 lacks is marked (`Setting.known`).
 """

@@ -125,4 +125,4 @@ class StrategyMetrics:
 
 KEYS = tuple(field.name for field in dataclasses.fields(StrategyMetrics))
 NO_METRICS = StrategyMetrics.of({})
-"""For a strategy that is not there: every metric is a dash."""
+"""For an absent strategy: every metric is undefined."""

@@ -120,7 +120,7 @@ class Table:
 
 
 def render_notice(notice: str) -> str:
-    """Render the banner of a market that is made up as HTML; empty without one."""
+    """Render a synthetic market's banner as HTML; empty without one."""
     words = html.escape(notice)
     # The border also shows in a notebook, which has none of a page's styles.
     look = 'class="notice" role="alert" style="border-left:4px solid #b42318"'

@@ -103,7 +103,7 @@ def _list_prices(results: Results) -> pd.DataFrame:
     result = traded[0]
     ends = m.find_session_ends(result.session)
     close = result.mark[ends].copy()
-    if result.last_bar is not None:  # the mark of an ended symbol goes on, its price does not
+    if result.last_bar is not None:  # an ended symbol keeps its mark, but has no price
         close[m.find_session_starts(result.session)[:, None] > result.last_bar] = 0.0
     rows, assets = np.nonzero(close)
     return pd.DataFrame(

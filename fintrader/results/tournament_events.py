@@ -165,7 +165,7 @@ class DropEvent(_Event):
 
 @dataclass(frozen=True)
 class FinishEvent(_Event):
-    """Every requested pod has a result, and the ensemble stands."""
+    """Every requested pod has a result, and the ensemble is stored."""
 
     trials: int
     best: str

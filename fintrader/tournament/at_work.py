@@ -39,7 +39,7 @@ from fintrader.tournament.state_sync import save_all
 LOCK = ".lock"
 SIGN = ".sign"
 LOOK_SECONDS = 0.2
-"""Seconds between two checks of an awaited lock, or by an orphan for a new orchestrator."""
+"""Seconds between two checks of an awaited lock, or of an orphan for a new orchestrator."""
 SIGN_SECONDS = 1.0
 """Minimum time between two signs of life."""
 FENCE_SECONDS = 5.0
@@ -164,7 +164,7 @@ def wait_for_takeover(pod: str, context: PodContext) -> None:
             break
         elif time.monotonic() - asked > FENCE_SECONDS:
             asked = time.monotonic()
-            with contextlib.suppress(StorageError):  # a store that does not answer is waited for
+            with contextlib.suppress(StorageError):  # wait for a store that does not answer
                 if store.is_superseded(context.token or 0):
                     return
         time.sleep(LOOK_SECONDS)
@@ -181,7 +181,7 @@ def wait_for_checkpoint(folder: Path) -> None:
         time.sleep(LOOK_SECONDS)
     storing = threading.Thread(target=save_all, daemon=True, name="storing")
     storing.start()
-    storing.join(CHECKPOINT_SECONDS)  # the store may be away; it gets this disk's files later
+    storing.join(CHECKPOINT_SECONDS)  # an unreachable store gets this disk's files later
 
 
 def _find_last_write(folder: Path) -> int:

@@ -69,7 +69,7 @@ def evaluate(
     measures: bool = True,
 ) -> Evaluation:
     """Trade each part once, in one float64 account, and score the days of all parts together;
-    `measures`: with all metrics, too.
+    `measures`: compute all other metrics, too.
 
     Raises ConfigError when the parts are too short, EnvError for a benchmark that the market cannot
     make.
@@ -123,12 +123,12 @@ class ValidationCurve:
     """Scores of a pod while it trains, for display only: `validation.jsonl` in its folder.
 
     Each line has the `share` of the budget, `env_steps`, `fold` (of K-fold validation, None for the
-    whole), `score` and `return` of the validation window. Scoring takes at most a share `TIME` of
-    the time, so there may be fewer than `POINTS`.
+    whole), `score` and `return` of the validation window. Scoring takes at most `TIME_SHARE` of the
+    time, so there may be fewer than `POINTS`.
     """
 
     POINTS = 8
-    TIME = 0.15
+    TIME_SHARE = 0.15
     FILE = "validation.jsonl"
 
     def __init__(
@@ -136,17 +136,17 @@ class ValidationCurve:
         folder: Path,
         env: EnvSettings,
         terms: EvaluationTerms,
-        alive: Callable[[float, int], Progress],
+        make_progress: Callable[[float, int], Progress],
     ) -> None:
-        """`terms`: those of the pod's score; `alive(share, env_steps)` makes a `Progress` that
-        sends heartbeats.
+        """`terms`: those of the pod's score; `make_progress(share, env_steps)` makes a `Progress`
+        that sends heartbeats.
 
         Scores of earlier attempts at the pod are kept.
         """
         self.path = folder / self.FILE
         self.env = env
         self.terms = terms
-        self.alive = alive
+        self.make_progress = make_progress
         self.seen = {
             (str(record.get("fold")), str(record.get("share"))) for record in read_jsonl(self.path)
         }
@@ -169,7 +169,7 @@ class ValidationCurve:
                 [(copy_to_cpu(part[0]), part[1])],
                 self.env,
                 self.terms,
-                progress=self.alive(share, env_steps),
+                progress=self.make_progress(share, env_steps),
                 measures=False,  # several would take longer than the simulation
             )
         except ConfigError:  # one fold is too short for the metric: score only all together
@@ -177,7 +177,7 @@ class ValidationCurve:
             return
         self.add(point, mark, env_steps, fold)
         ended = time.monotonic()
-        self.next = ended + (ended - began) * (1 / self.TIME - 1)
+        self.next = ended + (ended - began) * (1 / self.TIME_SHARE - 1)
 
     def add(self, point: Evaluation, share: float, env_steps: int, fold: int | None = None) -> None:
         """Append a score."""
@@ -239,10 +239,10 @@ def score(
     """Score one part, from daily returns `[S]` and the benchmark's; None if the metric is
     undefined.
 
-    An idle policy scores 0; under two metrics the benchmark does: `information_ratio` (`mean /
-    max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised) and `active_utility` (their
-    `mean - risk_aversion x variance / 2`, annualised). `utility` is the latter of the returns
-    themselves, with a risk aversion of 1.
+    A policy that never trades scores 0, except under two metrics by which the benchmark scores 0:
+    `information_ratio` (`mean / max(std, LEAST_TRACKING_ERROR)` of the active returns, annualised)
+    and `active_utility` (their `mean - risk_aversion x variance / 2`, annualised). `utility` is
+    `mean - variance / 2` of the returns themselves, annualised.
     """
     active = returns - benchmark
     if metric == "active_utility":

@@ -45,7 +45,7 @@ class FinishedPod:
         return -self.score, self.spec.index, self.result.epoch
 
     @property
-    def inheritable(self) -> bool:
+    def is_inheritable(self) -> bool:
         """True if another pod can start from it."""
         return self.result.snapshot is not None and self.result.score is not None
 
@@ -68,7 +68,7 @@ class Leaderboard:
     failed: int = 0
     """Number of applied pods that failed."""
     rungs: dict[tuple[int, str], list[float]] = field(default_factory=dict)
-    """Scores on the way: (generation, share of the budget) -> one a pod, lowest first."""
+    """Scores during training: (generation, share of the budget) -> one per pod, lowest first."""
     founders: dict[str, str] = field(default_factory=dict)
     """Pod -> its ancestor without a parent."""
 
@@ -248,8 +248,8 @@ class LeaderboardIndex:
         )
 
 
-_BESIDE = ("-wal", "-shm", "-journal")
-"""Endings of SQLite's side files."""
+_SIDE_FILES = ("-wal", "-shm", "-journal")
+"""Endings of the files that SQLite writes next to a database."""
 
 
 def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
@@ -258,7 +258,7 @@ def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
 
     Raises UnsafePathError for a link in the place of one of its files.
     """
-    for ending in ("", *_BESIDE):
+    for ending in ("", *_SIDE_FILES):
         place = Path(f"{path}{ending}")
         refuse_link(place)
         if place.exists() and not place.is_file():
@@ -272,7 +272,7 @@ def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
             raise
-    for beside in _BESIDE:
-        remove(Path(f"{path}{beside}"))
+    for ending in _SIDE_FILES:
+        remove(Path(f"{path}{ending}"))
     move_aside(path)
     return LeaderboardIndex(path), True

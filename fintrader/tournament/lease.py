@@ -57,7 +57,7 @@ def acquire(
     process holds it here, RunError when one holds it in the store, and TournamentError for a run
     without a store on a file system whose locks exclude no one.
 
-    `patience_seconds` bridges the moment in which a killed holder still ends.
+    `patience_seconds`: time that a killed holder has to end.
     """
     make_folder(run.root)
     path = run.root / ".tournament.lock"
@@ -71,7 +71,7 @@ def acquire(
                 if try_lock(other):
                     raise TournamentError(
                         f"{run.root}: file locks exclude no process here (a network file system?),"
-                        " and two orchestrators would spoil one run; choose a local disk"
+                        " and two orchestrators would corrupt one run; choose a local disk"
                         " (--runs-dir), or a store (`store: s3://...`)"
                     )
             yield Lease(run, claim(_open_folder(run)))

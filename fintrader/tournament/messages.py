@@ -1,4 +1,4 @@
-"""Messages between the processes of a tournament: tasks down, news up.
+"""Messages between the processes of a tournament: tasks to the workers, and their reports.
 
 Over a pipe each is a line of JSON (`fintrader.records`); Ray carries them as they are.
 """
@@ -22,11 +22,12 @@ class PodTask:
     """The run's folder."""
     market: str
     mirror: dict[str, str] | None
-    """Address of the run's side in an object store."""
+    """Address of the run's folder in an object store."""
     token: int | None
     """The orchestrator's fencing token."""
     operations: OperationsSettings
     body: str
+    """Function that trains the pod, as `module:name`."""
     attempt: int = 1
     device: str = "cpu"
     slot: str = ""
@@ -54,14 +55,14 @@ class RankTask:
 
 @dataclass(frozen=True)
 class ReadyMessage:
-    """The process has done its imports: from here on its own silence counts."""
+    """The process has done its imports; from now on it must send heartbeats."""
 
     kind: Literal["ready"] = "ready"
 
 
 @dataclass(frozen=True)
 class StartMessage:
-    """A task of a cluster runs, or with `joined` the ranks of another node."""
+    """A task has started on a cluster; with `joined`, the ranks of another node have."""
 
     node: str
     host: str
@@ -72,7 +73,7 @@ class StartMessage:
 
 @dataclass(frozen=True)
 class ProgressMessage:
-    """A pod's sign of life."""
+    """A pod's heartbeat, with its progress."""
 
     pod: str
     share: float
@@ -83,7 +84,7 @@ class ProgressMessage:
 
 @dataclass(frozen=True)
 class TrainedMessage:
-    """A pod is trained, and its evaluation is left to others."""
+    """A pod is trained, and another process is to evaluate it."""
 
     trained: TrainedPod
     kind: Literal["trained"] = "trained"
@@ -99,7 +100,7 @@ class ResultMessage:
 
 @dataclass(frozen=True)
 class FailureMessage:
-    """A pod, or a rank of it, came to nothing."""
+    """A pod, or one of its ranks, failed."""
 
     reason: Reason
     detail: str
@@ -111,7 +112,7 @@ class FailureMessage:
 
 @dataclass(frozen=True)
 class RankProgressMessage:
-    """A rank's sign of life."""
+    """A rank's heartbeat, with its progress."""
 
     share: float
     env_steps: int
@@ -129,7 +130,7 @@ class RoundMessage:
 
 @dataclass(frozen=True)
 class EndMessage:
-    """A rank's process has ended: by an exit status (or minus a signal), else for a reason."""
+    """A rank's process has ended: with an exit status (negative: by this signal), or a reason."""
 
     code: int | None
     log: str = ""

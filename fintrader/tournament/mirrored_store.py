@@ -28,7 +28,7 @@ def open_store(run: RunFolder, mirror: Mirror | None) -> RunStore:
 
 
 class MirroredStore(RunStore):
-    """`RunStore` whose object store counts."""
+    """`RunStore` of which the copy in the object store counts."""
 
     def __init__(self, run: RunFolder, mirror: Mirror) -> None:
         super().__init__(run)

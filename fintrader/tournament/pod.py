@@ -260,7 +260,7 @@ def _run_task(task: PodTask, channel: Channel) -> bool:
         result = run_pod(task.spec, PodContext.from_task(task, report=report), task.body)
     except BaseException as error:
         if isinstance(error, StorageError):
-            print(error, file=sys.stderr)  # says all there is to say
+            print(error, file=sys.stderr)  # needs no traceback
         elif not logs.is_structured():  # then the pod's own log has it
             traceback.print_exc(file=sys.stderr)
         failure = describe_failure(error, pod)

@@ -27,7 +27,7 @@ class PodContext:
     run: RunFolder
     market: Path
     mirror: Mirror | None = None
-    """The run's side in an object store, if it has one."""
+    """The run's copy in an object store, if it has one."""
     device: str = "cpu"
     """Torch device; several joined by `+` (threads of one process) or by `/` (a process each)."""
     token: int | None = None

@@ -225,7 +225,7 @@ def _store_scored(
     save_policy(
         policy,
         context.folder / "policy.safetensors",
-        # Whoever stores it, the pod or an evaluator that trained nothing: the same bytes.
+        # The same bytes whether the pod stores it or an evaluator that trained nothing.
         {**meta, "seen": [bars.to_json()]},
         market=split.train,
     )

@@ -12,12 +12,12 @@ from fintrader.tournament.spec import PodResult, PodSpec
 
 
 class Scheduler:
-    """Order of specs and results in a tournament; by itself arrival order, in which each pod is
-    made from the leaderboard at the moment when there is room for it."""
+    """Order of specs and results in a tournament. This base class keeps the order of arrival: a
+    free slot gets a pod made from the leaderboard of that moment."""
 
     def count_needed(self, index: int) -> int | None:
-        """Count the results that pod `index` must have seen, exactly; None: those that are there
-        when a slot is free."""
+        """Count the results that pod `index` is to see, neither more nor fewer; None: those that
+        have arrived when a slot is free."""
         return None
 
     def find_position(self, pod_index: int) -> int | None:
@@ -73,7 +73,7 @@ class Generational(Submission):
         if self._best[0] is not leaderboard or self._best[1] != generation:
             first = generation * self.pool_size
             last = leaderboard.applied[first : first + self.pool_size]
-            able = (entry for entry in last if entry.inheritable)
+            able = (entry for entry in last if entry.is_inheritable)
             best = sorted(able, key=lambda entry: entry.order)[: self.survivors]
             self._best = (leaderboard, generation, best)
         return self._best[2]
@@ -97,7 +97,8 @@ class Replay(Scheduler):
         self.given = given
         self.positions = {index: position for position, index in enumerate(applied)}
         self.seen = list(seen)
-        # it may have seen more than its heir had then; its own result and later pods' came after
+        # A given pod may have seen more results than this order applies before it. It saw neither
+        # its own result nor a later pod's.
         for index in given:
             after = (position for pod, position in self.positions.items() if pod >= index)
             self.seen[index] = min(self.seen[index], *after, len(applied))

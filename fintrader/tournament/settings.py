@@ -160,7 +160,7 @@ class TournamentSettings(Settings):
     machine does as well as anything else here (docs/results.md); below 1 pods descend from each
     other, e.g. 0.25 with a `search`."""
     founders: Count = 2
-    """Results on the leaderboard before anyone becomes a parent."""
+    """Results on the leaderboard before a pod becomes a parent."""
     temperature: PositiveFloat = 1.0
     """Temperature of the softmax over ranks that picks a parent: small favours the best, large
     favours none."""
@@ -286,8 +286,8 @@ class TournamentSettings(Settings):
             )
         if self.order == "generations" and (self.niche != "none" or self.unchanged):
             raise ValueError(
-                "generations have no niche and no unchanged: they copy the best `survivors` and"
-                " carry each on as it is; leave both out, or set order: arrival or submission"
+                "generations take neither `niche` nor `unchanged`: the best `survivors` go on as"
+                " they are and are copied; leave both out, or set order: arrival or submission"
             )
         if self.order == "generations" and self.survivors >= self.pool_size:
             raise ValueError(

@@ -23,7 +23,7 @@ SettingsValues: TypeAlias = Mapping[str, JsonValue]
 
 
 def other_version(path: Path, error: RecordError) -> RunError:
-    """Build the error for a file of a run whose seal is whole and whose fields are others."""
+    """Build the error for a run's file with an intact seal and the fields of another version."""
     return RunError(
         f"{path} is of another version ({error}); go on with the version of fintrader that the"
         " run's manifest.json names, or choose another --name"

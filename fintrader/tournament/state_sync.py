@@ -138,7 +138,7 @@ class TrainingState:
                     new,
                 )
             except FileNotFoundError:
-                return False  # the pod has just cleared it away; the next time will do
+                return False  # the pod has just removed it; the next save gets it
             finally:
                 remove_tree(taken)
             data = seal({"spec": self.digest, "files": files})

@@ -1,4 +1,4 @@
-"""Questions to a tournament from outside, while it races or afterwards: status, scale, compare."""
+"""Tournaments seen from outside, while they race or afterwards: status, scaling, comparison."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ class RunStore:
     def keep_training(
         self, spec: PodSpec, folder: Path, seconds: float
     ) -> AbstractContextManager[None]:
-        """Begin with the pod's training state as the object store has it, and store it every so
-        many seconds."""
+        """Begin with the object store's copy of the pod's training state, and update that every
+        `seconds`."""
         return nullcontext()
 
     def fetch_market(self, digest: str, path: Path) -> Path:
@@ -102,17 +102,17 @@ class RunStore:
         return result
 
     def keep_unpublished(self, result: PodResult) -> None:
-        """Have a result on this disk before it is stored, so that no outage costs its training."""
+        """Keep a result on this disk until it is stored, so that no outage costs its training."""
 
     def read_unpublished(self, spec: PodSpec) -> PodResult | None:
-        """A result of that spec which an earlier attempt on this disk could not store."""
+        """Read a result of that spec which an earlier attempt on this disk could not store."""
         return None
 
     def ensure_policy(self, result: PodResult) -> None:
         """Bring a result's policy here. Raises CheckpointError when it is missing or damaged."""
 
     def _forget(self, pod: str, name: str) -> None:
-        """Take a damaged file of a pod away wherever else it lies."""
+        """Remove every other copy of a pod's damaged file."""
 
     # --- identity ---------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class RunStore:
         try:
             return self.read_spec_digest(spec.pod) != spec.digest
         except OSError:
-            return False  # not everybody who trains a pod has its spec in this folder
+            return False  # a machine may train a pod without its spec in this folder
 
     def write_result(self, result: PodResult) -> PodResult:
         """Durable and final: the first result of a pod stands. Returns the one that stands."""

@@ -1,8 +1,8 @@
 """A run as TensorBoard event files: the learning curves and scores of its pods, and the race.
 
-`<out>/<pod>/` holds one pod: its `metrics.jsonl` over env-steps, its scores on the way and at the
-end, and its searched hyper-parameters (the HParams page). `<out>/tournament/` holds the race over
-the number of results.
+`<out>/<pod>/` holds one pod: its `metrics.jsonl` over env-steps, its scores during and after
+training, and its searched hyper-parameters (the HParams page). `<out>/tournament/` holds the race
+over the number of results.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Scalar = tuple[str, float, int, float | None]
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportSummary:
     """Folder and size of an export."""
 
     out: Path
@@ -45,7 +45,7 @@ class Exported:
     scalars: int
 
 
-def export(run: RunFolder, out: Path | None = None) -> Exported:
+def export(run: RunFolder, out: Path | None = None) -> ExportSummary:
     """Write the event files of `run` to `out` (`<run>/tensorboard` unless given); an earlier export
     is replaced whole.
 
@@ -86,7 +86,7 @@ def export(run: RunFolder, out: Path | None = None) -> Exported:
         remove_tree(old)
     finally:
         remove_tree(new)
-    return Exported(out, len(specs), written)
+    return ExportSummary(out, len(specs), written)
 
 
 def _write(writer: Any, scalars: Iterable[Scalar]) -> int:
@@ -101,8 +101,7 @@ def _write(writer: Any, scalars: Iterable[Scalar]) -> int:
 def _list_pod_scalars(
     spec: PodSpec, result: PodResult | None, records: list[dict[str, Any]]
 ) -> Iterator[Scalar]:
-    """One pod's curves over its own env-steps; wall clock from when it started, where that is
-    known."""
+    """List one pod's curves over its env-steps; with times if its start is known."""
     began = result.started if result is not None and result.started else None
     for record in records:
         wall = None if began is None else began + float(record.get("seconds", 0.0))

@@ -21,7 +21,7 @@ class Placement:
     new: bool
     """False if this (pod, epoch) had been applied before; nothing changed then."""
     position: int | None = None
-    """Its row on the leaderboard from 0, None if it did not make it."""
+    """Its row on the leaderboard from 0; None if it got no row."""
     evicted: str | None = None
     """The pod that lost its row."""
 
@@ -43,7 +43,7 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
     )
     if entry.result.score is None:
         return Placement(new=True)
-    if leaderboard.niche != "none" and entry.inheritable:
+    if leaderboard.niche != "none" and entry.is_inheritable:
         _enter_niche(leaderboard, entry)
     rows = leaderboard.rows
     parents = leaderboard.parents
@@ -51,7 +51,7 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
     if position >= leaderboard.size:
         return Placement(new=True)
     rows.insert(position, entry)
-    if entry.inheritable:
+    if entry.is_inheritable:
         bisect.insort(parents, entry, key=_order)
     evicted = rows.pop() if len(rows) > leaderboard.size else None
     if parents and parents[-1] is evicted:

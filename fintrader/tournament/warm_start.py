@@ -98,7 +98,7 @@ class WarmStartTarget:
 
 
 def inherit(
-    store: RunStore, address: str, find: Callable[[], RunFolder], heirs: WarmStartTarget
+    store: RunStore, address: str, find: Callable[[], RunFolder], target: WarmStartTarget
 ) -> WarmStart:
     """Copy the best pods of the run at `address` into the store of a new one; `find` fetches its
     folder.
@@ -116,7 +116,7 @@ def inherit(
         store.has_snapshot(str(entry.result.snapshot)) for entry in known.entries
     ):
         return known
-    found = _take_over(store, address, find(), heirs)
+    found = _take_over(store, address, find(), target)
     if known is not None and found != known:
         raise TournamentError(
             f"{address} has changed since {store.run.root} began with it, and the pods taken"
@@ -146,13 +146,15 @@ def _rank_pods(source: RunStore) -> list[FinishedPod]:
     specs = source.read_specs()
     results = source.read_results()
     entries = (FinishedPod(specs[pod], results[pod]) for pod in results if pod in specs)
-    return sorted((entry for entry in entries if entry.inheritable), key=lambda entry: entry.order)
+    return sorted(
+        (entry for entry in entries if entry.is_inheritable), key=lambda entry: entry.order
+    )
 
 
 def _take_over(
-    store: RunStore, address: str, folder: RunFolder, heirs: WarmStartTarget
+    store: RunStore, address: str, folder: RunFolder, target: WarmStartTarget
 ) -> WarmStart:
-    if heirs.settings.validation_folds is not None:
+    if target.settings.validation_folds is not None:
         raise TournamentError(
             f"{address} cannot start pods of tournament.validation_folds: its own have seen the"
             " blocks these would be judged on; leave it out here, or start from nothing (no"
@@ -166,14 +168,14 @@ def _take_over(
             hint = "it was walked forward: give one of its folds, such as RUN/folds/00"
         raise TournamentError(f"{address} has no finished pods to start from; {hint}")
     before = WarmStart.read(folder)
-    split = MarketTensors.load(heirs.market).split()
-    layout = TradingEnv.evaluation(split.validation, heirs.env).layout
+    split = MarketTensors.load(target.market).split()
+    layout = TradingEnv.evaluation(split.validation, target.env).layout
     here = MarketIdentity.of(split.train)
     seen = [] if before is None else [before.seen_until]
     entries = []
     policies = {}
     problems = []
-    for entry in ranked[: heirs.settings.leaderboard_size]:
+    for entry in ranked[: target.settings.leaderboard_size]:
         pod = entry.spec.pod
         source.ensure_policy(entry.result)
         if not source.has_policy(entry.result):
@@ -182,7 +184,7 @@ def _take_over(
             )
         _, header = read_tensors(source.locate_policy(pod), FORMAT)
         try:
-            agent, state = _transfer_pod(header, entry, source, heirs, layout, here)
+            agent, state = _transfer_pod(header, entry, source, target, layout, here)
         except (CheckpointError, TournamentError) as error:
             problems.append(f"{pod}: {error}")
             continue
@@ -209,7 +211,7 @@ def _transfer_pod(
     header: Mapping[str, Any],
     entry: FinishedPod,
     source: RunStore,
-    heirs: WarmStartTarget,
+    target: WarmStartTarget,
     layout: Any,
     here: MarketIdentity,
 ) -> tuple[SettingsValues, dict[str, Tensor]]:
@@ -228,8 +230,8 @@ def _transfer_pod(
             "it observes something else (env.lookback, env.observation); use the same settings here"
         )
     theirs = entry.spec.env.get("action")
-    if theirs != heirs.env.action:
-        raise CheckpointError(f"env.action was {theirs} there and is {heirs.env.action} here")
+    if theirs != target.env.action:
+        raise CheckpointError(f"env.action was {theirs} there and is {target.env.action} here")
     try:
         state = load(source.get(str(entry.result.snapshot)))
         state = select_below(WHOLE, state) if entry.spec.folds else state
@@ -238,11 +240,11 @@ def _transfer_pod(
     if trained != here:
         state = _transfer_state(state, stored, trained, here)
     algo = entry.spec.agent.get("algo")
-    problem = f"its algorithm ({algo}) takes no part here"
-    for base in heirs.agents:
+    problem = f"its algorithm ({algo}) is not in this run"
+    for base in target.agents:
         if getattr(base, "algo", None) != algo:
             continue
-        settings = _merge_settings(base, entry.spec.agent, heirs.settings)
+        settings = _merge_settings(base, entry.spec.agent, target.settings)
         agent = make_agent(settings, layout, device="cpu", seed=0)
         odd = compare_values(
             _describe_architecture(description), _describe_architecture(agent.policy.describe())
@@ -297,7 +299,7 @@ def _transfer_state(
     if noise is not None and trained.symbols != here.symbols:
         each = noise[:count].mean().expand(len(here.symbols))
         moved[_NOISE] = torch.cat([each, noise[count:]])
-        # Its moments say nothing of other assets; it is the last of the optimiser's parameters.
+        # Its moments belong to the old assets; it is the last of the optimiser's parameters.
         numbers = (int(name.split(".")[2]) for name in state if name.startswith(_MOMENTS))
         last = f"{_MOMENTS}{max(numbers, default=0)}."
         moment = state.get(f"{last}exp_avg", noise[:0])

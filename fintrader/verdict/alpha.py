@@ -50,13 +50,13 @@ SHIFTS = 999
 BETS = (0.5, 1.0, 2.0, 3.0)
 """Annual information ratios that the e-process bets on, an equal share of its stake each."""
 PAST = (10, 20)
-"""Past sessions of the benchmark in the regression of stale returns: up to 250 sessions, and from
-500 on."""
+"""Numbers of the benchmark's past sessions in the regression of stale returns: the first up to 250
+sessions, the second from 500 on."""
 STALE = 0.1
-"""Level of the test for stale returns: hedging fresh ones against past sessions costs little."""
+"""Level of the test for stale returns; lenient, because to hedge fresh ones, too, costs little."""
 SMOOTH = 0.4
-"""Part of the frequencies for stale returns, whose noise is smoothed too: its spectrum is flat only
-near 0 (the rule of Lazarus et al.)."""
+"""Share of the usual frequencies for stale returns: smoothing leaves the spectrum of their noise
+flat near 0 only (the rule of Lazarus et al.)."""
 FIRST_BET = 20
 """Sessions that beta and volatility are learnt from before the first bet."""
 
@@ -77,7 +77,7 @@ class Hedged(NamedTuple):
 
     beta: float
     alpha: float
-    """Mean of a session."""
+    """Mean per session."""
     residual: Array
     """`[S]`: returns without alpha and without the benchmark's part; their mean is zero."""
     influence: Array
@@ -92,7 +92,7 @@ def hedge(ours: Array, theirs: Array, past: int = 0) -> Hedged:
     level = theirs.mean()
     centred = theirs - level
     columns = [np.ones(size)]
-    if float(centred @ centred) / size > 1e-20:  # before the first session: the mean
+    if float(centred @ centred) / size > 1e-20:  # 0: the mean, before the first session
         columns += [np.append(np.zeros(k), centred[: size - k]) for k in range(past + 1)]
     design = np.column_stack(columns)
     inverse = np.linalg.pinv(design.T @ design)
@@ -106,8 +106,8 @@ def hedge(ours: Array, theirs: Array, past: int = 0) -> Hedged:
 
 
 def count_past_sessions(ours: Array, theirs: Array) -> int:
-    """Count the past sessions of the benchmark to hedge against: none, or up to 20 if the residual of
-    returns `[S]` correlates with earlier benchmark returns, as stale prices make it."""
+    """Count the past sessions of the benchmark to hedge against: none, or up to 20 if the residual
+    of returns `[S]` correlates with earlier benchmark returns, as stale prices make it."""
     u = hedge(ours, theirs).residual
     z = theirs - theirs.mean()
     scale = float(u @ u) * float(z @ z)
@@ -134,9 +134,9 @@ def alpha_test(
     The statistic is alpha over its standard error from the cosine transform's lowest S^(2/3)
     frequencies, which holds for returns that depend on each other in time. Returns that lag the
     benchmark (stale prices, smoothed valuations) are hedged against its past sessions too, with
-    `SMOOTH` of the frequencies. The
-    p-value comes from a paired circular block bootstrap of the same statistic; below `FEW` sessions
-    from Student's t with as many degrees of freedom as frequencies.
+    `SMOOTH` of the frequencies. The p-value comes from a paired circular block bootstrap of the
+    same statistic; below `FEW` sessions from Student's t with as many degrees of freedom as
+    frequencies.
     """
     past = count_past_sessions(ours, theirs)
     found = hedge(ours, theirs, past)
@@ -174,8 +174,8 @@ def alpha_test(
 
 
 def _share_above(drawn: Array, reached: float, student: Any) -> float:
-    """Share of the drawn statistics at or above this one; beyond the `TAIL` largest, extrapolated
-    by the tail of Student's t, so that p-values below 1/(1 + R) are possible."""
+    """Share of the drawn statistics `[R]` at or above `reached`; beyond the `TAIL` largest,
+    extrapolated by Student's t, so that p-values below 1/(1 + R) are possible."""
     above = int((drawn >= reached).sum())
     if above >= TAIL or drawn.size <= TAIL:
         return (1 + above) / (1 + drawn.size)
@@ -224,7 +224,7 @@ def shift_test(pairs: Iterable[tuple[Array, Array]], *, seed: int) -> ShiftTest 
     and its return over the next bar. One correlation per asset gives all circular shifts, of which
     `SHIFTS` are drawn. A constant tilt earns the same in every shift and has a p-value near one:
     the test sees timing, not the choice of symbols. None if no weight differs from the benchmark's,
-    and below two bars.
+    and below three bars.
     """
     total: Array | None = None
     size = 0

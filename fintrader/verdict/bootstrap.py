@@ -83,7 +83,7 @@ def intervals(
 ) -> Intervals:
     """Compute 95 % stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
 
-    `returns`: daily, `[S]`; equal ones have equal intervals, so that all tables agree. Below eight
+    `returns`: daily, `[S]`; equal ones get equal intervals, so that all tables agree. Below eight
     sessions the ends are None, because there is too little to resample. The annual return is None
     for a window that is too short (`metrics.is_too_short`).
     """

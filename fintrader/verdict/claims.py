@@ -22,7 +22,7 @@ from fintrader.verdict.track_record import TrackRecord
 EAST = timedelta(hours=14)
 """Time zone in which a day begins first."""
 LATE = timedelta(days=7)
-"""Holidays that may lie between the last session of a window and its last day."""
+"""Longest time between the last session of a window and its last day, for holidays."""
 DAY = np.timedelta64(1, "D")
 UNSEALED = (".", "__pycache__")
 """Beginnings of names that are not sealed: hidden files, and traces of running a strategy."""
@@ -33,7 +33,8 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Claim:
-    """A strategy, its benchmark, and a window that has not begun. Raises ReturnsError otherwise."""
+    """A strategy, its benchmark, and the window that will judge it. Raises ReturnsError for a
+    malformed day, and for a window that does not end after its first day."""
 
     source: str
     """Name of the strategy, or of its file of returns."""
@@ -47,7 +48,7 @@ class Claim:
     first: str
     """First day of the window, like 2027-01-04."""
     last: str | None
-    """Its last day; None for an open window, each later end of which is another look."""
+    """Its last day; None for an open window: judging it at a later end is another look."""
     kind: str = KIND
 
     def __post_init__(self) -> None:
@@ -60,7 +61,7 @@ class Claim:
             raise ReturnsError(f"the window ends on {self.last}, before or at its first day")
 
     def describe(self) -> str:
-        """Describe the claim in a sentence without its end."""
+        """Describe the claim in a sentence without a full stop."""
         window = f"from {self.first} on" if self.last is None else f"{self.first} to {self.last}"
         return f"{self.source} is ahead of {self.benchmark}, {window}"
 
@@ -83,7 +84,7 @@ class Registration:
 
     def describe(self) -> str:
         """Name the claim in a clause of a verdict."""
-        shared = f", one of {self.sharing} claims on its time" if self.sharing > 1 else ""
+        shared = f", one of {self.sharing} claims on its window" if self.sharing > 1 else ""
         return f"registered on {self.time[:10]} as claim {self.digest[:SHOWN]}{shared}"
 
 
@@ -107,8 +108,8 @@ def register(claim: Claim) -> Registration:
 
 
 def list_registrations() -> list[Registration]:
-    """List the claims on the user's ledger, oldest first; none was written after its window began.
-    Raises LedgerError."""
+    """List the claims on the user's ledger, oldest first, without those written after their window
+    began. Raises LedgerError."""
     found = [
         Registration(read_entry(Claim, line), line["sha256"], line["time"], 1)
         for line in Ledger().lines()
@@ -150,7 +151,7 @@ def hash_source(path: Path | str) -> str:
 def hash_history(record: TrackRecord, until: str) -> str:
     """Hash a strategy's returns and its benchmark's up to a day."""
     known = record.dates <= np.datetime64(until)
-    return result_hash({"": record.returns[known], "benchmark": record.yardstick[known]})
+    return result_hash({"": record.returns[known], "benchmark": record.benchmark_returns[known]})
 
 
 def restrict(
@@ -160,7 +161,7 @@ def restrict(
     month, the days since a Friday) is left out.
 
     `strategy`: the files that the claim has sealed. Raises ReturnsError if they, the returns before
-    the window or the benchmark are others, and if the window is not over.
+    the window or the benchmark are not the claim's, and if the window is not over.
     """
     claim = registration.claim
     if record.benchmark_name != claim.benchmark:

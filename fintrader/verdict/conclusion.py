@@ -106,7 +106,7 @@ def flag_implausible(alpha: AlphaTest | None) -> list[str]:
 
 
 def conclude(judged: Verdict) -> Verdict:
-    """Return the verdict with its state, its sentences and that of its search."""
+    """Return the verdict with its state, its sentences, and the sentence on its search."""
     state, sentences = _conclude(judged)
     selection = replace(judged.selection, sentence=describe_search(judged.selection))
     return replace(judged, state=state, sentences=tuple(sentences), selection=selection)
@@ -128,14 +128,14 @@ def _conclude(judged: Verdict) -> tuple[State, list[str]]:
     alpha = evidence.alpha
     rival = evidence.against.replace("_", " ")
     if alpha is None:
-        said = f"Holds its benchmark: it does nothing that {rival} does not do."
+        sentence = f"Holds its benchmark: it does nothing that {rival} does not do."
         if judged.sessions < ev.SHORTEST:
             least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
             sessions = f"{count(judged.sessions)} {period_name(judged.sessions_a_year)}s"
-            said = f"Too short to tell: {sessions}; {least}."
+            sentence = f"Too short to tell: {sessions}; {least}."
         elif abs(evidence.active_return) > UNVARIED:
-            said = f"Nothing to judge: beyond its beta to {rival} its returns never varied."
-        return "no_verdict", [said]
+            sentence = f"Nothing to judge: beyond its beta to {rival} its returns never varied."
+        return "no_verdict", [sentence]
     sessions = f"{count(alpha.sessions)} {period_name(judged.sessions_a_year)}s"
     return "likely_skill" if judged.shows_skill else "not_told_from_luck", [
         _describe_finding(judged, alpha, rival),

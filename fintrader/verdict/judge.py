@@ -60,8 +60,8 @@ def judge_record(
 ) -> Verdict:
     """Judge a strategy by its returns in excess of its benchmark.
 
-    `trials`: number of strategies tried; None if unknown. `is_held_out`: the caller states that
-    these returns selected none. `look`: number of the look of `look_of`; None if not counted.
+    `trials`: number of strategies tried; None if unknown. `is_held_out`: the caller states that no
+    strategy was selected by these returns. `look`: number of this look; None if not counted.
     `caveats`: further reasons why the result could not have been traded as well. `claim`: the claim
     that named these returns before they were made, as cut by `claims.restrict`.
     """
@@ -71,7 +71,9 @@ def judge_record(
     among = 1 if is_held_out else trials or 1
     if claim is not None:
         among = claim.sharing
-    evidence = make_evidence(ours, record.yardstick, record.benchmark_name, look, 0, year, among)
+    evidence = make_evidence(
+        ours, record.benchmark_returns, record.benchmark_name, look, 0, year, among
+    )
     wealth = np.cumprod(1 + ours)
     return conclude(
         Verdict(
@@ -92,7 +94,7 @@ def judge_record(
                 *_flag_few(record),
                 *flag_implausible(evidence.alpha),
             ),
-            evidence=evidence if evidence.alpha is None else _shift(evidence, record),
+            evidence=evidence if evidence.alpha is None else _test_timing(evidence, record),
             sharpe=measure_sharpe(ours, year),
             intervals=intervals(ours, sessions_a_year=year),
             excess={},
@@ -116,9 +118,9 @@ def look_of(
 ) -> Look:
     """Describe the look at a track record for the ledger. The benchmark's returns and the
     strategy's identify the window; against cash, the dates do too."""
-    seen = {"": record.returns, "benchmark": record.yardstick}
+    seen = {"": record.returns, "benchmark": record.benchmark_returns}
     days = record.dates.astype(np.int64)
-    key = hash_bytes(days.tobytes() + record.yardstick.tobytes())
+    key = hash_bytes(days.tobytes() + record.benchmark_returns.tobytes())
     # Names of columns identify nothing: only returns do.
     name = CASH if record.benchmark is None else f"{record.benchmark_name}-{key[:8]}"
     return Look(
@@ -144,7 +146,7 @@ def look_of(
     )
 
 
-def _shift(evidence: Evidence, record: TrackRecord) -> Evidence:
+def _test_timing(evidence: Evidence, record: TrackRecord) -> Evidence:
     """Add the test of timing, where positions are known."""
     held = record.holdings
     if held is None:

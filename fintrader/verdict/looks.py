@@ -83,7 +83,8 @@ class Window:
     prices."""
     sketch: Sketch = Sketch()  # noqa: RUF009
     curves: tuple[Curve, ...] = ()
-    """Of equal weights of all symbols; of external returns, their benchmark's and their own."""
+    """The curve of equal weights of all symbols; or, of external returns, their benchmark's curve
+    and their own."""
 
     @classmethod
     def of(
@@ -174,7 +175,7 @@ class Line:
 
 def result_hash(daily_returns: Mapping[str, NDArray[np.float64]]) -> str:
     """Compute the SHA-256 of daily returns (`[S]` each) by strategy, rounded so that results within
-    1e-12 of each other are one."""
+    1e-12 of each other count as one."""
     digest = hashlib.sha256()
     for name in sorted(daily_returns):
         digest.update(name.encode() + b"\0")
@@ -256,7 +257,7 @@ class Ledger:
             raise LedgerError(f"{self.path} cannot be read ({error.strerror})") from None
         except UnsafePathError as error:
             raise LedgerError(str(error)) from None
-        return _checked(self.path, data)
+        return _read_chain(self.path, data)
 
     def _append(self, values: Mapping[str, Any]) -> tuple[_Chain, Mapping[str, Any]]:
         """Lock the ledger and append a line; return the content before it, and the line."""
@@ -276,7 +277,7 @@ class Ledger:
                     file.seek(0)
                     data = file.read()
                     whole = data.rfind(b"\n") + 1
-                    before = _checked(self.path, data[:whole])
+                    before = _read_chain(self.path, data[:whole])
                     if whole < len(data):  # a writer was killed before it showed the number
                         file.truncate(whole)
                     head = {
@@ -317,7 +318,7 @@ _CHECKED: dict[Path, tuple[bytes, _Chain]] = {}
 """Bytes of each ledger as this process last checked them, and their content."""
 
 
-def _checked(path: Path, data: bytes) -> _Chain:
+def _read_chain(path: Path, data: bytes) -> _Chain:
     """Read the complete lines in `data`. Raises LedgerError at the first changed one.
 
     Lines are parsed and hashed once: bytes equal to those of the last check need neither again.

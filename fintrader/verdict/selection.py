@@ -86,8 +86,8 @@ def _deflate(
         return None
     year = math.sqrt(sessions_a_year)
     each = max(trials / len(windows), 1.0)
-    # Correlated trials share their luck: their variance does not show it, but it lifts the best of
-    # them. The hurdle is therefore never below that of a search with unknown trials.
+    # Luck that correlated trials share lifts the best of them, and does not show in their variance.
+    # So the variance counts as at least the sampling error's.
     least = np.array([sig.sampling_variance(len(matrix)) for matrix in windows])
     measured = np.array([sig.sharpe_variance(matrix) for matrix in windows])
     spreads = np.maximum(least, measured).tolist()

@@ -2,12 +2,13 @@
 
 Each run of `RUN` sessions of a series is divided by its root mean square, rounded and hashed. No
 name, date, price level, bar length, leverage or sign enters, and the runs of a subset of the series
-are a subset of the runs. Only hashes below a limit are kept, the same limit for all windows of a size
-(Irber et al., "Lightweight compositional analysis of metagenomes with FracMinHash", 2022), so that
-the kept hashes estimate the share of common runs, also between windows of very different sizes.
+are a subset of the runs. Only hashes below a limit are kept, the same limit for all windows of a
+size (Irber et al., "Lightweight compositional analysis of metagenomes with FracMinHash", 2022), so
+that the kept hashes estimate the share of common runs, also between windows of very different
+sizes.
 
-A `Curve` has the returns themselves, coarsely and by date. It recognises what hashes cannot: weeks
-of the same days, another currency, an index much like it.
+A `Curve` has the returns themselves, coarsely and by date. It recognises what hashes cannot: the
+same days as weekly bars or in another currency, and an index much like this one.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ point alters one run in a hundred."""
 MOST = 512
 """Most hashes kept of a window."""
 SAME = 0.03
-"""Share of the smaller window's runs in the other one from which a look at one counts for both."""
+"""Least share of the smaller window's runs in the other one that makes a look at one count for
+both."""
 FEWEST = 3
-"""Fewest common runs of the same window."""
+"""Fewest common runs of two windows for them to count as the same."""
 ALIKE = 0.8
-"""Rank correlation of one window's curves: two indices of a country's large companies have more."""
+"""Least rank correlation of two curves of the same window. Two indices of the large companies of a
+country exceed it."""
 FEWEST_ALIKE = 12
 """Fewest common returns of two curves."""
 _DISTINCT = 6
@@ -108,7 +111,7 @@ class Curve:
         # A series that does not move follows none.
         if moves.shape[1] < FEWEST_ALIKE or not np.ptp(moves, axis=1).all():
             return False
-        # Of ranks, so that no crash decides it.
+        # Ranks, so that a single crash does not decide.
         return bool(abs(np.corrcoef(rankdata(moves, axis=1))[0, 1]) >= ALIKE)
 
     @cached_property

@@ -52,8 +52,8 @@ FEWEST_DATES = 0.95
 MOST_DATES = 1.33
 """Most dates, likewise."""
 MOST_ABSENT = 0.01
-"""Most sessions without a return, as a part of the others: without its five worst of a year, a
-strategy gains 0.8 in Sharpe ratio."""
+"""Most sessions without a return, as a part of the others: leaving out the five worst of a year
+raises a strategy's Sharpe ratio by 0.8."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +93,7 @@ class TrackRecord:
             )
 
     @property
-    def yardstick(self) -> Array:
+    def benchmark_returns(self) -> Array:
         """`[S]`: returns of the benchmark, zeros for cash."""
         return np.zeros_like(self.returns) if self.benchmark is None else self.benchmark
 
@@ -219,7 +219,7 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
     if isinstance(frame.index, pd.PeriodIndex):
         frame.index = frame.index.to_timestamp(how="end").normalize()
     if _dates_of(frame).tz is not None:
-        frame = frame.tz_localize(None)  # the day where it was written
+        frame = frame.tz_localize(None)  # keeps the local day
     absent = int(np.isnat(frame.index.to_numpy()).sum())
     if absent:
         raise ReturnsError(f"{absent} rows have no date; remove them")
@@ -260,7 +260,7 @@ def read_dates(cells: pd.Series) -> pd.DatetimeIndex | None:
         if not 19000101 <= least <= 21001231:
             unit: Any = "s" if least < 1e11 else "ms" if least < 1e14 else "ns"
             return pd.DatetimeIndex(pd.to_datetime(cells, unit=unit)) if least > 1e8 else None
-    # Without the offset, which summer time changes: the day where it was written.
+    # The local day counts, so the offset, which summer time changes, is dropped.
     text = cells.astype(str).str.replace(
         r"(?<=\d\d:\d\d)(:[\d.]+)?(Z|[+-]\d\d:?\d\d)$", "", regex=True
     )
@@ -291,7 +291,8 @@ def _pick(frame: pd.DataFrame, column: str | None, name: str) -> pd.Series:
         return frame[likely[0] if likely else frame.columns[0]]
     raise ReturnsError(
         f"{name} has {len(frame.columns)} columns ({_list(frame.columns)}); name one (column=),"
-        f" or keep one. If each is a strategy that was tried, say so too: trials={len(frame.columns)}"
+        " or keep one. If each is a strategy that was tried, say so too:"
+        f" trials={len(frame.columns)}"
     )
 
 
@@ -350,7 +351,7 @@ def find_kind(values: Array, name: str) -> Kind:
     """Detect whether values are returns or equity. Raises ReturnsError if both fit."""
     typical = np.median(np.abs(values))
     unclear = f"{name}: values such as {values[-1]:g} may be"
-    # Equity wanders: its steps are small beside its range. Growth factors (1 + r) do not.
+    # Equity wanders: its steps are small against its range. Growth factors (1 + r) do not.
     if typical > 0.5 and (values.size < 3 or np.diff(values).std() <= values.std()):
         return "equity"
     if (values > 0).all() and (typical > 0.5 or values.size > 12):

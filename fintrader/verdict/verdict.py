@@ -13,7 +13,7 @@ State = Literal["likely_skill", "not_told_from_luck", "no_verdict"]
 without a caveat. `no_verdict`: the window allows no conclusion, or there was nothing to test.
 `not_told_from_luck`: everything else, a bankrupt account included."""
 ACTIVE_RETURN = "active return"
-"""The usual question: is the strategy ahead of its benchmark? Each question has looks of its own."""
+"""The usual question: is the strategy ahead of its benchmark? Each question's looks are counted."""
 HELD_OUT = "test"
 FOREIGN = "foreign"
 """Window of external returns; `verdict.judge` has its rules."""
@@ -86,7 +86,7 @@ class AlphaTest:
     alpha: float
     low: float
     high: float
-    """The interval of 95 % of alpha."""
+    """Ends, with `low`, of the 95 % confidence interval of alpha."""
     ratio: float
     """Alpha over the deviation of the hedged returns: the information ratio after hedging beta."""
     p_value: float
@@ -128,14 +128,14 @@ class Betting:
 
 @dataclass(frozen=True)
 class Tail:
-    """The worst loss of a window, and those that it cannot show."""
+    """The worst loss of a window, and a bound on losses too rare for it."""
 
     worst: float
     """Least return of a session."""
     unseen_share: float
-    """Share of the sessions in which a loss may come that this window does not show (95 %)."""
+    """Largest share of sessions (at 95 % confidence) with a loss beyond any in this window."""
     undoing: float | None
-    """Loss, as a share of equity, that undoes the alpha if it comes that often; None without
+    """Loss, as a share of equity, that cancels the alpha if it comes that often; None without
     alpha."""
 
 
@@ -303,13 +303,13 @@ class Verdict:
     is_stated_held_out: bool = False
     """The caller states that the strategy was chosen without these returns."""
     question: str = ACTIVE_RETURN
-    """Question asked of the window; a claim is one of its own."""
+    """Question asked of the window; each claim is another question."""
     registered: str = ""
     """The claim that named this window before it began (`verdict.claims`), as a clause."""
     trusted_columns: tuple[str, ...] = ()
     """Features that others computed; no test shows when their values were known."""
     notice: str = ""
-    """Banner of a market that is made up."""
+    """Banner of a synthetic market."""
     survivors_bound: float | None = None
     """Alpha a year that a universe of survivors may have added; None for other universes."""
 

@@ -13,7 +13,7 @@ from fintrader.metrics import Array
 
 CAPITAL_USD = 1_000_000.0
 MOST_LEVERAGE = 20.0
-"""Largest sum of absolute weights: more are per cent."""
+"""Largest sum of absolute weights; a larger one shows weights in per cent."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -166,7 +166,7 @@ def test_what_cannot_travel_is_refused_in_a_sentence(tmp_path):
     with pytest.raises(BacktestError, match="universe=market"):
         fintrader.backtest(load_policy(path), AWAY, EnvSettings())
     save_policy(make_agent(PPO(), TradingEnv(HOME, EnvSettings()).layout, seed=0), path)
-    assert "does not say on which market it was trained" in refused(path, AWAY)
+    assert "does not name the market that it was trained on" in refused(path, AWAY)
 
 
 def planted(seed, symbols):

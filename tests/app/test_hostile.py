@@ -153,7 +153,7 @@ def test_no_payload_opens_anything_outside(fortress, monkeypatch):
             lambda name: runs.run("demo").read("pods", name, "result.json"),
             lambda name: artifacts.load_learning(runs.run("demo"), name),
             lambda name: jobs.read_job(runs, name),
-            lambda name: jobs.read_last_words(runs, name),
+            lambda name: jobs.read_log_end(runs, name),
             lambda name: markets.find(name, None, [fortress / "data" / "tensors"]),
         ):
             with pytest.raises(FintraderError):

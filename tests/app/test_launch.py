@@ -171,7 +171,7 @@ def test_a_run_at_work_elsewhere_is_shown_as_such(store):
 
 
 def test_every_answer_keeps_other_sites_from_framing_it():
-    from fintrader_app.served import Unframed
+    from fintrader_app.served import SecurityHeaders
 
     sent = []
 
@@ -182,7 +182,7 @@ def test_every_answer_keeps_other_sites_from_framing_it():
     async def send(message):
         sent.append(message)
 
-    asyncio.run(Unframed(answers)({"type": "http"}, None, send))
+    asyncio.run(SecurityHeaders(answers)({"type": "http"}, None, send))
     headers = dict(sent[0]["headers"])
     assert headers[b"x-frame-options"] == b"SAMEORIGIN"
     assert headers[b"content-security-policy"] == b"frame-ancestors 'self'"

@@ -137,14 +137,14 @@ def test_a_job_is_started_found_again_stopped_and_killed(quick):
     job = jobs.start(quick, "one", "name: one\n")
     try:
         assert job.alive
-        until(lambda: "at work on" in jobs.read_last_words(quick, "one"))
+        until(lambda: "at work on" in jobs.read_log_end(quick, "one"))
         assert (quick.root / ".launched" / "one.yaml").read_text() == "name: one\n"
         found = jobs.read_job(quick, "one")  # as another app would, from the record alone
         assert found == job
         assert os.getsid(job.pid) == job.pid, "it must not die with the app's terminal"
         assert jobs.stop(found)
         until(lambda: not jobs.read_job(quick, "one").alive)
-        assert "stored what there is" in jobs.read_last_words(quick, "one")
+        assert "stored what there is" in jobs.read_log_end(quick, "one")
         assert not jobs.stop(found)
         again = jobs.start(quick, "two", "name: two\n")
         assert jobs.kill(again)
@@ -194,9 +194,9 @@ def test_a_real_run_survives_the_server_that_started_it(tmp_path):
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(timeout=300)
         assert not answers(health)
-        assert job.alive, jobs.read_last_words(runs, "tiny")
+        assert job.alive, jobs.read_log_end(runs, "tiny")
         until(lambda: not jobs.read_job(runs, "tiny").alive)
-        assert load_summary(runs, "tiny").status == "finished", jobs.read_last_words(runs, "tiny")
+        assert load_summary(runs, "tiny").status == "finished", jobs.read_log_end(runs, "tiny")
         assert load_summary(runs, "tiny").metrics
     finally:
         if server.poll() is None:
@@ -238,7 +238,7 @@ def test_a_run_at_work_is_not_started_twice(quick):
 
 def test_last_words_hold_no_control_characters(quick):
     (quick.root / ".launched" / "x.log").write_bytes(b"a\x1b[31mb\r50 %\x00\nlast\xff")
-    words = jobs.read_last_words(quick, "x")
+    words = jobs.read_log_end(quick, "x")
     assert "\x1b" not in words
     assert "\x00" not in words
     assert words.endswith("last\ufffd")
@@ -247,7 +247,7 @@ def test_last_words_hold_no_control_characters(quick):
 def test_continuing_keeps_the_earlier_output(quick):
     for attempt in (1, 2):
         job = jobs.start(quick, "one", "name: one\n")
-        until(lambda n=attempt: jobs.read_last_words(quick, "one").count("at work on") == n)
+        until(lambda n=attempt: jobs.read_log_end(quick, "one").count("at work on") == n)
         jobs.kill(job)
         until(lambda one=job: not one.alive)
 

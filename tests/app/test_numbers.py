@@ -145,7 +145,7 @@ def test_a_pods_cards_and_curves_are_those_of_its_files(open_page, template, pod
         "Origin": f"{row['origin']} of {row['parent']}" if row["parent"] else row["origin"],
         "Generation": count(row["generation"]),
         "Env-steps": count(result["env_steps"]),
-        "With its line": count(row["lineage_env_steps"]),
+        "With ancestors": count(row["lineage_env_steps"]),
         "Took": duration(result["seconds"]),
     }
     lines = [

@@ -209,7 +209,7 @@ def test_a_hundred_thousand_rows_stay_under_the_chart_limit(open_page, long, pag
         assert "of 2,000 pods shown" in said(test)
         assert "The last 1,000 of 2,00" in said(test)
     if page == "honesty":
-        assert "Put together in 60 bins" in said(test)
+        assert "Grouped in 60 bins" in said(test)
 
 
 def test_locked_without_manifest_counts_as_running(open_page, tmp_path):

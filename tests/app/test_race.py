@@ -183,7 +183,7 @@ def test_every_point_of_a_setting_and_of_a_score_is_a_pod(pods):
     assert len(drawn) == by_pod["score"].notna().sum()
     for x, y, colour, pod in drawn:
         assert (x, y, colour) == tuple(by_pod.loc[pod, ["idx", "value", "score"]])
-    best, *clouds = dressed(race.score_figure(pods))
+    best, *clouds = dressed(race.plot_scores(pods))
     minutes = (by_pod["finished"] - by_pod["started"].min()) / 60
     for x, y, _, pod in (point for cloud in clouds for point in points(cloud)):
         assert (x, y) == (pytest.approx(minutes[pod]), by_pod.loc[pod, "score"])

@@ -21,11 +21,11 @@ def pods_of(size, **more):
 def test_axes_are_logarithmic_where_the_search_was_and_named_where_values_are_names():
     pods = pods_of(40)
     pods.loc[3, "score"] = np.nan
-    figure = search.slice_figure(pods, "rate", log=True)
+    figure = search.plot_slice(pods, "rate", log=True)
     assert figure.layout.xaxis.type == "log"
     assert len(figure.data[0].x) == 39, "a pod without a score is no point"
-    assert search.slice_figure(pods, "rate", log=False).layout.xaxis.type != "log"
-    names = search.slice_figure(pods, "network", log=True)
+    assert search.plot_slice(pods, "rate", log=False).layout.xaxis.type != "log"
+    names = search.plot_slice(pods, "network", log=True)
     assert (names.layout.xaxis.type, names.layout.xaxis.ticktext) == (
         None,
         ("deep", "small", "wide"),
@@ -52,7 +52,7 @@ def test_of_thousands_of_pods_and_many_settings_some_are_drawn_and_the_page_says
     assert "8 of 11 settings" in figure.layout.meta["note"]
     scores = figure.data[0].dimensions[-1].values
     assert (min(scores), max(scores)) == (pods["score"].min(), pods["score"].max())
-    for one in (figure, search.slice_figure(pods, "s01", log=True)):
+    for one in (figure, search.plot_slice(pods, "s01", log=True)):
         assert figure_bytes(charts.apply_style(one, dark=True)) <= MAX_CHART_BYTES
 
 

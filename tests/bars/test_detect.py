@@ -445,7 +445,7 @@ def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(change, la
 
 def test_what_to_do_next_depends_on_faults(tmp_path, capsys):
     for change, first in (
-        (scaled, "correct the bars, or take the # from waive"),
+        (scaled, "correct the bars, or uncomment waive"),
         (pd.DataFrame.copy, "`fintrader run"),
     ):
         path = write_csv(tmp_path, change(minute_table(2, 10)))

@@ -87,7 +87,7 @@ status folder --lineage | --lineage needs a value
 status folder --workers x | --workers: expected a whole number, got 'x'
 status folder --workers 0 | --workers: input should be greater than or equal to 1
 status nobody --drift | holds no deployment 'nobody'
-runs folder --delete --archived | --delete: cannot stand with --archived
+runs folder --delete --archived | --delete: cannot go with --archived
 runs folder --yes | --yes: only --delete asks for it
 export folder --format csv | --format: choose one of 'onnx' or 'tensorboard'
 export folder --format tensorboard --policy best | --policy: an option of --format onnx

@@ -251,7 +251,7 @@ def test_real_money_is_refused_after_twenty_sessions_on_paper(market, tmp_path):
     record = read_account(home)
     assert record.strategy == report.bundle
     assert record.returns.tolist() == [*report.daily.account_return]
-    assert record.yardstick.tolist() == pytest.approx([*report.daily.portfolio_return])
+    assert record.benchmark_returns.tolist() == pytest.approx([*report.daily.portfolio_return])
     assert record.benchmark_name == "equal_weight"
     assert report.decisions >= 20 * 24 - 2
     requests = len(market.seen)

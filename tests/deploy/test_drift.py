@@ -50,7 +50,7 @@ def test_a_replay_does_not_drift(made):
     record = read_account(home)
     assert (record.strategy, record.benchmark_name) == (bundle.id, bundle.benchmark)
     assert record.returns.tolist() == [*report.daily.account_return]
-    assert record.yardstick.tolist() == [*report.daily.portfolio_return]
+    assert record.benchmark_returns.tolist() == [*report.daily.portfolio_return]
     assert report.daily.portfolio == bundle.benchmark
     assert len(report.daily.portfolio_return) == report.sessions
     assert max(row.psi for row in report.features) < 0.1

@@ -104,7 +104,7 @@ def test_claims_on_one_time_share_the_level(in_2021, capsys):
     assert len(claims.list_registrations()) == 3
     found = judge(write(in_2021, 600, seed=3), claim=digests[3])
     assert found.evidence.level == pytest.approx(level_of_look(1) / 3)
-    assert "one of 3 claims on its time" in found.text
+    assert "one of 3 claims on its window" in found.text
 
 
 def test_a_strategy_is_shown_as_it_was_sealed(in_2021, capsys):

@@ -118,9 +118,9 @@ def test_other_bars_are_told_before_anything_is_trained(report, tmp_path):
     config = record["recipe"]["config"]
     config["data"] = {**config["data"], "path": str(tmp_path / "gone.parquet")}
     changed(report, recipe={**record["recipe"], "config": config})
-    with pytest.raises(ReportError, match=r"cannot be had here .*gone\.parquet.*--data PATH"):
+    with pytest.raises(ReportError, match=r"are not available here .*gone\.parquet.*--data PATH"):
         reproduce(report)
-    with pytest.raises(ReportError, match="cannot be had here"):
+    with pytest.raises(ReportError, match="are not available here"):
         reproduce(report, data=str(tmp_path / "elsewhere.parquet"))
 
 

@@ -159,7 +159,7 @@ def test_a_policy_is_stored_by_the_door(tmp_path):
         tmp_path / "two.safetensors"
     ).read_bytes()
     assert fintrader.load_policy(tmp_path / "one.safetensors").layout == policy.layout
-    with pytest.raises(CheckpointError, match=r"it is save_policy\(policy, path\)"):
+    with pytest.raises(CheckpointError, match=r"write save_policy\(policy, path\)"):
         fintrader.save_policy(str(tmp_path / "one.safetensors"), policy)
     with pytest.raises(CheckpointError, match="holds no policy"):
         fintrader.save_policy(follow, tmp_path / "three")

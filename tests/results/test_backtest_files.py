@@ -136,7 +136,7 @@ def test_a_change_is_seen_when_it_is_opened(results, tmp_path):
         path.write_bytes(data)
     (tmp_path / "seal.json").unlink()
     assert read_backtest(tmp_path).changed.startswith(
-        "Nothing vouches for this result: it has no seal.json"
+        "This result cannot be checked: it has no seal.json"
     )
 
 

@@ -101,7 +101,7 @@ def test_a_pods_validation_curve_is_looked_at_once_a_mark_and_stands_after_a_kil
 
     def curve():
         made = ValidationCurve(tmp_path, ENV, EvaluationTerms("return"), alive)
-        made.TIME = 1.0  # no look has to wait for time to pass
+        made.TIME_SHARE = 1.0  # no look has to wait for time to pass
         return made
 
     first = curve()

@@ -21,7 +21,7 @@ def family(draws):
     """Pods whose parents are earlier ones that can be inherited (-1: nobody)."""
     entries = []
     for index, (parent, score) in enumerate(draws):
-        able = [one for one in entries if one.inheritable]
+        able = [one for one in entries if one.is_inheritable]
         entries.append(
             child(index, score, able[parent % len(able)] if able and parent >= 0 else None)
         )
@@ -55,7 +55,7 @@ def test_elites_are_the_best_of_each_niche(draws, size, niche):
         submit(board, one)
         assert board.find_founder(one) == root(one, entries)
     best = {}
-    for one in sorted((one for one in entries if one.inheritable), key=lambda one: one.order):
+    for one in sorted((one for one in entries if one.is_inheritable), key=lambda one: one.order):
         best.setdefault(root(one, entries) if niche == "lineage" else depth(one), one)
     assert board.elites == sorted(best.values(), key=lambda one: one.order)[:size]
 

@@ -1,4 +1,4 @@
-"""Backtest: the sections of the report, to play with."""
+"""Backtest: the sections of the report, interactive."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ TABS = {
     "metrics": "All metrics",
 }
 REPORT_LIMIT = 16 << 20
-FIRST = ("ensemble", "buy_and_hold", "equal_weight", "benchmark")
+DEFAULT_RIVALS = ("ensemble", "buy_and_hold", "equal_weight", "benchmark")
 WHOLE = "whole window"
 MOMENT = "YYYY-MM-DD HH:mm"
 MOST_ROWS = 2000
@@ -89,7 +89,7 @@ def render(runs: RunsFolder) -> None:
 
 
 def draw_part(tab: str, view: BacktestView, version: Hashable, run: Summary) -> None:
-    """Draw the sections of one part of the page, below what a reader can choose of them."""
+    """Draw the sections of one part of the page, and the controls above them."""
     draw = partial(show, view=view, version=version)
     match tab:
         case "curves":
@@ -117,7 +117,7 @@ def draw_part(tab: str, view: BacktestView, version: Hashable, run: Summary) -> 
             list_lots(view, version)
             draw(present_factors)
         case "trades":
-            trades(view.stored, run, view.main)
+            show_trades(view.stored, run, view.main)
         case "decisions":
             draw(present_decisions)
             explore_decision(view.stored)
@@ -137,14 +137,14 @@ def pick_window(view: BacktestView) -> int | None:
 
 
 def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
-    """The strategy the page is about, and those beside it."""
+    """Pick the strategy that the page shows, and those to compare with it."""
     left, right = line_up(1, 2)
     with left:
         main = choose("Strategy", stored.strategies, "strategy", format_func=human)
     rest = [name for name in stored.strategies if name != main]
     with right:
         key = link_choices(
-            "beside", rest, [name for name in rest if name in FIRST] or rest[:3], len(rest)
+            "beside", rest, [name for name in rest if name in DEFAULT_RIVALS] or rest[:3], len(rest)
         )
         chosen = st.pills("Compare with", rest, selection_mode="multi", format_func=human, key=key)
     others = [name for name in rest if name in (chosen or [])]
@@ -153,7 +153,7 @@ def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
 
 
 def offer_report(folder: Folder) -> None:
-    """Offer the report to take away."""
+    """Offer the report as a download."""
     if not folder.exists("backtest", "report.html"):
         return
     with st.popover("Report", icon=":material/description:"), guarded():
@@ -184,7 +184,7 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
         symbol=lots["symbol"].astype(str),
         opened=lots["opened"].dt.tz_localize(None),
         closed=lots["closed"].dt.tz_localize(None),
-        profit_usd=lots["profit_usd"].round(2) + 0.0,  # no cent is no loss
+        profit_usd=lots["profit_usd"].round(2) + 0.0,  # makes -0.0 a 0.0
         held=(60 * lots["minutes"]).map(duration),
     )
     config = {
@@ -200,7 +200,7 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
         st.caption(f"The last {count(MOST_ROWS)} of {count(len(lots))}.")
 
 
-def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
+def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
     mine = stored.trades_of(main)
     if mine.empty:
         raise NotThereError(f"{human(main)} made no trade")
@@ -223,12 +223,12 @@ def trades(stored: StoredBacktest, run: Summary, main: str) -> None:
         "Candle", [1, 5, 15, 60], default=5, format_func=lambda m: f"{m} bars", key="candle"
     )
     with guarded():
-        price_chart(stored, run, symbol, day, every or 5, shown)
+        draw_prices(stored, run, symbol, day, every or 5, shown)
     st.caption(
         f"{count(len(shown))} fills of {plain(symbol)}: {usd(shown['notional_usd'].sum())} traded, "
         f"{usd(shown['cost_usd'].sum())} costs"
     )
-    trade_table(shown, stored.timezone)
+    list_fills(shown, stored.timezone)
 
 
 def explore_decision(stored: StoredBacktest) -> None:
@@ -250,13 +250,13 @@ def explore_decision(stored: StoredBacktest) -> None:
     with right:
         st.caption(
             f"Moved most by {plain(human(found.inputs[most]))}: without it"
-            f" {percent(found.moved[k, most])} of the account would have stood elsewhere. In"
-            " brackets the weight aimed at; blue raised it, red lowered it."
+            f" {percent(found.moved[k, most])} of the account would have been held elsewhere. In"
+            " brackets the target weight; blue raised it, red lowered it."
         )
     charts.show(figures.decision_figure(found, k), "decisions_one")
 
 
-def price_chart(
+def draw_prices(
     stored: StoredBacktest,
     run: Summary,
     symbol: str,
@@ -264,7 +264,7 @@ def price_chart(
     every: int,
     fills: pd.DataFrame,
 ) -> None:
-    """Draw the market file's candles with the fills on them."""
+    """Draw candles of the market file, with the fills on them."""
     market = markets.find(run.market, run.data_hash, list_market_folders(find_runs_folder()))
     if symbol not in market.symbols:
         raise NotThereError("the market file does not hold this symbol")
@@ -278,7 +278,7 @@ def price_chart(
     most = every * MOST_CANDLES
     cut = ""
     if rows.stop - rows.start > most:
-        # A candle is as many bars as was asked for; of a long window the end is drawn.
+        # Candles keep the chosen length; of a long window only the end is drawn.
         rows = slice(rows.stop - most, rows.stop)
         fills = fills[fills["fill_time"] >= times[rows.start]]
         cut = (
@@ -297,7 +297,7 @@ def price_chart(
     st.caption(about + cut)
 
 
-def trade_table(rows: pd.DataFrame, timezone: str) -> None:
+def list_fills(rows: pd.DataFrame, timezone: str) -> None:
     config = {
         "fill_time": st.column_config.DatetimeColumn(f"Filled ({timezone})", format=MOMENT),
         "symbol": "Symbol",

@@ -25,7 +25,7 @@ from fintrader_app.shell import choose_several, guarded, heading, page, plain
 from fintrader_app.tables import table
 
 T = TypeVar("T")
-MOST = 8
+MOST_LINES = 8
 KEYS = (
     "cumulative_return",
     "annual_return",
@@ -49,7 +49,7 @@ def render(runs: RunsFolder) -> None:
     names = [run.name for run in load_summaries(runs) if run.metrics]
     if not names:
         raise NotThereError("there is no finished backtest to compare yet")
-    chosen = choose_several("Runs", names, "runs", names[:2], MOST)
+    chosen = choose_several("Runs", names, "runs", names[:2], MOST_LINES)
     if not chosen:
         raise NotThereError("choose at least one run")
     stored = load(runs, chosen, artifacts.backtest)
@@ -61,7 +61,7 @@ def render(runs: RunsFolder) -> None:
     default = [f"{run} / {backtest.strategies[0]}" for run, backtest in stored.items()]
     if len(stored) == 1:
         default = list(options)[:4]
-    names = choose_several("Strategies", list(options), "lines", default, MOST)
+    names = choose_several("Strategies", list(options), "lines", default, MOST_LINES)
     if len(names) < 2:
         raise NotThereError("choose at least two strategies")
     lines = {name: options[name] for name in names}
@@ -71,9 +71,9 @@ def render(runs: RunsFolder) -> None:
         for run, backtest in backtests.items():
             draw_verdict(BacktestView.of(backtest), run)
     versions = (artifacts.backtest_version(runs.run(line.run)) for line in lines.values())
-    overlay(lines, tuple(zip(lines, versions, strict=True)))
+    draw_curves(lines, tuple(zip(lines, versions, strict=True)))
     with guarded():
-        differences(lines)
+        list_differences(lines)
     with guarded():
         settings = load(runs, chosen, artifacts.load_config)
         if len(settings) > 1:
@@ -100,8 +100,8 @@ def load(runs: RunsFolder, names: list[str], read: Callable[[Folder], T]) -> dic
     return found
 
 
-def overlay(lines: dict[str, Contender], version: Hashable) -> None:
-    """Growth and drawdown of each strategy, from session closes."""
+def draw_curves(lines: dict[str, Contender], version: Hashable) -> None:
+    """Draw growth and drawdown of each strategy, from session closes."""
 
     def figure(**look: Any) -> go.Figure:
         daily = {name: line.backtest.daily_returns()[line.strategy] for name, line in lines.items()}
@@ -109,15 +109,15 @@ def overlay(lines: dict[str, Contender], version: Hashable) -> None:
 
     first, *others = (line.backtest.minutes for line in lines.values())
     if not all(map(first.equals, others)):
-        st.warning("These backtests cover different windows; their figures are not like for like.")
+        st.warning("These backtests cover different windows: do not compare their figures.")
     heading("Wealth, multiples of the start")
     charts.show(figure, "compare_equity", height=400, version=version)
     heading("Drawdown, from session closes")
     charts.show(partial(figure, drawdown=True), "compare_drawdown", height=280, version=version)
 
 
-def differences(lines: dict[str, Contender]) -> None:
-    """Metrics side by side, and their differences from the first."""
+def list_differences(lines: dict[str, Contender]) -> None:
+    """List metrics of each strategy, and their differences from a chosen one."""
     heading("Metrics")
     base = st.selectbox("Differences from", list(lines), key=f"compare_base_{len(lines)}")
     values = {

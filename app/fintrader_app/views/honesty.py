@@ -44,7 +44,7 @@ def render(runs: RunsFolder) -> None:
 
 
 def lookahead(folder: Folder) -> None:
-    """Whether anything up to a bar depends on what comes after it."""
+    """Show the look-ahead check: whether values up to a bar depend on later bars."""
     heading("Look-ahead check")
     try:
         report = folder.json("lookahead.json")
@@ -59,13 +59,13 @@ def lookahead(folder: Folder) -> None:
         )
         return
     names = ("leaks", "alarms", "trusted", "unproved")
-    leaks, alarms, trusted, unproved = (listed(report.get(name)) for name in names)
+    leaks, alarms, trusted, unproved = (list_entries(report.get(name)) for name in names)
     if leaks:
         st.error(f"{count(len(leaks))} leak(s) of the future were found.", icon=":material/error:")
         table({"Leak": leaks}, "honesty_leaks")
     if alarms:
         st.warning(
-            "No honest column is this good: look where these come from.",
+            "These columns predict too well to be honest: check their origin.",
             icon=":material/notification_important:",
         )
         table({"Alarm": alarms}, "honesty_alarms")
@@ -75,18 +75,18 @@ def lookahead(folder: Folder) -> None:
         st.caption(f"Not proved, for lack of time: {plain(', '.join(unproved), 400)}.")
     if trusted:
         st.caption(
-            "Taken on trust, since nothing here makes them again:"
+            "Taken on trust, because the check cannot recompute them:"
             f" {plain(', '.join(trusted), 400)}."
         )
 
 
-def listed(values: Any) -> list[str]:
+def list_entries(values: Any) -> list[str]:
     """List the first entries of a file as text."""
     return list(map(str, values[:200])) if isinstance(values, list) else []
 
 
 def selection(folder: Folder, version: Hashable) -> None:
-    """All trials by their validation score: where the winner was chosen from."""
+    """Show all trials by their validation score; the winner was chosen from them."""
     try:
         pods = artifacts.load_pods(folder)
     except NotThereError:
@@ -101,7 +101,7 @@ def selection(folder: Folder, version: Hashable) -> None:
     charts.show(lambda: figures.trials_figure(named), "honesty_trials", version=(version, contents))
     if len(scores) > figures.MOST_BARS:
         best = f"{named.index[0]} with {score(scores.iloc[0])}"
-        text += f" Put together in {figures.BINS} bins; the line marks the best, {best}."
+        text += f" Grouped in {figures.BINS} bins; the line marks the best, {best}."
     st.caption(text)
 
 

@@ -1,5 +1,5 @@
-"""Live: what a deployment does now, what it holds, and how far it is from its backtest. Behind the
-app's token its buttons halt, resume and flatten; nothing else here trades."""
+"""Live: what a deployment does now, what it holds, and how far it is from its backtest. Where the
+app asks for its token, buttons halt, resume and flatten; nothing else here trades."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def render(runs: RunsFolder) -> None:
     names = deployments.list_names(folder)
     if not names:
         raise NotThereError(
-            "nothing trades yet; `fintrader paper runs/NAME` makes a run trade on, without keys"
+            "there is no deployment yet; `fintrader paper runs/NAME` starts one, without keys"
         )
     name = choose("Deployment", names, "deployment")
     first = deployments.read_status(folder / name)
@@ -101,9 +101,9 @@ def draw(status: Status, timezone: str) -> None:
         rows = [
             {
                 "When": format_moment(entry.time, timezone),
-                "What": entry.kind,
-                "Which": entry.key,
-                "Said": str(to_json(entry.body)),
+                "Kind": entry.kind,
+                "Key": entry.key,
+                "Content": str(to_json(entry.body)),
             }
             for entry in status.journal
         ]
@@ -116,11 +116,11 @@ def show_head(status: Status, timezone: str) -> None:
     if status.flattening:
         st.error(f"Not flat yet: {plain(status.why)}.", icon=":material/sell:")
     elif status.why:
-        way_on = f"{format_code(f'fintrader resume {status.name}')} goes on."
-        st.error(f"Halted: {plain(status.why)}. {way_on}", icon=":material/front_hand:")
+        remedy = f"{format_code(f'fintrader resume {status.name}')} resumes it."
+        st.error(f"Halted: {plain(status.why)}. {remedy}", icon=":material/front_hand:")
     if status.state == "silent":
         st.error(
-            "Its loop stands still, though its process holds the lease: end it and start it again."
+            "Its process holds the lease, but does nothing: end the process and start it again."
         )
     for request in status.requests:
         st.warning(f"Asked to {request}; not done yet.", icon=":material/hourglass_empty:")

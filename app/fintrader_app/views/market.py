@@ -55,7 +55,7 @@ def render(runs: RunsFolder) -> None:
 
 
 def show_head(market: Market) -> None:
-    """What this market is."""
+    """Show the market's size, its dates and its content hash."""
     known = market.description
     total, assets = market.arrays["close"].shape
     days = market.days()
@@ -193,8 +193,8 @@ def show_coverage(market: Market) -> None:
 def plot_shares(
     shares: np.ndarray[Any, Any], days: list[str], symbols: list[str], *, binary: bool = False
 ) -> go.Figure:
-    """Sessions across, symbols down. Many sessions are put together, the lowest share of each
-    stretch shown."""
+    """Plot shares, sessions across and symbols down. Many sessions are grouped; a group shows its
+    lowest share."""
     sessions, assets = shares.shape
     stretch = max(1, -(-sessions * assets // MOST_CELLS))
     starts = np.arange(0, sessions, stretch)
@@ -217,8 +217,8 @@ def plot_shares(
 def plot_heatmap(
     cells: np.ndarray[Any, Any], x: list[str], y: list[str], form: str, unit: str, **look: Any
 ) -> go.Figure:
-    """Cells up to 1, the first row on top; `form` is how hovering writes one, `unit` what the
-    colours are."""
+    """Plot cells of at most 1, the first row on top; `form` formats a cell in its hover text, and
+    `unit` is the title of the colours."""
     figure = go.Figure().add_heatmap(
         z=np.round(cells, 3),
         x=list(map(escape_label, x)),
@@ -234,8 +234,8 @@ def plot_heatmap(
 
 
 def show_quality(market: Market) -> None:
-    """What was repaired, left out and ended, as the market file says, and the quality report beside
-    it."""
+    """Show the repairs, the symbols left out and those that ended early, the source, and the
+    quality report."""
     provenance = market.description.provenance
     repairs = {human(name): number for name, number in provenance.repairs.items()}
     heading("Repairs")
@@ -253,7 +253,7 @@ def show_quality(market: Market) -> None:
         else:
             st.caption("No symbol was left out.")
     with right:
-        heading("Ended before the data does")
+        heading("Ended early")
         st.caption(", ".join(map(plain, provenance.ended)) or "None.")
         heading("Source")
         rows = {"Kind": "unknown"}
@@ -266,7 +266,7 @@ def show_quality(market: Market) -> None:
 
 
 def show_findings(market: Market) -> None:
-    """`quality.json` beside the market file, where there is one."""
+    """Show the market's `quality.json`, if there is one."""
     try:
         report = Folder(market.path.parent).json("quality.json")
     except NotThereError:

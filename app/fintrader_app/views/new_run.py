@@ -103,14 +103,14 @@ def compose(runs: RunsFolder) -> None:
     with st.container(border=True):
         edit(section, draft, source)
     if section == "yaml":
-        st.caption("What the form amounts to; the same file works with `fintrader run`.")
+        st.caption("The form's settings as a file; `fintrader run` takes it, too.")
         st.code(hide_secrets(format_yaml(draft)), language="yaml")
     with top:
         begin(runs, draft)
 
 
 def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
-    """The verdict on the draft, and the button."""
+    """Show whether the draft is valid, and the button that starts it."""
     left, right = st.columns([4, 1], vertical_alignment="center")
     with left:
         settings = check(runs, draft)
@@ -131,7 +131,7 @@ def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
 
 
 def show_estimate(runs: RunsFolder, settings: Any) -> None:
-    """Time and memory before the start, and how sure that is."""
+    """Show the time and memory that the run will need, and how sure that is."""
     from fintrader.pipeline.estimates import estimate
 
     found = estimate(settings, list_records(runs))
@@ -164,7 +164,7 @@ def show_estimate(runs: RunsFolder, settings: Any) -> None:
 
 
 def list_records(runs: RunsFolder) -> list[Any]:
-    """What the newest finished runs here took."""
+    """List records of the time and size of the newest finished runs."""
     from fintrader.pipeline.estimates import record_of
 
     found = []
@@ -177,7 +177,7 @@ def list_records(runs: RunsFolder) -> list[Any]:
 
 
 def load_draft(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> dict[str, Any]:
-    """The draft of this session: read from the source once, then whatever the form made of it."""
+    """The draft of this session: read from the source once, then changed by the form."""
     state = st.session_state
     if state.get("new_draft_of") != source:
         with st.spinner("Reading the settings"):
@@ -248,7 +248,7 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
     elif isinstance(draft.get(section), list):
         st.caption(f"{section} lists several algorithms, which race each other: edit the YAML.")
     else:
-        forms.group(fields[section], section, draft, f"{key}.{section}")
+        forms.draw_group(fields[section], section, draft, f"{key}.{section}")
 
 
 def list_searchable(field: forms.Schema, draft: dict[str, Any]) -> list[str]:
@@ -283,12 +283,12 @@ def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
         return None
     if settings.name in runs.names():
         st.warning(
-            f"A run called {plain(settings.name)} exists with these settings: it is continued.",
+            f"A run called {plain(settings.name)} exists with these settings: Start continues it.",
             icon=":material/resume:",
         )
     else:
         st.success(
-            "These settings are valid, and what they name is here.", icon=":material/check_circle:"
+            "These settings are valid, and their inputs exist.", icon=":material/check_circle:"
         )
     return settings
 
@@ -297,15 +297,15 @@ def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
 
 
 def watch(runs: RunsFolder) -> None:
-    """Jobs with their status and last words, live."""
+    """Show the jobs with their status and the end of their output, live."""
     alive = any(job.alive for job in jobs.list_jobs(runs))
 
     def draw() -> None:
         found = jobs.list_jobs(runs)
         if not found:
             st.info(
-                "Nothing yet. A run started here is a process of its own: it goes on when this"
-                " app ends, and it can be stopped here or continued with the same command.",
+                "No run yet. A run started here is a separate process: it continues when this app"
+                " ends. It can be stopped here, and continued with the same command.",
                 icon=":material/terminal:",
             )
         for job in found[:8]:
@@ -335,7 +335,7 @@ def show_job(runs: RunsFolder, job: jobs.Job) -> None:
         if why:
             st.error(plain(hide_secrets(why), 1_000), icon=":material/error:")
         with contextlib.suppress(FintraderError):
-            if words := jobs.read_last_words(runs, job.name):
+            if words := jobs.read_log_end(runs, job.name):
                 with st.expander("What it printed", icon=":material/terminal:"):
                     st.code("\n".join(hide_secrets(words).splitlines()[-40:]), language=None)
         again = not alive and runs.exists(jobs.PLACE, f"{job.name}.yaml") and state != "finished"
@@ -370,8 +370,8 @@ def find_summary(runs: RunsFolder, name: str) -> Summary | None:
 
 
 def describe_end(runs: RunsFolder, job: jobs.Job, run: Summary | None) -> tuple[Status, str | None]:
-    """What state a job is in, and why it failed if it did: as its run says, or, before there was
-    one, its output."""
+    """Find a job's state, and the reason if it failed: from its run, or from its output where there
+    is no run yet."""
     if job.alive:
         return "running", None
     if run is not None and run.status in ("finished", "failed", "broken"):

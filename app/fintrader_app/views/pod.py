@@ -1,4 +1,4 @@
-"""Pod: how one learned, beside others, and what it was set to."""
+"""Pod: the learning curves of one pod, compared with other pods, and its settings."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from fintrader_app.shell import (
 from fintrader_app.tables import numbers, table
 
 AXES = {"env_steps": "Env-steps", "seconds": "Seconds", "update": "Updates"}
-FIRST = ("reward_mean", "entropy")
-MOST = 6
+DEFAULT_CURVES = ("reward_mean", "entropy")
+MOST_PODS = 6
 
 
 def render(runs: RunsFolder) -> None:
@@ -52,7 +52,7 @@ def render(runs: RunsFolder) -> None:
         )
     with right:
         rest = [pod for pod in order if pod != name]
-        others = choose_several("Compare with", rest, "pods", [], MOST - 1)
+        others = choose_several("Compare with", rest, "pods", [], MOST_PODS - 1)
     chosen = select_pod(by_name, name)
     show_cards(chosen)
 
@@ -73,11 +73,11 @@ def render(runs: RunsFolder) -> None:
 
 
 def show_looks(folder: Folder, names: list[str]) -> None:
-    """What the validation window said while the pods trained."""
+    """Show the scores that the pods had on the validation window while they trained."""
     if not race.draw_looks(folder, names, "pod"):
         raise NotThereError("no look at the validation window is stored for this pod yet")
     st.caption(
-        "For the eye: unless the run stops pods early, only the last look counts, the pod's score."
+        "For display: unless the run stops pods early, only the last look, the score, counts."
     )
 
 
@@ -99,7 +99,7 @@ def show_cards(pod: pd.Series[Any]) -> None:
         "Origin": plain(f"{pod['origin']} of {parent}" if parent else pod["origin"]),
         "Generation": count(int(pod["generation"])),
         "Env-steps": count(pod["env_steps"]),
-        "With its line": count(pod["lineage_env_steps"]),
+        "With ancestors": count(pod["lineage_env_steps"]),
         "Took": duration(pod["seconds"]),
     }
     numbers(cells)
@@ -132,7 +132,7 @@ def show_curves(folder: Folder, names: list[str]) -> None:
     if not metrics or not axes:
         raise NotThereError("the stored learning curve holds no numbers")
     left, middle, right = line_up(4, 2, 2)
-    default = [name for name in FIRST if name in metrics] or metrics[:4]
+    default = [name for name in DEFAULT_CURVES if name in metrics] or metrics[:4]
     shown = left.multiselect(
         "Curves", metrics, default=default, format_func=human, key="pod_curves"
     )

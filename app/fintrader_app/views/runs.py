@@ -1,4 +1,4 @@
-"""Runs: what there is, how it went, and how to get it again."""
+"""Runs: the list of all runs, their results, and the command that reproduces each."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from fintrader_app.sections import draw, draw_verdict
 from fintrader_app.shell import (
     PAGES,
     STATUS,
-    afterwards,
     describe_error,
     go,
     guarded,
     heading,
     hide_secrets,
+    is_shown_above,
     line_up,
     link_choice,
     page,
@@ -53,8 +53,7 @@ COLUMNS = {
     "verdict": st.column_config.TextColumn(
         "Verdict",
         help=(
-            "Of the test window against the benchmark portfolio; the Honesty page has the whole"
-            " of it"
+            "Of the test window against the benchmark portfolio; the Honesty page has it in full"
         ),
     ),
     "return": st.column_config.NumberColumn(
@@ -63,7 +62,7 @@ COLUMNS = {
     "index": st.column_config.NumberColumn(
         "Index", format="percent", help="The market's index over the same bars"
     ),
-    "market": st.column_config.TextColumn("Market", help="Made up, or with made-up features"),
+    "market": st.column_config.TextColumn("Market", help="Synthetic, or with a planted signal"),
     "sharpe": st.column_config.NumberColumn("Sharpe", format="%.2f"),
     "drawdown": st.column_config.NumberColumn("Max drawdown", format="percent"),
     "created": st.column_config.DatetimeColumn("Created (UTC)", format="YYYY-MM-DD HH:mm"),
@@ -73,7 +72,7 @@ COLUMNS = {
     "note": st.column_config.TextColumn("Note"),
 }
 ROWS = 8
-"""Of the table, seen without scrolling."""
+"""Rows of the table that are visible without scrolling."""
 DRAWN = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 MARK = {
     "running": "◐ running",
@@ -133,7 +132,7 @@ def render(runs: RunsFolder) -> None:
         raise NotThereError("no run fits the filter")
     by_name = {run.name: run for run in chosen}
     first = st.container()
-    if not afterwards("runs"):
+    if not is_shown_above("runs"):
         first.html(render_glance(chosen))
         return
     event = st.dataframe(
@@ -142,7 +141,7 @@ def render(runs: RunsFolder) -> None:
         height=find_height(min(len(chosen), ROWS)),
         column_config=COLUMNS,
         on_select="rerun",
-        # of other rows, a choice by number would be another run
+        # A choice is a row number: another list of runs needs another key.
         key=f"runs_table_{hash(tuple(by_name))}",
         placeholder="–",
     )
@@ -150,14 +149,14 @@ def render(runs: RunsFolder) -> None:
     name = picked[0] if picked else st.session_state[link_choice("run", list(by_name))]
     remember("run", name)
     show_actions(runs, by_name[name], picked, list_tags(found))
-    if afterwards("preview"):
+    if is_shown_above("preview"):
         with guarded():
             show_preview(runs, by_name[name])
 
 
 def render_glance(found: list[Summary]) -> str:
-    """The first runs as HTML, every foreign word escaped: what a browser can show before it has a
-    table's code."""
+    """Write the first runs as HTML, every foreign word escaped, for a browser that has not loaded
+    the code of the table yet."""
     shown = build_table(found[:ROWS])[["name", "status", "verdict", "return", "index"]]
     heads = "".join(f"<th>{head}</th>" for head in ("Run", "Status", "Verdict", "Return", "Index"))
     body = ""
@@ -169,8 +168,7 @@ def render_glance(found: list[Summary]) -> str:
 
 
 def filter_runs(found: list[Summary]) -> list[Summary]:
-    """The filter line: text, status and, where runs have them, tags; archived runs only if asked
-    for."""
+    """Draw the filters (text, status, tags, archived), and select the runs that pass them."""
     left, right = line_up(2, 3)
     words = left.text_input(
         "Filter", placeholder="name or note", key="runs_filter", label_visibility="collapsed"
@@ -187,7 +185,7 @@ def filter_runs(found: list[Summary]) -> list[Summary]:
         key="runs_states",
         label_visibility="collapsed",
     )
-    tags, archived = own_words(found)
+    tags, archived = pick_tags(found)
     words = words.strip().lower()
     return [
         run
@@ -199,8 +197,8 @@ def filter_runs(found: list[Summary]) -> list[Summary]:
     ]
 
 
-def own_words(found: list[Summary]) -> tuple[list[str], bool]:
-    """The tags that are asked for, and whether archived runs are."""
+def pick_tags(found: list[Summary]) -> tuple[list[str], bool]:
+    """Pick the tags that runs must have; also return True if archived runs are to be listed."""
     known = list_tags(found)
     aside = sum(run.notes.archived for run in found)
     tags: list[str] = []
@@ -226,7 +224,7 @@ def list_tags(found: list[Summary]) -> list[str]:
 
 
 def show_actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[str]) -> None:
-    """Where to go from here."""
+    """Draw the buttons that open a run on other pages, and its notes."""
     done = bool(run.metrics)
     several = 2 <= len(picked) <= 8
     first = "Backtest" if done else "Tournament"
@@ -285,7 +283,7 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
         show_leaders(folder)
         st.caption(plain(artifacts.describe_score(folder)))
     if run.command:
-        st.caption("The command that makes this run again (or goes on with it)")
+        st.caption("The command that reproduces this run, or continues it")
         st.code(hide_secrets(run.command), language="bash")
     settings = st.expander(
         "Settings", icon=":material/settings:", key="preview_settings", on_change="rerun"
@@ -297,7 +295,7 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
 
 
 def show_leaders(folder: Folder) -> None:
-    """The leaderboard, or where it is to be found."""
+    """Show the leaderboard; of a walk-forward, a pointer to those of its folds."""
     folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
     if folds:
         st.caption(
@@ -332,7 +330,7 @@ def draw_notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
         read_notes(folder)  # reports damaged notes
     with st.form(f"notes:{run.name}:{hash(run.notes)}", border=False):
         note = st.text_area(
-            "Note", run.notes.note, max_chars=MOST_CHARACTERS, placeholder="What is there to know?"
+            "Note", run.notes.note, max_chars=MOST_CHARACTERS, placeholder="remarks on this run"
         )
         options = sorted({*tags, *run.notes.tags})
         chosen = st.multiselect(

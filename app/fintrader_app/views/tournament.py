@@ -25,15 +25,15 @@ from fintrader_app.shell import (
     hide_secrets,
     human,
     line_up,
-    load_living,
     page,
     pick_race,
     plain,
+    reload_running,
 )
 from fintrader_app.tables import show_board, table
 
 ABOUT = {
-    "Failed": "Lost more often than retried; the time line says why",
+    "Failed": "Lost more often than the limit of retries; the time line has the reasons",
     "Best score": "On the validation window, by the tournament's metric",
     "Env-steps": "Of all finished pods, over the time from the first start to the last end",
     "Time left": "Estimate: mean time of a pod x pods to come / pods at work",
@@ -47,11 +47,12 @@ def render(runs: RunsFolder) -> None:
     run, folder, place = pick_race(runs)
     planned = race.count_planned_pods(folder)
     logs = search.find_log_settings(folder)
-    follow(lambda: draw(load_living(runs, run), place, planned, logs), live=run.status == "running")
+    live = run.status == "running"
+    follow(lambda: draw(reload_running(runs, run), place, planned, logs), live=live)
 
 
 def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]) -> None:
-    """Everything below the header."""
+    """Draw everything below the header."""
     pods = artifacts.load_race(folder)
     version = (str(folder.root), *artifacts.identify_board(folder))
     alive = run.status == "running"
@@ -66,16 +67,16 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
     left, right = st.columns([3, 2])
     with left, guarded():
         heading("Score over time")
-        charts.show(partial(race.score_figure, pods), "race_score", version=version)
+        charts.show(partial(race.plot_scores, pods), "race_score", version=version)
     with right:
         heading("Leaderboard")
         show_board(artifacts.load_leaderboard(folder), "race_board", short=True)
-        place, beside = line_up(3, 2)
-        with place:
+        picker, opener = line_up(3, 2)
+        with picker:
             order = artifacts.rank_pods(pods)
             pod = choose("Look at a pod", order, "pod", label_visibility="collapsed")
         title = f"Open {plain(pod)}"
-        if beside.button(title, icon=":material/model_training:", width="stretch"):
+        if opener.button(title, icon=":material/model_training:", width="stretch"):
             go("pod.py", pod=pod)
     with guarded():
         show_looks(folder, pods)
@@ -96,7 +97,7 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
 
 
 def show_numbers(pace: race.Pace, alive: bool) -> None:
-    """The head line of figures."""
+    """Show the progress and speed of the race."""
     planned = f" / {count(pace.planned)}" if pace.planned is not None else ""
     rate = DASH if pace.steps_per_second is None else f"{short_count(pace.steps_per_second)}/s"
     cells = {
@@ -115,7 +116,7 @@ def show_numbers(pace: race.Pace, alive: bool) -> None:
 
 
 def show_looks(folder: Folder, pods: pd.DataFrame) -> None:
-    """What the validation window says of the pods that train now, and said of the best."""
+    """Show the validation scores of the pods at work, then those of the best."""
     at_work = pods.loc[pods["state"] == "running", "pod"]
     names = [*dict.fromkeys([*at_work, *artifacts.rank_pods(pods)])]
     drawn = race.draw_looks(folder, names[:MOST_CURVES], "race")
@@ -174,8 +175,8 @@ def show_drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
 
 
 def show_search(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ...]) -> None:
-    """Which settings went with the score: importance, slices, parallel coordinates; of all
-    algorithms, or of one."""
+    """Show how settings relate to the score (importance, slices, parallel coordinates), for all
+    algorithms or for one."""
     if not any(settings_of(pods)):
         return
     heading("Settings and score")
@@ -199,11 +200,11 @@ def show_search(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object,
             charts.show(lambda: search.plot_importance(found), "search_importance", version=version)
             st.caption(plain(search.describe_importance(found), 900))
     with right:
-        name = choose("Score over", names, "slice", format_func=search.name_of)
-        show = partial(search.slice_figure, pods, name, log=name in logs)
+        name = choose("Score over", names, "slice", format_func=search.name_setting)
+        show = partial(search.plot_slice, pods, name, log=name in logs)
         charts.show(show, "search_slice", version=(*version, name))
     st.caption(
-        "Parallel coordinates: a line a pod, across its settings to its score; drag along an axis"
+        "Parallel coordinates: one line per pod, over its settings to its score; drag along an axis"
         " to pick some"
     )
     charts.show(lambda: search.plot_parallel(pods, names, logs), "search_parallel", version=version)

@@ -3,9 +3,9 @@
 torch multiplies float32 matrices on the CPU by MKL, which on processors that are not Intel's leaves
 half of the vector width unused, and takes a pass of its own for each non-linearity. oneDNN comes
 with torch and generates its code for the processor it finds; on Intel's, single products of both
-are within 12 % of each other. The size of a product alone chooses between them: a choice by timing
-would let a run's sums follow the machine's load, and no run would repeat bit by bit. A run `across_machines`, whose sums
-must not follow the sizes of caches, disables it.
+are within 12 % of each other. The size of a product alone chooses between them: after a choice by
+timing, sums would depend on the machine's load, and no run would repeat bit by bit. A run
+`across_machines`, whose sums must not depend on the sizes of caches, disables oneDNN.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = 
 
 
 class _Linear(torch.autograd.Function):
-    """`linear` with its slopes, which are products by oneDNN, too."""
+    """`linear` with its gradients, which are products by oneDNN, too."""
 
     @staticmethod
     def forward(
@@ -74,7 +74,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Tanh(torch.autograd.Function):
-    """`tanh` with its slopes, which need its result only."""
+    """`tanh` with its gradient, which needs its result only."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

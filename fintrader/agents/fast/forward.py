@@ -1,7 +1,7 @@
-"""The compiled forward pass: one account's action from K networks at once, without an operation's
-overhead each; and whole stretches of a backtest that trades these actions.
+"""The compiled forward pass: K networks decide one account's action in a single call, and trade
+whole stretches of a backtest by such actions.
 
-It is a `policy.EnsemblePolicy` for one observation, in float32, with sums in another order.
+It computes the action of a `policy.EnsemblePolicy`, in float32, with sums in another order.
 Assets lie along the last axis, padded to multiples of eight, so that every inner loop runs over
 whole vectors; weights are padded to multiples of four, so that four inputs meet four outputs in
 registers.
@@ -262,9 +262,10 @@ def _standardise(weights: Any, shift: int, private: Any, row: Any, obs: Any) -> 
         obs[at] = _scale_and_clip(row[i], weights[shift + at], weights[scale + at])
 
 
-# Turned once for all networks: their inner loops run over the assets, which lie apart in a row.
+# Transposed once for all networks: their inner loops run over the assets, whose features are not
+# adjacent in a row.
 @njit_layer
-def _turn(row: Any, sizes: Any, table: Any) -> None:
+def _transpose(row: Any, sizes: Any, table: Any) -> None:
     """Write each asset's columns to `table [P, N]`, behind the weight held: features, flags."""
     _, count, features, flags, context = sizes[:5]
     start = row.size - context - count * (features + flags)
@@ -325,8 +326,8 @@ def _run_assets(
             shared[o] = _sum(y[o, :count]) / np.float32(count)
         x, y = y, x
 
-    # Latents are linear in the account: each column of the head belongs to 1, to the weight held, or
-    # to a column of the account.
+    # Latents are linear in the account: each column of the head is the factor of 1, of the weight
+    # held, or of a column of the account.
     slope = plan[k, Plan.SLOPE]
     linear = plan[k, Plan.LINEAR]
     total_columns = 1 + slope + linear
@@ -375,8 +376,8 @@ def _run_mlp(
         latent[i] = x[i]
 
 
-# As `heads.ActionHead.decode`; logits are lessened by their highest, so that the exponential cannot
-# overflow.
+# As `heads.ActionHead.decode`; the highest logit is subtracted from all, so that the exponential
+# cannot overflow.
 @njit_layer
 def _decode(k: int, plan: Any, numbers: Any, table: Any, latent: Any, action: Any) -> None:
     """Turn a latent into `action [N]`; `tilt` reads holdings and benchmark in `table`."""
@@ -476,8 +477,8 @@ def _act(
     bound: Any,
     action: Any,
 ) -> None:
-    """Write the action `[N]` for one account (see `run_networks`); `is_known`: the last one was at
-    the same bar."""
+    """Write the action `[N]` for one account (see `run_networks`); `is_known`: the buffers are
+    filled for this bar, by the account before."""
     rows, sizes, networks, buffers = bound
     plan, _, numbers, weights, shares = networks
     table, _, obs, latents, actions = buffers[4:]
@@ -486,7 +487,7 @@ def _act(
     for n in range(action.size):
         table[0, n] = private[sizes[0] + n]
     if not is_known:
-        _turn(row, sizes, table)
+        _transpose(row, sizes, table)
     for k in range(plan.shape[0]):
         latent = latents[0]
         own = latents[1 + k]
@@ -512,19 +513,19 @@ def run_networks(
     bound: Any,
     actions: Any,
 ) -> None:
-    """Write the actions `[B, N]` of K networks for accounts at one bar: `private [B, A + N]`, and
-    the market's row and its further columns of each asset, `encoded [K, E, N]`, float32.
+    """Write the actions `[B, N]` of K networks for accounts at one bar, from their private parts,
+    `private [B, A + N]`, and the encoders' columns of each asset, `encoded [K, E, N]`, float32.
 
-    `bound`: the market's rows one behind another, in one piece; A, N, F, flags of an asset, M, the
-    distance between two rows, and L*W; the networks; and buffers: two `[O, N]`, a bias, shared
+    `bound`: the market's rows, contiguous; A, N, F, flags of an asset, M, the distance between two
+    rows, and L*W; the networks; and buffers, to be overwritten: two `[O, N]`, a bias, shared
     columns, a table `[P, N]`, common columns, the observation, latents `[1 + K, L]` and actions
-    `[K, N]`, which mean nothing afterwards.
+    `[K, N]`.
     """
     for b in range(len(private)):
         _act(b > 0, bar, private[b], encoded, bound, actions[b])
 
 
-# A stretch of a backtest in one call: between two decisions no more is done than to trade.
+# One call for a stretch of a backtest: nothing between two decisions needs Python.
 @njit_entry
 def trade_networks(
     decisions: int,

@@ -59,7 +59,7 @@ class ReplayedStep:
         self.pool = torch.cuda.graph_pool_handle()
         self.recordings: dict[Hashable, Recording | None] = {}
         self.copied: dict[int, Tensor] = {}
-        """The tensor that each place of an input was last copied from."""
+        """By id of a graph's input: the tensor that was last copied to it."""
 
     def __call__(self, step: StepFunction, branch: Hashable, *inputs: Any) -> dict[str, Tensor]:
         """Take `step(*inputs)`; return its scalar results. `branch` names the path that the step
@@ -141,10 +141,10 @@ def flatten(value: Any) -> Iterator[Tensor]:
 
 def look_up_mean(agent: Any, obs: Tensor) -> Tensor | None:
     """Look up the mean latents `[B, L]` for `obs [B, D]` among those of all bars, computed once a
-    rollout; None where that does not pay.
+    rollout; None where that would not be faster.
 
-    It pays on a GPU, where asking which bars occur would wait, if there are fewer bars than rows of
-    a rollout and accounts at a bar share their latents.
+    It is faster on a GPU, where asking which bars occur would wait for the device, if there are
+    fewer bars than rows of a rollout and accounts at a bar share their latents.
     """
     table = agent.table
     if (

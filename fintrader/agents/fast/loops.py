@@ -17,12 +17,12 @@ from fintrader.envs.fast.compiled import njit_entry, njit_inner
 njit_pass = partial(njit_entry, fastmath={"reassoc", "contract", "nsz", "arcp"})
 """Passes of learning."""
 njit_layer = partial(njit_inner, fastmath={"reassoc", "contract", "nsz"})
-"""Parts of the forward pass, which divides as it says."""
+"""Parts of the forward pass; divisions stay exact, not products with a reciprocal (`arcp`)."""
 ZERO = np.float32(0.0)
 HALF = np.float32(0.5)
 ONE = np.float32(1.0)
 
 
 def to_arrays(*tensors: Tensor) -> list[Any]:
-    """View tensors as arrays whose numbers lie side by side."""
+    """View tensors as contiguous arrays."""
     return [tensor.detach().contiguous().numpy() for tensor in tensors]

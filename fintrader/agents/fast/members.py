@@ -38,8 +38,7 @@ NUMBERS_AT_ONCE = 1 << 22
 
 
 class BoundNetworks:
-    """K actors as one vector of weights with the tables of where they lie, and the market's
-    rows."""
+    """K actors, their weights in one vector with tables of offsets, and the market's rows."""
 
     def __init__(self, members: Sequence[Any], shares: Numbers, rows: Numbers) -> None:
         """Lay out K `ActorPolicy` over the market rows `[T, L*W]` of a window. `shares [K]` weigh

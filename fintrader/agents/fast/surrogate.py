@@ -1,7 +1,7 @@
-"""PPO's clipped surrogate and its slopes in one compiled pass over a minibatch.
+"""PPO's clipped surrogate and its gradients in one compiled pass over a minibatch.
 
 Written as tensor operations it is some twenty passes over `[R, L]` numbers, and most of the time of
-an update. Each row looks its mean up at its bar, and its slopes are added up there: neither is made
+an update. Each row reads the mean of its bar and adds its gradients to the bar's: neither is copied
 for every row.
 """
 
@@ -50,12 +50,12 @@ def _exp(x: Any) -> Any:
     return y * y
 
 
-# One pass: a latent's ratio, its clipped objective, its slopes and what is reported of it need the
-# same few numbers, which stay in registers.
+# One pass: a latent's ratio, clipped objective, gradients and metrics need the same few numbers,
+# which stay in registers.
 @njit_pass
 def _pass(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
-    """Add slopes to `grad_mean [U, L]` and `grad_std [L]`; return the sums of the objective and of
-    Σ(ρ - 1 - log ρ), and the number of ratios out of the range.
+    """Add gradients to `grad_mean [U, L]` and `grad_std [L]`; return the sums of the objective and
+    of ρ - 1 - log ρ, and the number of ratios ρ out of the range.
 
     `rows`: `mean [U, L]`, `row_index [R]`, `latent [R, L]`, `log_prob [R, L]`, `advantage [R]` and
     `log_std [L]`.

@@ -1,8 +1,8 @@
 """Acting on the CPU: the bars until a rollout's end are embedded together, once.
 
 Where latents depend on the bar alone, the numbers of the following bars are known and the weights
-stay until the next update, so one wide pass replaces a narrow one at every step. On a GPU the
-question which bars are missing would be a wait.
+stay until the next update, so one wide pass replaces a narrow one at every step. Not on a GPU: to
+ask which bars are missing would wait for the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fintrader.agents.normalisation import Batch
 
 
 class EmbeddingCache:
-    """Mean latents of bars of the rollout at hand."""
+    """Mean latents of bars of the current rollout."""
 
     def __init__(self, num_bars: int, latents: int) -> None:
         self.row_index = torch.full((num_bars,), -1)
@@ -43,7 +43,7 @@ def predict_acting_mean(obs: Tensor, agent: Any) -> Any:
     bars = obs[:, -1].long()
     rows = cache.row_index.index_select(0, bars)
     if int(rows.min()) < 0:
-        steps_left = min(agent.settings.num_steps - step, len(table))  # beyond it is its last bar
+        steps_left = min(agent.settings.num_steps - step, len(table))  # later ones clamp below
         ahead = torch.arange(steps_left) * agent.decision_interval
         due = (bars[rows < 0].unsqueeze(1) + ahead).clamp_max(len(table) - 1)
         due = torch.unique(due)

@@ -1,8 +1,8 @@
 """A layer of the trunk that assets share: its matrix products, and one compiled pass for the rest.
 
-Written as tensor operations, bias, common part, non-linearity and mean are a pass each over
-`[U, N, H]` numbers forward and back, half of them through broadcast slopes, which torch goes
-through one number at a time.
+As tensor operations, bias, common part, non-linearity and mean would each be a pass over
+`[U, N, H]` numbers, forward and backward; half of the passes read broadcast gradients, which torch
+cannot vectorise.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ def _forward(rows: Any, common: Any, mean: Any) -> None:
             total[h] *= share
 
 
-# The same pass back: both slopes meet at the non-linearity, whose own sums over assets are the
-# slopes of the common part.
+# The same pass backward: the gradients of output and mean add up at the non-linearity, and their
+# sum over the assets is the gradient of the common part.
 @njit_pass
 def _backward(out: Any, grad_out: Any, grad_mean: Any, grad_in: Any, grad_common: Any) -> None:
-    """Turn the slopes by `out [U, N, H]` and by its mean `[U, H]` into those by the non-linearity's
-    argument, `grad_in [U, N, H]`, and their sums over N, `grad_common [U, H]`."""
+    """Turn the gradients of `out [U, N, H]` and of its mean `[U, H]` into those of the
+    non-linearity's argument, `grad_in [U, N, H]`, and their sums over N, `grad_common [U, H]`."""
     bars, assets, width = out.shape
     share = np.float32(1.0 / assets)
     for u in range(bars):
-        by_mean = grad_mean[u]
+        of_mean = grad_mean[u]
         total = grad_common[u]
         for h in range(width):
             total[h] = ZERO
         for n in range(assets):
             value = out[u, n]
-            by_value = grad_out[u, n]
-            slope = grad_in[u, n]
+            of_value = grad_out[u, n]
+            of_input = grad_in[u, n]
             for h in range(width):
-                at_input = by_value[h] + share * by_mean[h] if value[h] > ZERO else ZERO
-                slope[h] = at_input
+                at_input = of_value[h] + share * of_mean[h] if value[h] > ZERO else ZERO
+                of_input[h] = at_input
                 total[h] += at_input
 
 
@@ -91,7 +91,7 @@ class SharedLayer(torch.autograd.Function):
         mean = torch.empty_like(common)
         _forward(out.detach().numpy(), *to_arrays(common), mean.numpy())
         ctx.save_for_backward(h, shared, weight, shared_weight, out)
-        # One of the two results is often unused: its slopes then come as None, not as zeros.
+        # One of the two results is often unused: its gradient is then None, not a tensor of zeros.
         ctx.set_materialize_grads(False)
         return out, mean
 

@@ -1,8 +1,7 @@
 """Values that are quadratic in an account's holdings: one compiled pass forward and one back.
 
-Every account reads its bar's coefficients where they lie. Written as tensor operations these are
-copied for each account first, `[R, N]` numbers several times over, and their slopes are added up
-again.
+Every account reads its bar's coefficients in place. Tensor operations would copy them for each
+account first, `[R, N]` numbers several times over, and then add up as many gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from fintrader.agents.fast.loops import ZERO, njit_pass, to_arrays
 
 
 def quadratic_value(each: Tensor, top: Tensor, batch: Any) -> Any:
-    """Compute `networks.quadratic_value` if no slopes by the holdings are needed."""
+    """Compute `networks.quadratic_value` if the holdings need no gradient."""
     if batch.private.ndim != 2 or batch.private.requires_grad:
         return NotImplemented
     row_index = batch.row_index
@@ -46,10 +45,10 @@ def _forward(each: Any, top: Any, row_index: Any, private: Any, value: Any) -> N
         value[r] = top[bar, 0] + share * total
 
 
-# One pass over the accounts adds all slopes up at their bars.
+# One pass over the accounts adds each one's gradients to those of its bar.
 @njit_pass
 def _backward(row_index: Any, private: Any, grad_value: Any, grad_each: Any, grad_top: Any) -> None:
-    """Add the slopes of R accounts to `grad_each [2, U, N]` and `grad_top [U, K]`."""
+    """Add the gradients of R accounts to `grad_each [2, U, N]` and `grad_top [U, K]`."""
     rows = private.shape[0]
     assets = grad_each.shape[2]
     first_asset = private.shape[1] - assets
@@ -67,12 +66,12 @@ def _backward(row_index: Any, private: Any, grad_value: Any, grad_each: Any, gra
 
 
 class QuadraticValue(torch.autograd.Function):
-    """`(each [2, U, N], top [U, K], row_index [R], private [R, A + N])` to values `[R]`, without
-    slopes by `private`."""
+    """`(each [2, U, N], top [U, K], row_index [R], private [R, A + N])` to values `[R]`; `private`
+    gets no gradient."""
 
     @staticmethod
     def forward(ctx: Any, each: Tensor, top: Tensor, row_index: Tensor, private: Tensor) -> Tensor:
-        private = private.contiguous()  # numbers side by side are read eight at a time
+        private = private.contiguous()  # contiguous numbers are read eight at a time
         value = private.new_empty(len(private))
         _forward(*to_arrays(each, top, row_index, private), value.numpy())
         ctx.save_for_backward(row_index, private)

@@ -33,8 +33,8 @@ OPENS_NS = 14 * 3_600_000_000_000 + 30 * 60_000_000_000
 def pivot(df: pd.DataFrame, column: str) -> Array:
     """One column of FinRL's table as `[T, N]`: a row a date, a column a `tic`, both sorted.
 
-    Raises EnvError for a column that is missing or holds no numbers, dates that lack a tic, and rows
-    that are there twice.
+    Raises EnvError for a column that is missing or holds no numbers, dates that lack a tic, and
+    repeated rows.
     """
     if not isinstance(df, pd.DataFrame) or df.empty:
         found = "an empty one" if isinstance(df, pd.DataFrame) else type(df).__name__

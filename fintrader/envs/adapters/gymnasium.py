@@ -121,8 +121,8 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         fixed = {"num_envs", "autoreset_mode", "copy"}.intersection(options)
         if fixed:
             raise EnvError(
-                f"{min(fixed)} is fixed for one account; many make a fintrader.TradingEnv(market,"
-                " num_envs=64), or gymnasium.make_vec"
+                f"{min(fixed)} is fixed for one account; for several use"
+                " fintrader.TradingEnv(market, num_envs=64), or gymnasium.make_vec"
             )
         self.vector_env = TradingEnv(
             built_in_market() if market is None else market,

@@ -7,7 +7,7 @@ its dictionaries of observations. Tensors pass through without a copy.
     runner.learn(100)
 
 An account is reset in the step that ends its episode. rl_games and rsl_rl then bootstrap from the
-state before the last step (`time_outs`), and ElegantRL takes a time limit for an end. After
+state before the last step (`time_outs`), and ElegantRL treats a time limit as a termination. After
 `bootstrap_with` the wrapper adds gamma V(final) of the true last observation to the reward instead.
 """
 

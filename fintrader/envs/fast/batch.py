@@ -44,8 +44,8 @@ def step_range(
 ) -> int:
     """Step accounts `low` to `high - 1` from one generation of buffers into another.
 
-    Return the number of episodes that ended, or -1 where an action was not finite; all that was
-    written means nothing then.
+    Return the number of episodes that ended, or -1 where an action was not finite; the new buffers
+    and outputs are then undefined.
     """
     # The stages are those of `envs.account.advance`.
     old = name_rows(old_buffers)

@@ -97,7 +97,7 @@ def observe(first: int, last: int, low: int, state: State, prices: Prices, out: 
 @njit_inline
 def copy_row(b: int, bar: int, obs: Any, out: Outputs, is_streamed: bool) -> None:
     """Copy the market's row (with a lookback, those of several bars) behind the private part."""
-    # Streamed writes bypass the caches, which could not hold so much for the caller anyway.
+    # Streamed writes bypass the caches, which are too small to keep all rows for the caller.
     place = (b + 1) * obs.shape[1] * 4 - out.row_bytes
     origin = bar * out.rows.shape[1] * 4
     if is_streamed:

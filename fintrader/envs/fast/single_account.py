@@ -1,5 +1,4 @@
-"""The account of a backtest, compiled: a batch of one, whose every bar and trade is written
-down."""
+"""The account of a backtest, compiled: a batch of one, whose bars and trades are all recorded."""
 
 from __future__ import annotations
 
@@ -60,9 +59,9 @@ def decide_and_wait(
     seen: Any,
 ) -> bool:
     """Order what an action `[1, N]` float32 asks for, and write it to `desired` `[N]`; without an
-    action order towards `desired`, and nothing if both are empty. Then mark every bar up to `stop`, and write the private part of the observation
-    to `seen` `[A + N]`. Return True for an account ruined at the end of an interval, where it
-    stays."""
+    action order towards `desired`, and nothing if both are empty. Then mark every bar up to `stop`,
+    and write the private part of the observation to `seen` `[A + N]`. Return True for an account
+    ruined at the end of an interval, where it stays."""
     state = name_rows(buffers)
     work = make_workspace(1, state.shares.shape[1])
     bar = state.bar[0]
@@ -80,7 +79,7 @@ def decide_and_wait(
         held = state.shares[0].copy()
         fill_orders(0, 1, work, state, prices, rules)
         record_fills(held, work, state, prices, rules, log)
-    # Ruin is looked for at the end of every decision interval, however long the wait.
+    # Ruin is checked at the end of every decision interval, however long the wait.
     is_ruined = False
     while state.bar[0] < stop and not is_ruined:
         look = min(state.bar[0] + rules.interval, stop)
@@ -123,7 +122,7 @@ def decide_each(
 def record_fills(
     held: Any, work: Workspace, state: State, prices: Prices, rules: Rules, log: AccountLog
 ) -> None:
-    """Write down the orders and fills that led from holdings `held` `[N]` to the present ones."""
+    """Record the orders and fills that led from holdings `held` `[N]` to the present ones."""
     bar = state.bar[0]
     fill_bar = work.fill_bar[0]
     quote = prices.quotes[fill_bar]

@@ -78,7 +78,7 @@ class FusedStep:
     """The CPU kernel, bound to one market and one set of settings."""
 
     @staticmethod
-    def why_not(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
+    def find_obstacle(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
         """Explain why the kernel cannot step this environment; None if it can."""
         if device.type != "cpu":
             return "it runs on CPU"

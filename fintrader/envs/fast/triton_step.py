@@ -39,7 +39,7 @@ class TritonStep:
     triton."""
 
     @staticmethod
-    def why_not(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
+    def find_obstacle(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
         """Explain why the kernel cannot step this environment; None if it can."""
         reasons = {
             "triton is not installed": importlib.util.find_spec("triton") is None,

@@ -46,7 +46,7 @@ def equity_figure(
     curves: pd.DataFrame, *, main: str | None = None, relative: bool = False, notice: str = ""
 ) -> go.Figure:
     """Wealth of every strategy, USD, or in multiples of its start if `relative`. `curves`: wide
-    equity; `notice`: banner of a market that is made up."""
+    equity; `notice`: banner of a synthetic market."""
     words = "<br>".join(textwrap.wrap(escape_label(notice, 500), 100))
     title = f"Equity<br><sup>{words}</sup>" if notice else "Equity"
     if not relative:

@@ -152,7 +152,7 @@ def _kept(trace: Any, columns: dict[str, npt.NDArray[Any]], points: int) -> Indi
     if size % 3 == 0 and np.isnan(y[2::3]).all() and not np.isnan(y[0::3]).any():
         firsts = 3 * sample(None, size // 3, points // 3)
         return (firsts[:, None] + np.arange(3)).ravel()
-    return np.arange(size)  # a path through the plane: no point of it can be spared
+    return np.arange(size)  # a path through the plane needs all its points
 
 
 def stamps(times: npt.NDArray[Any]) -> npt.NDArray[Any]:

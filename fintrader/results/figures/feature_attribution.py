@@ -11,13 +11,13 @@ from fintrader.results.figures.style import SINGLE, colour_of, escape_label, lay
 from fintrader.results.formatting import title_of
 
 MOST_INPUTS = 15
-"""Bars of the importance chart; of more inputs the rest stand together in one."""
+"""Bars of the importance chart; the last one sums up all further inputs."""
 MOST_COLUMNS = 10
 """Most inputs in the chart of one decision."""
 
 
 def importance_figure(found: Explanation) -> go.Figure:
-    """Share of the account that each input moved, at the mean of the decisions looked at."""
+    """Draw the share of the account that each input moved, the mean of the examined decisions."""
     ranked = found.importance()
     shown = ranked if len(ranked) <= MOST_INPUTS else ranked[: MOST_INPUTS - 1]
     figure = go.Figure(

@@ -164,8 +164,8 @@ def say_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -
 
 def draw_lines(curves: pd.DataFrame, hover: str, main: str | None = None) -> go.Figure:
     """Draw one line a column: at most MOST_LINES, those of `main` (the first), which is the widest,
-    and of the strategies that tables rank highest; of the others the figure's note says the
-    names. Baselines are dashed or dotted."""
+    and of the strategies that tables rank highest; the figure's note names the others. Baselines
+    are dashed or dotted."""
     figure = go.Figure()
     names = [str(name) for name in curves.columns]
     main = main or names[0]

@@ -76,7 +76,7 @@ def present_backtest(view: BacktestView) -> list[Section]:
 
 
 def _present_near_periods(view: BacktestView) -> Section:
-    """A column for each of all strategies would not fit."""
+    """Show the closest strategies only: columns for all would not fit."""
     return present_periods(BacktestView(view.stored, view.main, tuple(view.closest[1:])))
 
 

@@ -12,7 +12,7 @@ from fintrader.verdict import LEVEL
 
 
 def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
-    """Present which of several results stand as one of all the results looked at."""
+    """Present which of several results are likely skill as one of all the results looked at."""
     trials, looks = union_of_looks(runs)
     skilled = [name for name, stored in runs.items() if is_skill_among(stored, looks)]
     among = f"among {looks:,} results looked at"

@@ -186,7 +186,7 @@ class RankGroup:
             (number, -code) for number, code in codes.items() if code is not None and code < 0
         ]
         if killed:
-            # A rank that fell by itself took the others with it.
+            # A rank that failed by itself took the others with it.
             number, by = min(killed, key=lambda one: one[1] in SENT_BY_OTHERS)
             return self._build_loss(number, self._explain_signal(by), f"killed by signal {by}")
         for number, code in codes.items():
@@ -248,7 +248,7 @@ class ProcessFusion(ThreadFusion):
         *,
         parent: State | None = None,
     ) -> None:
-        cpu = torch.device("cpu")  # this process only carries and evaluates
+        cpu = torch.device("cpu")  # this process only holds the networks and evaluates
         super().__init__(
             context.folder,
             [cpu] * len(devices),

@@ -201,7 +201,7 @@ def run_rank(task: RankTask, channel: Channel) -> None:
             world_size=task.world,
             timeout=patience,
         )
-        # A connection for the orders alone: nothing else may have to wait for it.
+        # A connection for the orders alone, so that no other request waits for them.
         orders = connect(task.rendezvous, FOR_EVER)
     rank = Rank(spec, context.folder, device, build_maker(spec, context), Exchange(device))
     rank.begin(read_parent_state(spec, context) if task.rank == 0 else None)

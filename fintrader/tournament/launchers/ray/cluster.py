@@ -316,7 +316,7 @@ class Cluster:
         while not self._closing.is_set():
             self._wake.wait(REFRESH_SECONDS)
             self._wake.clear()
-            # A question that fails at once leaves the head as silent as before it.
+            # A request that fails at once does not end the head's silence.
             self._asked_since = self._asked_since or time.monotonic()
             try:
                 self._ask_for_more()
