@@ -1,7 +1,9 @@
 """Whole units of money and of weight, so that sums are exact in any order.
 
 Every amount is counted in units of 2^-20 USD before amounts are added up: sums up to 8.6 billion
-USD are exact, and neither the order of tickers nor the engine that adds them can matter.
+USD are exact, and neither the order of tickers nor the engine that adds them can matter. That holds
+for the orders of a step before they are scaled to the cash, too: above it, engines may differ in the
+last bit.
 """
 
 from __future__ import annotations
