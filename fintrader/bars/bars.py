@@ -108,9 +108,8 @@ class Bars:
 
     def is_sorted(self) -> bool:
         """True if rows ascend by symbol, then time."""
-        step = np.diff(self.ts)
         change = np.diff(self.symbol)
-        return bool(np.all((change > 0) | ((change == 0) & (step >= 0))))
+        return bool(np.all((change > 0) | ((change == 0) & (np.diff(self.ts) >= 0))))
 
     def where(self, index: int, *, zoned: bool = True) -> str:
         """`FILE, row R (SYMBOL at TIME)` for a message; `zoned=False` omits UTC, for a time read
@@ -146,7 +145,6 @@ def concat(parts: Sequence[Bars]) -> Bars:
     if len(parts) == 1:
         return parts[0]
     symbols = tuple(sorted({name for part in parts for name in part.symbols}))
-    code = {name: index for index, name in enumerate(symbols)}
     names = set(parts[0].extras)
     for part in parts:
         if set(part.extras) != names:
@@ -155,8 +153,7 @@ def concat(parts: Sequence[Bars]) -> Bars:
                 " elsewhere"
             )
     recoded = [
-        np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol]
-        for part in parts
+        np.searchsorted(symbols, part.symbols).astype(np.int32)[part.symbol] for part in parts
     ]
     joined: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ts", *COLUMNS)

@@ -151,7 +151,7 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
     """
     at = grid.locate(bars.ts)
     inside = at >= 0
-    outside = bars.ts[:0] if inside.all() else bars.ts[~inside]
+    outside = bars.ts[~inside]
     around = int(np.count_nonzero(grid.early_or_late(outside)))
     left_out = {"extended_hours": around, "outside_session": len(outside) - around}
     if len(bars) and left_out["outside_session"] * 2 > len(bars):
@@ -206,10 +206,8 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
     length = stop - first
     columns = (np.ascontiguousarray(getattr(merged, name), dtype=np.float64) for name in COLUMNS)
     open_, high, low, close, volume, tradable = kernels.on_grid(at, length, *columns)
-    extras = {}
-    if merged.extras:
-        known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
-        extras = {name: values[known] for name, values in merged.extras.items()}
+    known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
+    extras = {name: values[known] for name, values in merged.extras.items()}
     return SymbolBars(
         symbol=merged.symbols[0],
         first=first,
@@ -248,11 +246,9 @@ def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
     bars = bars.without_empty()
 
     def refuse(name: str, values: Array, lowest: float, highest: float, why: str) -> None:
-        if len(values) == 0 or (
-            values.min() >= lowest and values.max() <= highest
-        ):  # NaN is neither
+        bad = ~((values >= lowest) & (values <= highest))  # NaN is neither
+        if not bad.any():
             return
-        bad = ~((values >= lowest) & (values <= highest))
         row = int(bad.argmax())
         raise BarError(
             f"{bars.where(row, zoned=zoned)}, column {name!r}: {values[row]}"

@@ -321,7 +321,6 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
     parts: list[Bars] = []
     symbols: set[str] = set()
     rows = 0
-    edges: list[int] = []
     spans: dict[int, list[tuple[int, int]]] = {}
     is_single = True  # each file holds one time alone: many are needed to see steps
     others = [place for place in range(len(files)) if place not in places][:_DAY_FILES]
@@ -337,16 +336,20 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
             found.has_volume |= bool(batch.volume.any())
             symbols.update(batch.symbols)
             spans[place].append((int(batch.ts.min()), int(batch.ts.max())))
-            edges += spans[place][-1]
-            is_single = is_single and len({*edges[-2:]}) == len(spans[place]) == 1
+            is_single = is_single and len({*spans[place][-1]}) == len(spans[place]) == 1
             found.whole &= rows < _ROWS
             if rows < _ROWS:
                 parts.append(batch)
                 rows += len(batch)
     found.whole &= len(spans) == len(files)
-    if not edges:
+    if not parts:
         raise BarError(f"{found.path}: no row has a price; check the files")
     bars = concat(parts).sorted()
+    if bars.contradictions().mean() > 0.5:
+        raise BarError(
+            f"{found.path}: most rows stand at the time of another, different one; if a column"
+            " holds symbols, name it: --symbol COLUMN"
+        )
     is_fixed = "{symbol=" in found.source.get("name_pattern", "")
     if "".join(symbols).islower() and not is_fixed:
         found.decide("uppercase", True, "likely", "symbols are written small")
@@ -357,7 +360,8 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
         found.note("files", len(files), "sure", f"{len(spans)} of them were looked at")
     found.note("symbols", len(symbols), "sure", shorten_list(found.symbols))
     found.spans = _join_spans(spans)
-    return bars, (min(edges), max(edges))
+    firsts, lasts = zip(*itertools.chain(*spans.values()), strict=True)
+    return bars, (min(firsts), max(lasts))
 
 
 def _join_spans(spans: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
@@ -494,7 +498,7 @@ def _zone(
     elif proposal.zones:
         why += f"; {', '.join(proposal.zones[:3])} would fit too: a change of clocks tells (--zone)"
     elif not proposal.has_volume:
-        why += ", and without volume nothing confirms it"
+        why += ", and too few rows or no volume confirm it"
     else:
         sure = "sure"
         why += ", and in no other zone as many"
@@ -539,7 +543,8 @@ def _calendar(
     if asked is not None:
         sure = "given"
     elif proposal.refuted is not None:
-        why += f"; {proposal.refuted.outside:.1%} lie outside of {proposal.refuted.calendar}"
+        why += f"; {proposal.refuted.outside:.1%} lie outside of {proposal.refuted.calendar},"
+        why += " which fits worse"
     elif proposal.calendars:
         why += f"; {', '.join(proposal.calendars[:3])} would fit too: a holiday of one tells"
     elif proposal.has_volume and not (is_daily and share):

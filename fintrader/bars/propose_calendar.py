@@ -46,6 +46,10 @@ ZONES = (
 )
 """Zones of naive times. Athens is the clock of MetaTrader's servers."""
 _UTC_ONLY = ("24/7", "24/5")
+_OPEN = (*_UTC_ONLY, FX, "CMES")
+"""Calendars that are open at nearly all hours, so that few rows can lie outside."""
+_FILLED = (0.8, 0.98)
+"""They hold rows at so much of that time, or on so many days."""
 _REST = {"CMES": 60 * MINUTE_NS}
 """A pause at the end of each session, which exchange_calendars does not know."""
 _MOST_AT_REST = 0.2
@@ -89,7 +93,8 @@ class Proposal:
     zones: tuple[str, ...]
     """Other zones."""
     has_volume: bool
-    """Volume carries information; without it nothing is certain."""
+    """Volume carries information, and no hours or days of the calendar lack rows; else nothing is
+    certain."""
     refuted: Hypothesis | None = None
     """The usual calendar that fits best, where another one is proposed."""
 
@@ -111,17 +116,21 @@ class _Slots:
 def find_calendar(
     bars: Bars, zones: Sequence[str], step: int, spans: Sequence[tuple[int, int]]
 ) -> Proposal:
-    """Propose one of the usual calendars. Where many rows or much volume lie outside of it, propose
-    a rarer one that fits better, or 24/7 for bars around the clock. See `propose`."""
+    """Propose one of the usual calendars. Where many rows or much volume lie outside of it, or it
+    is always open and lacks rows, propose a rarer one that fits better, or 24/7 for bars around the
+    clock. See `propose`."""
     usual = propose(bars, USUAL, zones, step, spans)
-    if usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY:
+    is_daily = step >= DAY_MINUTES - 60
+    fits = usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY
+    if fits and (usual.best.calendar not in _OPEN or usual.best.filled > _FILLED[is_daily]):
         return usual
     homes = map(timezone_of, RARER) if len(zones) > 1 else ()
     other = propose(bars, RARER, [*zones, *homes], step, spans)
     if other.best.outside <= MOST_OUTSIDE and other.best.cost < usual.best.cost:
         return replace(other, refuted=usual.best)
+    if fits:  # a calendar that is not known here may fit better
+        return replace(usual, has_volume=False)
     always = propose(bars, ("24/7",), zones, step, spans)
-    is_daily = step >= DAY_MINUTES - 60
     is_always = _trades_at_weekends(bars) if is_daily else always.best.filled > _AROUND_THE_CLOCK
     return replace(always, refuted=usual.best) if is_always else usual
 

@@ -20,6 +20,7 @@ from fintrader.bars.sources.cells import (
     CLOCK_DIGITS,
     EMPTY,
     EXCEL,
+    LOCAL,
     UNITS,
     ZONE_NAME,
     carries_zone,
@@ -59,9 +60,11 @@ _COUNTED = {
 """Number of digits -> formats of times without separators."""
 _LEVELS = "', '"
 """Between the names of two levels as pandas writes them in Parquet: `('Open', 'AAPL')`."""
+_FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 """Words before a price's name that are not symbols."""
 
+_IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
 
 _OWN_TIMES = (
@@ -146,8 +149,12 @@ def sniff(
 def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> None:
     """Set what a vendor's column names imply for its prices and times."""
     layout.actions = [name for name in map(str, table.columns) if plain(name) in ACTIONS]
-    if {"rtype", "publisher_id"} & {plain(column) for column in table.columns}:
+    names = {*map(plain, table.columns)}
+    if {"rtype", "publisher_id"} & names:
         layout.vendor = "databento"
+    if "real_volume" in names and layout.notes.get("time_format") == _IN_UTC:
+        layout.note("time_format", LOCAL, "MetaTrader counts from 1970 by its server's clock")
+        layout.zoned = False
     if re.match(r"DAT_(ASCII|MT|MS|NT|XLSX)_", file.stem):
         layout.zone = "Etc/GMT+5"  # histdata.com: Eastern standard time all year
     # Lean's bars of hours and days: aapl.zip with aapl.csv, which has no names of columns.
@@ -249,7 +256,9 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
 
 
 def _name_columns(lines: Sequence[list[str]]) -> list[str]:
-    """Make the names of columns unique: of two equal ones the first counts."""
+    """Make the names of columns unique: of two equal ones the first counts. Lines of another
+    length than the first are no names."""
+    lines = [line for line in lines if len(line) == len(lines[0])]
     names = _join_lines(lines) if len(lines) > 1 else lines[0]
     return [f"{name} {at}" if name in names[:at] else name for at, name in enumerate(names)]
 
@@ -266,10 +275,10 @@ def _decimal(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
-    """Report whether most of a line's cells, without the first, are numbers: it is one of data."""
+    """Report whether many of a line's cells, without the first, are numbers: it is one of data."""
     stripped = (cell.strip().rstrip("%") for cell in row[1:])
     cells = pd.Series([cell for cell in stripped if cell.lower() not in EMPTY], dtype=str)
-    return bool(parse_numbers(cells, decimal).notna().mean() > 0.5)
+    return bool(parse_numbers(cells, decimal).notna().mean() >= 0.4)
 
 
 def _to_numbers(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
@@ -290,8 +299,7 @@ def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
             cells.append(cell or (cells[-1] if cells else ""))
         filled.append(cells)
     filled = [cells for cells in filled if any(cells)]
-    known = {word for role in COLUMNS for word in SPELLINGS[role]}
-    filled.sort(key=lambda cells: -sum(plain(cell) in known for cell in cells))
+    filled.sort(key=lambda cells: -sum(plain(cell) in _FIELDS for cell in cells))
     first = next((line[0].strip() for line in reversed(lines) if line[0].strip()), "") or "ts"
     return [
         first,
@@ -387,11 +395,13 @@ def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str) -> Roles:
 def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
     """Roles of a table with a column of closes for each symbol; empty for another one."""
     symbols = [str(column) for column in table.columns[1:]]
-    spelt = {
-        role for column in table.columns for role in COLUMNS if plain(column) in SPELLINGS[role]
-    }
     tickers = [re.fullmatch(r"[\^A-Z0-9][A-Z0-9.=/^-]{0,14}", symbol) for symbol in symbols]
-    if spelt or "header" in layout.values or not all(tickers) or len(symbols) < 2:
+    if (
+        _FIELDS.intersection(map(plain, table.columns))
+        or "header" in layout.values
+        or not all(tickers)
+        or len(symbols) < 2
+    ):
         return {}
     numbers = _to_numbers(table.iloc[:, 1:], layout)
     if not ((numbers > 0).sum() > 100 * (numbers <= 0).sum()).all():
@@ -428,7 +438,9 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     if "ts" in given:
         found.pop("date", None)
     found |= given
-    if {*found} & {*PRICES} == {"close"} and not _has_other_prices(table, found, layout):
+    if {*found} & {*PRICES} == {"close"} and (
+        "close" in given or not _has_other_prices(table, found, layout)
+    ):
         found |= dict.fromkeys(("open", "high", "low"), found["close"])
         layout.notes["columns"] = "guess: closes alone, at which orders fill, too"
     missing = _list_missing(table, found, layout)
@@ -447,6 +459,7 @@ def _ask_for(missing: Sequence[str], table: pd.DataFrame, layout: Layout) -> Bar
         f"{layout.name}: which {are[0]} the {asked}? It has"
         f" {', '.join(map(str, table.columns))}; name {are[1]}:"
         f" {' '.join(f'--{role} COLUMN' for role in missing)}"
+        f"{', or --close alone where there are no others' if 'open' in missing else ''}"
     )
 
 
@@ -478,7 +491,7 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
     if found is None:
         if {"up", "down"} <= by_name.keys():  # volume at rising and at falling prices
             return f"{by_name['up']} + {by_name['down']}"
-        return next((by_name[name] for name in by_name if re.match("vol(ume)?_", name)), None)
+        return next((by_name[name] for name in by_name if re.search("vol(?!at)", name)), None)
     if "close" in roles:  # as `quoteVolume` and its value, `volume`
         volumes = [column for column in table.columns if "vol" in plain(column)]
         used = [*dict.fromkeys((roles["close"], found, *volumes))]
@@ -505,15 +518,16 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
         # a time may include its day
         whole = _clean(table[clocks[0]]).str.contains(r"^\d{10,}$|" + _MARKED_DATE).any()
         return {"ts": clocks[0]} if whole else {"date": dates[0], "ts": clocks[0]}
+    if "ts" in found:
+        return {}
     nameless = r"|index|unnamed: 0|level_0|__index_level_0__"  # as pandas writes an index
     indices = [
         column
         for column in table.columns
         if re.fullmatch(nameless, str(column).strip().lower()) and not _counts_rows(table[column])
     ]
-    others = [] if "ts" in found else [*dates, *indices]
-    if others or "ts" in found:
-        return {"ts": others[0]} if others else {}
+    if dates or indices:
+        return {"ts": (dates + indices)[0]}
     left = [column for column in table.columns if column not in found.values()]
     dated, clocked = (
         [column for column in left if _holds_all(table[column], pattern)]
@@ -581,13 +595,20 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
 
 
 def _find_traded(numbers: pd.DataFrame, after: list[Any], close: Any) -> Any:
-    """Find the volume among the numbers after the prices: the first, unless it is the turnover
-    (another one times the price)."""
+    """Find the volume among the numbers after the prices: the first that is no adjusted close,
+    unless it is the turnover (another one times the price)."""
+    after = [column for column in after if not _is_adjusted(numbers[column] / numbers[close])]
     for column in after[1:]:
         times = numbers[after[0]] / (numbers[column] * numbers[close])
         if abs(float(times.median()) - 1) < 0.05:
             return column
     return next(iter(after), None)
+
+
+def _is_adjusted(factor: pd.Series[float]) -> bool:
+    """Report whether a column is the close times a factor that changes on few days."""
+    changes = factor.pct_change().abs() > 1e-4
+    return bool(changes.mean() < 0.1 and factor.between(0.01, 2).all())
 
 
 def _find_prices(numbers: pd.DataFrame) -> list[Any]:
@@ -725,7 +746,7 @@ def _set_known_format(
         layout.zoned = not is_clock
     else:
         layout.zoned = written == "epoch" or "%z" in written
-        is_dated = layout.zoned or has_date or re.search(r"%[HIMSfpsTXcR]", written)
+        is_dated = layout.zoned or has_date or re.search(r"%[HIMSfpsTXcR]|local", written)
         layout.whole_days = not is_dated
 
 
@@ -822,7 +843,7 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
 
 
 def _count_epoch(layout: Layout) -> None:
-    layout.note("time_format", "epoch", "counts from 1970 in UTC")
+    layout.note("time_format", "epoch", _IN_UTC)
     layout.zoned = True
 
 
@@ -864,7 +885,8 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
     split = [
         _join_dates(
             re.split(
-                r"([_\s,-]+|\.(?=(?:ask|bid|last|mid)$)|(?<=[A-Z]{6})(?=[hmd]\d{1,2}$))",
+                r"((?<=^DAT)_M[ST]_|[_\s,-]+|\.(?=(?:ask|bid|last|mid)$)"
+                r"|(?<=[A-Z]{6})(?=(?:[hmd]\d{1,2}|1|5|15|30|60|240|1440)$))",
                 stem,
                 flags=re.IGNORECASE,
             )

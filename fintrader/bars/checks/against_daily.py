@@ -61,10 +61,7 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
         moved &= (in_place > 5 * _TICK).sum(axis=1) >= 2
         other &= ~moved
         said = f"its prices are those of the daily bar one session {way}"
-        found += [
-            days.fault("misaligned", day, days.bars[day], said)
-            for day in np.flatnonzero(moved).tolist()
-        ]
+        found += [days.fault("misaligned", day, said) for day in np.flatnonzero(moved).tolist()]
     for column, lag in enumerate(LAGS):
         elsewhere = known & is_print[:, column] & ~is_print[:, len(LAGS) // 2]
         for start, stop in runs(elsewhere) if lag else []:
@@ -73,14 +70,14 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
                 said = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag < 0 else 'late'}"
                 until = f" to {days.dates[stop - 1]}, by the opening prints of daily bars"
                 count = days.bars[start:stop].sum()
-                found.append(days.fault("misaligned", start, count, said + until))
+                found.append(days.fault("misaligned", start, said + until, count))
     differs = np.flatnonzero(away.any(axis=1))
     if len(differs) >= _FEWEST and len(differs) > _RARE * len(own):
         said = f"on {len(differs)} of {np.isfinite(centre).sum()} days"
-        found.append(days.fault("unlike_daily", differs[0], days.bars[differs].sum(), said))
+        found.append(days.fault("unlike_daily", differs[0], said, days.bars[differs].sum()))
     else:
         found += [
-            days.fault("unlike_daily", day, days.bars[day], f"{np.expm1(centre[day]):+.1%}")
+            days.fault("unlike_daily", day, f"{np.expm1(centre[day]):+.1%}")
             for day in np.flatnonzero(other).tolist()
         ]
     opened = np.where(known, ~is_print[:, len(LAGS) // 2], np.nan)

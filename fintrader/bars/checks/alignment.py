@@ -67,7 +67,7 @@ def find_misaligned(days: Sequence[Days]) -> Iterator[Fault]:
                     said = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag > 0 else 'late'}"
                     until = f", to {one.dates[last]}" if last > first else ""
                     count = one.bars[first : last + 1].sum()
-                    yield one.fault("misaligned", first, count, said + until)
+                    yield one.fault("misaligned", first, said + until, count)
 
 
 def _find_runs(
@@ -136,7 +136,7 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
             for row, session in np.argwhere(early).tolist():
                 day = int(np.searchsorted(days[row].session, session))
                 said = "early: its last bar is missing, its first bar is not the opening"
-                yield days[row].fault("misaligned", day, days[row].bars[day], said)
+                yield days[row].fault("misaligned", day, said)
             suspect &= ~early
         for one, rate in zip(days, silence, strict=True):
             yield from _find_moved(one, rate, end)
@@ -144,7 +144,7 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
             one = days[row]
             hit = np.flatnonzero(suspect[row, one.session])
             said = f"the {name} bar, on {len(hit)} of {len(one.session)} days"
-            yield one.fault("missing_edge", hit[0], len(hit), said)
+            yield one.fault("missing_edge", hit[0], said, len(hit))
 
 
 def _find_moved(days: Days, silence: float, end: int) -> Iterator[Fault]:
@@ -159,7 +159,7 @@ def _find_moved(days: Days, silence: float, end: int) -> Iterator[Fault]:
     for day in np.flatnonzero(moved).tolist():
         count = int(days.silent[end, day])
         said = f"the {'last' if end else 'first'} {count}, as of a day {'early' if end else 'late'}"
-        yield days.fault("missing_edge", day, count, said)
+        yield days.fault("missing_edge", day, said, count)
 
 
 def _find_unopened(days: Sequence[Days], lost: Array, expected: Array, tests: int) -> Array:

@@ -94,9 +94,10 @@ class Days:
         """The number of the day that holds a bar."""
         return int(np.searchsorted(self.first, bar, side="right")) - 1
 
-    def fault(self, kind: str, day: int, count: int, detail: str = "") -> Fault:
-        """A fault of the day of this number, with the number of its bars."""
-        return Fault(kind, self.symbol, str(self.dates[day]), int(count), detail)
+    def fault(self, kind: str, day: int, detail: str = "", count: int | None = None) -> Fault:
+        """A fault of the day of this number; it counts all bars of the day, or so many."""
+        held = self.bars[day] if count is None else count
+        return Fault(kind, self.symbol, str(self.dates[day]), int(held), detail)
 
 
 def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]:
@@ -285,7 +286,7 @@ def _find_repeated(days: Days) -> Iterator[Fault]:
         chance[:] = False
     for day, other, is_filled in zip(again[~chance], first[~chance], filled[~chance], strict=True):
         kind = "filled_day" if is_filled else "repeated_day"
-        yield days.fault(kind, day, days.bars[day], f"same as {days.dates[other]}")
+        yield days.fault(kind, day, f"same as {days.dates[other]}")
 
 
 def _find_repeated_runs(content: Array) -> Array:
@@ -331,7 +332,7 @@ def _find_reversed(bars: Bars, days: Days) -> Iterator[Fault]:
 
     votes, cast = kernels.backward_votes(bars.open, bars.close, days.first)
     for day in np.flatnonzero((cast >= 20) & (votes > SURE * np.sqrt(cast))).tolist():
-        yield days.fault("reversed_day", day, days.bars[day])
+        yield days.fault("reversed_day", day)
 
 
 def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
@@ -349,7 +350,7 @@ def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
             within = bars.take(slice(int(days.first[day]), int(days.first[day] + days.bars[day])))
             is_limit = _is_limit(within, begin - int(days.first[day]), days.length)
             kind = "limit_price" if is_limit else "frozen_price"
-            yield days.fault(kind, day, alike + 1, price)
+            yield days.fault(kind, day, price, alike + 1)
 
 
 def _is_limit(bars: Bars, begin: int, length: int) -> bool:
@@ -377,7 +378,7 @@ def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid) -> Iterator[Faul
             certain = share > 0.95 and len(place) * np.log10(step) > 9
             if certain and len(place) * step > places[day] // 2:
                 minutes = f"{step * days.length} minutes apart, elsewhere {days.length}"
-                yield days.fault("bar_length", day, len(place), minutes)
+                yield days.fault("bar_length", day, minutes, len(place))
                 break
 
 
@@ -389,7 +390,7 @@ def _find_last_jump(bars: Bars, days: Days) -> Iterator[Fault]:
     step = np.abs(np.diff(np.log(close)))
     far = max(0.04, 20 * 1.4826 * float(np.median(step[:-1])), 3 * float(step[:-1].max()))
     if step[-1] > far:
-        yield days.fault("last_bar_jump", -1, 1, f"{close[-1] / close[-2] - 1:+.1%}")
+        yield days.fault("last_bar_jump", -1, f"{close[-1] / close[-2] - 1:+.1%}", 1)
 
 
 def _find_tick(bars: Bars) -> float:
@@ -412,7 +413,7 @@ def _find_middles(bars: Bars, days: Days) -> Iterator[Fault]:
     hit = np.flatnonzero(odds > -UNLIKELY * np.log(10))
     if len(hit):
         said = f"on {len(hit)} of {len(days.session)} days"
-        yield days.fault("middle_close", hit[0], votes[hit].sum(), said)
+        yield days.fault("middle_close", hit[0], said, votes[hit].sum())
 
 
 def _find_adjusted(bars: Bars, days: Days) -> Iterator[Fault]:
@@ -432,7 +433,7 @@ def _find_adjusted(bars: Bars, days: Days) -> Iterator[Fault]:
         return
     if not any(np.median(share_whole(ratio)[broken]) > 0.99 for ratio in range(2, 21)):
         said = f"on {len(broken)} of {len(days.session)} days, to {days.dates[broken[-1]]}"
-        yield days.fault("adjusted_part", broken[0], days.bars[broken].sum(), said)
+        yield days.fault("adjusted_part", broken[0], said, days.bars[broken].sum())
 
 
 def _find_excursions(bars: Bars, days: Days) -> Iterator[Fault]:

@@ -6,6 +6,7 @@ each of its returns, and judges when all are read.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import logging
 from collections import Counter
@@ -50,12 +51,10 @@ def read_waiver(text: str) -> Waiver:
             f"{kind!r} is no kind of fault that stops a build; {suggest(kind, STOPPING)}"
         )
     symbol, _, day = rest.rpartition(":")
-    try:
-        return (
-            Waiver(kind, symbol, str(dt.date.fromisoformat(day))) if symbol else Waiver(kind, rest)
-        )
-    except ValueError:
-        return Waiver(kind, rest)  # a symbol with a colon in it
+    with contextlib.suppress(ValueError):  # a symbol may have a colon in it
+        if symbol:
+            return Waiver(kind, symbol, str(dt.date.fromisoformat(day)))
+    return Waiver(kind, rest)
 
 
 class Gate:
@@ -138,7 +137,7 @@ class Gate:
         found = self.faults(symbols)
         stopping = [fault for fault in found if fault.kind in STOPPING]
         waived = [fault for fault in stopping if self._may_pass(fault)]
-        standing = [fault for fault in stopping if not self._may_pass(fault)]
+        standing = [fault for fault in stopping if fault not in waived]
         if standing:
             raise BarError(_explain_refusal(standing))
         doubtful = [fault for fault in found if fault.kind in DOUBTFUL]

@@ -36,7 +36,7 @@ _HEADER_BYTES = 1 << 16
 _BLOCK_BYTES = 32 << 20
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4"}
 _BOMS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
-_FOREIGN = ("gb18030", "cp949", "shift_jis")
+_FOREIGN = ("gb18030", "cp949", "shift_jis", "cp950")
 """Encodings of Chinese, Korean and Japanese text."""
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
 """Bytes that no text holds."""
@@ -187,31 +187,23 @@ def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[
     one."""
     if settings.wide is None:
         return {}
-    fields = {settings.names[name]: name for name in COLUMNS if name in settings.names}
+    roles = {settings.names[name]: [name] for name in COLUMNS if name in settings.names}
     if "{field}" not in settings.wide:
-        others = {settings.names.get("ts"), settings.names.get("date")}
-        body = re.escape(settings.wide).replace(r"\{symbol\}", "(?P<symbol>.+)")
-        matches = {c: re.fullmatch(body, c) for c in present if c not in others}
-        symbols = {match["symbol"]: column for column, match in matches.items() if match}
-        return {
-            symbol.upper() if settings.uppercase else symbol: dict.fromkeys(PRICES, column)
-            for symbol, column in sorted(symbols.items())
-        }
-    choice = "|".join(re.escape(field) for field in fields)
+        roles = {"": [*PRICES]}  # a close each
     body = (
         re.escape(settings.wide)
         .replace(r"\{symbol\}", "(?P<symbol>.+?)")
-        .replace(r"\{field\}", f"(?P<field>{choice})")
+        .replace(r"\{field\}", f"(?P<field>{'|'.join(map(re.escape, roles))})")
     )
     found: dict[str, dict[str, str]] = {}
     for column in present:
         match = re.fullmatch(body, column)
-        if match:
+        if match and column not in (settings.names.get("ts"), settings.names.get("date")):
             symbol = match["symbol"].upper() if settings.uppercase else match["symbol"]
-            found.setdefault(symbol, {})[fields[match["field"]]] = column
-    return {
-        symbol: columns for symbol, columns in sorted(found.items()) if len(columns) == len(fields)
-    }
+            own = roles[match.groupdict().get("field", "")]
+            found.setdefault(symbol, {}).update(dict.fromkeys(own, column))
+    needed = sum(map(len, roles.values()))
+    return {symbol: columns for symbol, columns in sorted(found.items()) if len(columns) == needed}
 
 
 def _joined(
@@ -487,11 +479,11 @@ def _read_csv(
 
 
 def _is_prose(line: str, delimiter: str) -> bool:
-    """Report whether a line with another number of fields is a remark: words, and no number or
-    date."""
+    """Report whether a line with another number of fields is a remark (words, and no number or
+    date) or blank."""
     fields = [field.strip(' "') for field in line.split(delimiter)]
     has_numbers = any(re.fullmatch(r"[-+.:/\d]+", field) for field in fields)
-    return not has_numbers and re.match(r'["#\s]*[^\W\d]+[ :]', line) is not None
+    return not has_numbers and re.match(r'["#\s]*([^\W\d]+[ :]|$)', line) is not None
 
 
 def _unpack(file: BarFile) -> Any:

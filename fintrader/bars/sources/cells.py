@@ -25,7 +25,7 @@ log = logging.getLogger("fintrader.bars")
 
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 """End of a time as text that carries an offset from UTC."""
-EMPTY = ("", "null", "none", "nan", "nat", "na", "n/a", "#n/a", "-", "--")
+EMPTY = ("", "null", "none", "nan", "nat", "na", "n/a", "#n/a", "-", "--", ".")
 """Cells, written small, that hold no number; among tickers they are such."""
 _MARKS = "[,' \u00a0\u202f]"
 _MONEY = "[$€£¥₩₹]"
@@ -51,6 +51,8 @@ _OFFSETS = {
 }
 CLOCK_DIGITS = {"%H%M": 4, "%H%M%S": 6, "%H%M%S%f": 9}
 """Formats of times of day without separators, and their digits; 9:30 may lack its leading zero."""
+LOCAL = "epoch_local"
+"""Time format of numbers since 1970 by the clock of the settings' zone, as of MetaTrader."""
 EXCEL = "excel"
 """Time format of days since 1899-12-30."""
 _MOST_CLOSES = 0.05
@@ -205,7 +207,8 @@ def _symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
     named = encoded.dictionary.to_pylist()
     used = np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist()
     tickers = {code: named[code].lstrip("'") for code in used}  # Excel's mark of text
-    tickers = {code: name.upper() if uppercase else name for code, name in tickers.items()}
+    if uppercase:
+        tickers = {code: name.upper() for code, name in tickers.items()}
     for code, ticker in tickers.items():
         if not ticker.strip():
             blank = int((codes == code).argmax())
@@ -222,7 +225,7 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
     kind = column.cells.type
     if settings.time_format == EXCEL:
         ns = _count_days(column, settings)
-    elif settings.time_format in ("epoch", *UNITS):
+    elif settings.time_format in ("epoch", LOCAL, *UNITS):
         ns = _count_times(column, UNITS.get(settings.time_format), days, settings)
     elif column.is_text or days is not None:
         text = column.text
@@ -305,7 +308,9 @@ def _count_times(
         scale = np.array(list(UNITS.values()))[np.searchsorted(_LARGEST, np.abs(counts))]
         far = np.abs(counts) > 2**62 // scale
         column.refuse(pd.Series(far, dtype=bool), "not a time since 1970")
-        return np.asarray(counts * scale)
+        is_local = settings.time_format == LOCAL
+        times = counts * scale
+        return _epoch(column, times.astype("datetime64[ns]"), settings) if is_local else times
     if days is None:
         if len(counts) and np.abs(counts).max() > 2**63 // (2 * unit):
             raise column.unfit(

@@ -71,10 +71,11 @@ class FilesSettings(Settings):
     that turn prices into those that were traded; prices are multiplied by it first, volumes
     divided."""
     time_format: str | None = None
-    """Format of times: `epoch` for numbers since 1970, each in seconds to nanoseconds by its size;
-    `s`, `ms`, `us` or `ns` since 1970 (since midnight where a date stands elsewhere); `excel` for
-    days since 1899-12-30; or a pattern like `%d.%m.%Y %H:%M`, for date and time together, with
-    ` %Z` at its end for the name of a zone, such as EST or US/Eastern. ISO 8601 unless set."""
+    """Format of times: `epoch` for numbers since 1970, each in seconds to nanoseconds by its size
+    (`epoch_local` where the clock of `timezone` counts, as MetaTrader's servers do); `s`, `ms`,
+    `us` or `ns` since 1970 (since midnight where a date stands elsewhere); `excel` for days since
+    1899-12-30; or a pattern like `%d.%m.%Y %H:%M`, for date and time together, with ` %Z` at its
+    end for the name of a zone, such as EST or US/Eastern. ISO 8601 unless set."""
     timezone: str = "America/New_York"
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they
     are)."""
@@ -125,9 +126,11 @@ class FilesSettings(Settings):
         None where it is called otherwise than `name_pattern` says.
         """
         pattern, _, fixed = (self.name_pattern or "{symbol}").partition("{symbol=")
-        body = re.escape(pattern).replace(r"\*", "[^/]*")
-        body = body.replace(r"\{symbol\}", "(?P<symbol>[^/]+?)").replace(
-            r"\{date\}", r"(?P<date>\d{4}-?\d\d-?\d\d)"
+        body = (
+            re.escape(pattern)
+            .replace(r"\*", "[^/]*")
+            .replace(r"\{symbol\}", "(?P<symbol>[^/]+?)")
+            .replace(r"\{date\}", r"(?P<date>\d{4}-?\d\d-?\d\d)")
         )
         found = re.fullmatch(rf"(?:.*/)?{body}{ENDINGS}", place, re.IGNORECASE)
         if found is None:

@@ -134,22 +134,23 @@ def _rows(content: Any) -> list[Any]:
 
 def _frame_rows(nested: Mapping[str, Any]) -> list[Any] | None:
     """The rows of columns, or of rows by label; None for anything else."""
-    first, *others = nested.values()
+    first = next(iter(nested.values()))
     if {"columns", "data"} <= nested.keys():
         split = [dict(zip(nested["columns"], row, strict=True)) for row in nested["data"]]
         return _add_index(nested.get("index", ()), split)
     # tickers are called like columns, too (C, H, L, O): their values are no cells
-    if not all(map(_is_flat, nested.values())) or {type(first)} != set(
-        map(type, others or [first])
-    ):
+    if not all(map(_is_flat, nested.values())) or len({*map(type, nested.values())}) > 1:
         return None
-    if isinstance(first, dict) and _is_header(first):
-        return _add_index(nested, nested.values())
+    rows = {
+        label: row for label, row in nested.items() if isinstance(row, dict) and _is_header(row)
+    }
+    if 2 * len(rows) > len(nested):  # the others say what they are
+        return _add_index(rows, rows.values())
     if not _is_header(nested):
         return None
     columns = (value.values() if isinstance(value, dict) else value for value in nested.values())
-    rows = [dict(zip(nested, cells, strict=True)) for cells in zip(*columns, strict=True)]
-    return _add_index(first if isinstance(first, dict) else (), rows)
+    whole = [dict(zip(nested, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    return _add_index(first if isinstance(first, dict) else (), whole)
 
 
 def _is_flat(value: Any) -> bool:

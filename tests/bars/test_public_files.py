@@ -1,0 +1,140 @@
+"""Layouts of files that people publish: names of columns, marks of empty cells, calendars and
+clocks that `init` once missed."""
+
+import datetime as dt
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fintrader.bars.detect import detect
+from fintrader.bars.sniff import name_pattern
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.listing import BarFile
+from fintrader.errors import BarError
+from fintrader.market.build import make_market
+from tests.bars.tables import COLUMNS, PRICES, write_csv
+from tests.bars.test_detect import built, findings, walk_on
+
+
+@pytest.fixture(scope="module")
+def days():
+    """Daily bars of 80 sessions of XNAS, with four different prices and dates as text."""
+    table = walk_on("XNAS", dt.date(2024, 1, 2), 120, 390)[:80]
+    table["ts"] = table.ts.dt.strftime("%Y-%m-%d")
+    return table.assign(
+        open=table.close.shift(fill_value=80.0), high=table.close + 3, low=table.close - 3
+    )
+
+
+def assert_market(path, days, folder):
+    """The market of a file has the opens, closes and volumes of the days."""
+    market = make_market(built(detect(str(path)), folder))
+    assert market.num_bars == len(days)
+    for name in ("open", "close", "volume"):
+        assert np.allclose(getattr(market, name)[:, 0], days[name], rtol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["<DTYYYYMMDD>", "<OpenFixed>", "<HighFixed>", "<LowFixed>", "<CloseFixed>", "<Volume>"],
+        ["Data", "Otwarcie", "Najwyzszy", "Najnizszy", "Zamkniecie", "Wolumen"],
+        ["Data", "Otwarcie", "Max.", "Min.", "Ostatnio", "Wol."],
+        ["date", "open", "high", "low", "close", "volumn"],
+    ],
+)
+def test_more_names_of_columns_are_known(names, days, tmp_path):
+    table = days[["ts", *COLUMNS]].set_axis(names, axis=1)
+    assert_market(write_csv(tmp_path, table, "AAA.csv"), days, tmp_path)
+
+
+def test_adjusted_closes_are_no_volume(days, tmp_path):
+    factor = np.where(np.arange(len(days)) < 40, 0.97, 1.0)
+    table = days.assign(adjusted=days.close * factor)[["ts", *PRICES, "adjusted", "volume"]]
+    assert_market(write_csv(tmp_path, table, "AAA.csv", header=False), days, tmp_path)
+
+
+def test_blank_lines_between_rows_are_left_out(days, tmp_path):
+    path = write_csv(tmp_path, days[["ts", *COLUMNS]], "AAA.csv")
+    path.write_text(path.read_text().replace("\n", "\n \n"))
+    assert_market(path, days, tmp_path)
+
+
+def test_a_point_is_an_empty_cell(days, tmp_path):
+    table = days[["ts", "close"]].astype(str)
+    table.loc[30, "close"] = "."
+    known = detect(str(write_csv(tmp_path, table, "AAA.csv")))
+    assert make_market(built(known, tmp_path)).tradable.sum() == len(days) - 1
+
+
+def test_rows_by_date_stand_beside_what_they_are(days, tmp_path):
+    rows = {row["ts"]: {name: row[name] for name in COLUMNS} for row in days.to_dict("records")}
+    path = tmp_path / "AAA.json"
+    path.write_text(json.dumps({"Meta Data": {"1. Information": "Daily Prices"}, **rows}))
+    assert_market(path, days, tmp_path)
+
+
+def test_names_of_another_width_are_no_names(days, tmp_path):
+    path = write_csv(tmp_path, days[["ts", *COLUMNS]], "AAA.csv")
+    first, rest = path.read_text().split("\n", 1)
+    path.write_text(f"{first}\nall prices, in USD\n{rest}")
+    assert_market(path, days, tmp_path)
+
+
+def test_rows_of_several_symbols_ask_for_their_column(days, tmp_path):
+    parts = [days.assign(which=name, close=days.close + add) for add, name in enumerate("abc")]
+    path = write_csv(tmp_path, pd.concat(parts)[["ts", "which", *COLUMNS]], "AAA.csv")
+    with pytest.raises(BarError, match="--symbol COLUMN"):
+        detect(str(path))
+    assert len(detect(str(path), known={"symbol": "which"}).symbols) == 3
+
+
+def test_a_given_close_is_taken_alone_among_prices_of_other_kinds(days, tmp_path):
+    averages = {f"average_{count}": days.close + count / 10 for count in range(4)}
+    path = write_csv(tmp_path, days[["ts", "close"]].assign(**averages), "AAA.csv")
+    with pytest.raises(BarError, match="--close alone"):
+        detect(str(path))
+    assert detect(str(path), known={"columns": {"close": "close"}}).settings().columns["high"] == (
+        "close"
+    )
+
+
+def test_always_open_calendars_are_not_sure_where_days_are_missing(tmp_path):
+    table = walk_on("24/5", dt.date(2023, 1, 2), 500, 1440)
+    table["ts"] = table.ts.dt.date
+    kept = table[(np.arange(len(table)) + 7) % 16 > 0]
+    noted = findings(write_csv(tmp_path, kept, "AAA.csv"))["calendar"]
+    assert (noted.value, noted.sure) == ("24/5", "assumed")
+    assert findings(write_csv(tmp_path, table, "BBB.csv"))["calendar"].sure == "sure"
+
+
+def test_a_market_of_some_hours_is_no_market_of_all_hours(tmp_path):
+    table = walk_on("XEUR", dt.date(2018, 2, 14), 50, 15, "Europe/Berlin")
+    table = table[table.ts.dt.hour >= 8]
+    noted = findings(write_csv(tmp_path, table, "GER30.csv"))
+    assert (noted["calendar"].value, noted["calendar"].sure) == ("XEUR", "assumed")
+    assert noted["timezone"].value == "Europe/Berlin"
+
+
+def test_times_of_metatrader_count_by_its_servers_clock(tmp_path):
+    table = walk_on("CMES", dt.date(2024, 2, 5), 60, 15, "Europe/Athens")
+    times = (table.ts - pd.Timestamp(0)) // pd.Timedelta("1s")
+    table = table.assign(time=times, tick_volume=table.volume, spread=5, real_volume=0)
+    names = ["time", *PRICES, "tick_volume", "spread", "real_volume"]
+    found = detect(str(write_csv(tmp_path, table[names], "XAUUSD_M15.csv")))
+    assert found.source["time_format"] == "epoch_local"
+    assert found.source["timezone"] == "Europe/Athens"
+    market = make_market(built(found, tmp_path))
+    first = table.ts.iloc[0].tz_localize("Europe/Athens").tz_convert("UTC")
+    assert market.timestamps()[0] == first.tz_localize(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "symbol"),
+    [("EURUSD60", "EURUSD"), ("DAT_MT_EURUSD_M1_201710", "EURUSD"), ("NIFTY50", "NIFTY50")],
+)
+def test_lengths_of_bars_are_no_part_of_symbols(name, symbol):
+    pattern = name_pattern([BarFile(f"{name}.csv", "csv", f"{name}.csv")], False)
+    assert FilesSettings(name_pattern=pattern).read_name(f"{name}.csv") == (symbol, None)
