@@ -53,7 +53,7 @@ _NO_ACTION = np.zeros((0, 0), np.float32)
 
 
 class BacktestAccount:
-    """An account that stands at a decision: a strategy reads it and tells it the next order."""
+    """An account that stands at a decision: a strategy reads it and gives it the next order."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
@@ -219,8 +219,8 @@ class BacktestAccount:
 
     def follow(self, policy: Any, bars: int) -> bool:
         """Let a bound policy (`PolicyModule.bind`) decide for about `bars` in one compiled call;
-        return True if the account has reached its end. An action that is not finite ends the stretch before its
-        order."""
+        return True if the account has reached its end. An action that is not finite ends the
+        stretch before its order."""
         interval = self.settings.decision_interval
         decisions = -(-min(bars, self._end - self.bar) // interval)
         self._make_room(decisions, decisions * interval)

@@ -62,7 +62,7 @@ class TowardsWeights:
 
     An order that did not trade in the bar of its fill, or exceeded the bar's volume, is repeated
     with the same target for the next bar in which it can trade. A symbol without a price is sized
-    at its first price. Cash for both is kept back.
+    at its first price. Cash for both is reserved.
     """
 
     def __init__(self, weights: Weights, due: frozenset[int], account: BacktestAccount) -> None:

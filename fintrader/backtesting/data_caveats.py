@@ -88,10 +88,11 @@ def bound_absence(growth: Array, years: float, absent: float = 0.0) -> float:
     """Bound the alpha, a year, that a universe owes to the absence of other names.
 
     `growth` `[N]`: log growth over so many `years` of the names that are left; `absent`: share of
-    the others, if known. As many are taken to be missing as leave an index in that time (`EXITS`),
-    each with less growth than any that is left, of a normal distribution: the left ones then grow
-    by σφ(z)/(1 - e) more than all, with z the e-quantile. A strategy that would have held the
-    missing ones twice as heavily as its benchmark portfolio would have lost as much alpha.
+    the others, if known. Assume as many missing names as leave an index in that time (`EXITS`),
+    each with less growth than any remaining one, all from one normal distribution. The remaining
+    names then grow by σφ(z)/(1 - e) more than all, with z the e-quantile. A strategy that would
+    have held the missing ones twice as heavily as its benchmark portfolio would have lost as much
+    alpha.
     """
     share = max(1 - (1 - EXITS) ** years, absent)
     edge = float(stats.norm.ppf(share))

@@ -52,7 +52,7 @@ class Clipped:
     shares: Array
     """`[N]`."""
     by: tuple[str, ...]
-    """Names of the limits that bound, in the order of `LimitSettings`."""
+    """Names of the limits that were binding, in the order of `LimitSettings`."""
 
 
 @dataclass
@@ -108,7 +108,7 @@ class Limits:
             )
         return self.halted
 
-    def enough_bars(self, tradable: NDArray[np.bool_], member: NDArray[np.bool_]) -> bool:
+    def has_enough_bars(self, tradable: NDArray[np.bool_], member: NDArray[np.bool_]) -> bool:
         """Check whether enough members traded in the newest bars, `tradable` `[k, N]`."""
         if not self.settings.enforced or not member.any():
             return True

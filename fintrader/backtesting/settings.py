@@ -26,5 +26,5 @@ class LookaheadSettings(Settings):
     """Time for the look-ahead check."""
 
     budget_minutes: NonNegativeFloat = 2.0
-    """Time within which bar after bar is tried, once the first stage has built the whole market
-    with other futures; 0: the first stage only. The same command goes on where the time ended."""
+    """Minutes for the second stage, which tries bar after bar; the first stage (the whole market
+    with other futures) always finishes. 0: first stage only. The same command continues it."""

@@ -58,7 +58,7 @@ def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> 
     opened = int((session != session[bar]).sum())
     recent = max(opened, bar + 1 - -(-RECENT_MINUTES // market.bar_minutes))
     member = market.member[bar].numpy()
-    if not limits.enough_bars(market.tradable[recent : bar + 1].numpy(), member & (price > 0)):
+    if not limits.has_enough_bars(market.tradable[recent : bar + 1].numpy(), member & (price > 0)):
         return Decision(
             None, why=f"fewer than {limits.settings.symbols_with_bars:.0%} of the members have bars"
         )

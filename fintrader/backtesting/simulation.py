@@ -39,7 +39,7 @@ Due = Callable[[int], int]
 REPORT_BARS = 100
 """Bars between two reports of progress."""
 REPEATS = 16
-"""First decisions that a policy is asked for once more."""
+"""Number of first decisions that are asked for twice, to detect a policy that varies."""
 VARYING = "a policy that gave two actions for one observation (it samples, or keeps a state)"
 _DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have diverged"
 
@@ -154,7 +154,7 @@ class _Called:
         shape = tuple(obs.shape) if isinstance(obs, Tensor) else tuple(obs["private"].shape)
         raise BacktestError(
             f"{self._name} fails on an observation of shape {shape}"
-            f" ({'; as an array: '.join(map(str, errors))}); it is to give an action of shape (1,"
+            f" ({'; as an array: '.join(map(str, errors))}); it must return an action of shape (1,"
             f" {self._num_assets}), see TradingEnv.layout for the columns"
         ) from errors[0]
 

@@ -203,7 +203,7 @@ class Accounts:
         return known.cash_usd or 0.0, known.shares
 
     def accept(self, now: int) -> None:
-        """Take over the differences that the last mismatch names, as a person asked."""
+        """Take over the differences that the last mismatch names, at a person's request."""
         named = self.journal.last(Mismatch)
         agreed = self.journal.last(Checkpoint)
         text = "nothing was accepted: the account does not differ as the last mismatch says"

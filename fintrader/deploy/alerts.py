@@ -33,7 +33,7 @@ _LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
 
 
 class Alerts:
-    """The ways to a person. Raises ConfigError for an address that cannot be used."""
+    """Receivers of alerts. Raises ConfigError for an address that cannot be used."""
 
     def __init__(self, settings: AlertSettings, deployment: str) -> None:
         self.deployment = deployment

@@ -123,7 +123,7 @@ class Broker(Protocol):
 
     def submit(self, order: Order) -> OrderReport:
         """Send one order. Raises BrokerUnsureError when its arrival is uncertain (then ask
-        `order`), OrderTakenError where one of its id stands already."""
+        `order`), OrderTakenError if an order with this id exists already."""
 
     def cancel(self, report: OrderReport) -> None:
         """Ask for an order's end; shares that filled before stay filled."""
@@ -162,7 +162,7 @@ def hash_sources() -> str:
 
 def refuse_real_money(is_wanted: bool) -> None:
     """Raise DeployError where real money is wanted, unless the simulator's record says that this
-    very code has passed: another byte of it, or none of the record, keeps it closed."""
+    very code has passed: a changed byte or a missing record keeps it closed."""
     if not is_wanted:
         return
     found = None

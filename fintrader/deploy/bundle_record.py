@@ -65,7 +65,7 @@ class BundleRecord(BundleOrigin):
     """Symbol -> first close in the window, USD; 1 for a symbol that is gone."""
     onnx: OnnxExport | None = None
     notice: str = ""
-    """Banner of a market that is made up."""
+    """Banner of a wholly or partly synthetic market."""
 
     @property
     def id(self) -> str:

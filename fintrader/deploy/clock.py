@@ -20,7 +20,7 @@ class Clock(Protocol):
     def now(self) -> int: ...
 
     def sleep_until(self, moment: int, look: Callable[[], bool]) -> None:
-        """Return at `moment`, or earlier once `look()`, called every now and then, answers True."""
+        """Return at `moment`, or earlier once `look()`, called repeatedly, answers True."""
 
 
 class WallClock:

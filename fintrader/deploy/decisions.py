@@ -13,14 +13,14 @@ from fintrader.errors import BacktestError, DeployError
 
 
 class Decider:
-    """Asks a policy at bar after bar."""
+    """Runs a policy bar by bar."""
 
     def __init__(self) -> None:
         self._policy: PolicyModule | None = None
         self._strategy: PolicyStrategy | None = None
 
     def __call__(self, policy: PolicyModule, account: BacktestAccount) -> NDArray[np.float32]:
-        """`[N]`: the action at the account's bar, with the bits that a backtest has."""
+        """`[N]`: the action at the account's bar, bit-identical to a backtest's."""
         with torch.inference_mode():
             try:
                 if self._strategy is None or policy is not self._policy:
@@ -30,4 +30,4 @@ class Decider:
                     self._strategy.move(account)
                 return self._strategy(account)
             except BacktestError as error:
-                raise DeployError(f"{error}: freeze another one") from None
+                raise DeployError(f"{error}: freeze another policy") from None

@@ -147,8 +147,8 @@ def _register(home: Path, bundle: Bundle) -> None:
         log.warning("not registered, so that its returns will be no first look: %s", error)
         return
     digest = found.digest[: claims.SHOWN]
-    said = f"Claim {digest}: {found.claim.describe()}"
-    print(f"{said}; `fintrader judge {home} --claim {digest}` judges it", flush=True)
+    line = f"Claim {digest}: {found.claim.describe()}"
+    print(f"{line}; `fintrader judge {home} --claim {digest}` judges it", flush=True)
 
 
 def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:

@@ -30,7 +30,7 @@ def find_heading(report: DriftReport) -> tuple[str, Tone]:
         return f"Halted: {report.halts[-1].text}.", "doubt"
     apart = abs(report.equity.difference_bps)
     if report.equity.largest_difference_usd == 0:
-        return "The account is its twin's to the last bit.", "good"
+        return "The account equals its twin to the last bit.", "good"
     return (
         f"{apart:,.1f} bps from its twin, and no evidence that its days are worse than its"
         " backtest's.",
@@ -157,7 +157,7 @@ def _present_news(report: DriftReport) -> Section:
     if rows:
         tables.append(Table.of(("Decisions cut by", "Account", "Twin"), rows))
     else:
-        notes.append("No limit bound any order.")
+        notes.append("No limit cut an order.")
     if report.late_bars:
         notes.append(f"{report.late_bars:,} bars came late and were not acted on.")
     alerts = [(alert.time, alert.kind, alert.text) for alert in report.alerts]

@@ -143,7 +143,7 @@ class DriftReport:
     alerts: tuple[News, ...]
     late_bars: int
     notice: str = ""
-    """Banner of a market that is made up."""
+    """Banner of a wholly or partly synthetic market."""
 
     def summarise(self) -> str:
         """Sum the report up."""

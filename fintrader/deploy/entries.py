@@ -66,7 +66,8 @@ class BarDecision:
     rounded: Shares = field(default_factory=dict)
     """Parts of shares that rounding left unordered."""
     outside_usd: float = 0.0
-    """Part of the account that is beyond the cap and not traded with, in no amount here."""
+    """Part of the account that is beyond the cap; not traded with and not included in any
+    amount here."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Differences that outlived several looks."""
+    """Differences that lasted over several checks."""
 
     findings: tuple[Finding, ...]
 

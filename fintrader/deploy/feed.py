@@ -24,7 +24,8 @@ from fintrader.market.bar_source import open_feed
 from fintrader.market.settings import DataSettings
 
 LIMIT_SECONDS = 10.0
-"""Limit of a live request: the next bar is not far, and a halt waits for it."""
+"""Time limit of a live request: short, since the next bar is near and a halt waits for the
+request."""
 _TRIES = 4
 """Requests for the bars before the first decision, a second or more apart."""
 
@@ -45,7 +46,7 @@ class LiveFeed(Protocol):
         """Fetch the splits and dividends that are known of these days."""
 
     def level(self, grid: SessionGrid) -> Level | None:
-        """Return the source's index, as a made-up market has it; None for other sources."""
+        """Return the source's index, as a synthetic market has it; None for other sources."""
 
 
 class ReplayFeed:

@@ -59,7 +59,7 @@ class Flatten:
         self.is_on = True
 
     def doubt(self, now: int) -> None:
-        """Take the broker's counts for old ones: any symbol may just have been filled."""
+        """Treat the broker's counts as outdated: any symbol may just have been filled."""
         self._filled_at = dict.fromkeys(self.symbols, now)
 
     def is_due(self, now: int) -> bool:

@@ -47,13 +47,13 @@ CREATE TABLE bars (ts INTEGER NOT NULL, symbol TEXT NOT NULL, open REAL NOT NULL
                    volume REAL NOT NULL, extras TEXT NOT NULL, received INTEGER NOT NULL,
                    PRIMARY KEY (ts, symbol)) WITHOUT ROWID;
 CREATE TRIGGER entries_stay BEFORE DELETE ON entries
-  BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
+  BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;
 CREATE TRIGGER entries_hold BEFORE UPDATE ON entries
-  BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
+  BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;
 CREATE TRIGGER bars_stay BEFORE DELETE ON bars
-  BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
+  BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;
 CREATE TRIGGER bars_hold BEFORE UPDATE ON bars
-  BEGIN SELECT RAISE(ABORT, 'a journal is only written on'); END;
+  BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END;
 """
 _NAME = """CASE {0}kind WHEN 'order' THEN json_extract({0}body, '$.state')
   WHEN 'alert' THEN {0}key ELSE '' END"""

@@ -284,8 +284,8 @@ class Execution:
             self._fitted.add(stamp)
 
     def _ask(self, now: int) -> None:
-        """Ask after the orders that left: one request for all that stand, one by id for each
-        missing."""
+        """Ask the broker about the orders that were sent: one request for all that stand, one by
+        id for each missing."""
         for slot in self._slots.values():
             slot.absent = False
         asked = [slot for slot in self._slots.values() if slot.is_asked]

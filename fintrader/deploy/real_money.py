@@ -177,8 +177,8 @@ def require_consent(
     report: DriftReport,
     ask: Ask,
 ) -> Consent:
-    """Return the consent that stands, or a new one that is typed now. Raises DeployError without
-    one."""
+    """Return the stored consent if it is still valid, or a new one that is typed now. Raises
+    DeployError without one."""
     path = home / CONSENT
     now = dt.datetime.now(dt.UTC)
     until = now + dt.timedelta(days=DAYS)

@@ -1,4 +1,5 @@
-"""Compare the broker's orders, positions and cash with the journal's, at the start and ever after.
+"""Compare the broker's orders, positions and cash with the journal's, at the start and from then
+on.
 
 The expected account is the last one on which both agreed, with the fills since and the announced
 splits. Fills are never added up as they come in: the last report of an order counts, so a fill that
@@ -40,7 +41,7 @@ _BOOKED_LATER = 3 * _DAY
 """Most days between an activity's day and its booking."""
 _CENT = 0.01
 _FEW = 60
-"""Most activities of which more than all or none are tried."""
+"""Most activities for which subsets other than all or none are tried."""
 _NAMED = 5
 """Most findings that a refusal names; the journal has them all."""
 SAME_SHARES = 1e-6
@@ -69,7 +70,7 @@ class Tolerance(NamedTuple):
     bps: float = 10.0
     """Share of the notional of these days."""
     due_usd: float = 0.0
-    """Cash that may have come on top, without a word: dividends, fractions of shares."""
+    """Cash that may have come without an announcement: dividends, fractions of shares."""
     split: frozenset[str] = frozenset()
     """Symbols that were split within the last days."""
 
@@ -146,7 +147,7 @@ def reconcile(
 ) -> tuple[Finding, ...]:
     """Journal the reports of the orders, and compare; an agreement is journalled as a `Checkpoint`.
 
-    An own order that stands though its time is over is cancelled. Nothing else at the broker is
+    An own order that is still open after its time is cancelled. Nothing else at the broker is
     ever touched. Orders with the id of a deployment (`find_sender`) that the journal does not know,
     open or recent, were sent by another one: they are a difference. A difference counts once it has
     outlived three looks, a second (`pause`) apart, between which no order moved: orders and

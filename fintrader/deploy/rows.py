@@ -171,7 +171,7 @@ class RecentMarket:
 
         It begins with the session, or earlier: with the `lookback` bars whose features it holds, or
         the bar that begins at `since`, ns. Raises DeployError when the received bars do not reach
-        back far enough, DataError for bars that are none.
+        back far enough, DataError for invalid bars.
         """
         if not self._is_described:
             market, row = self._build_window(grid, bar, self.sessions)

@@ -76,7 +76,7 @@ _FRESH = 120 * SECOND_NS
 
 @dataclass(frozen=True)
 class Connections:
-    """The parts of the world that a runner deals with."""
+    """A runner's clock, feed, broker and journal."""
 
     clock: Clock
     feed: LiveFeed

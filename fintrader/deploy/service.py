@@ -1,7 +1,7 @@
 """A deployment as a service that starts again by itself: `fintrader paper RUN ... --install`.
 
-Written are a unit of systemd for this machine and user, and a manifest for Kubernetes. Neither holds
-a secret: both take the environment from a place that only its owner reads.
+Writes a systemd unit for this machine and user, and a Kubernetes manifest. Neither holds a secret:
+both take the environment from a place that only its owner reads.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ def _quote(word: str) -> str:
 
 
 def _name_resource(name: str) -> str:
-    """Name a resource of Kubernetes: small letters, digits and hyphens."""
+    """Name a resource of Kubernetes: lower-case letters, digits and hyphens."""
     return f"fintrader-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"
 
 
 def _describe_pod(name: str, words: Sequence[str]) -> list[object]:
-    """Describe a pod that is started again wherever it ends, and its way to the outside."""
+    """Describe a pod that is started again wherever it ends, and its network access."""
     title = _name_resource(name)
     labels = {"app.kubernetes.io/name": "fintrader", "app.kubernetes.io/component": title}
     container = {

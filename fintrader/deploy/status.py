@@ -56,7 +56,7 @@ class Status:
     name: str
     bundle: BundleRecord
     state: str
-    """not begun, running, silent (it holds its lease and its loop stands still), halted, stopped,
+    """not begun, running, silent (it holds its lease and its loop does nothing), halted, stopped,
     finished."""
     why: str = ""
     """Reason of a halt."""
@@ -66,7 +66,7 @@ class Status:
     """champion, challenger, or neither."""
     started: DeploymentStart | None = None
     decision: BarDecision | None = None
-    """The newest."""
+    """The newest decision."""
     held: Mapping[str, float] = field(default_factory=dict)
     """Symbol -> shares now, by the journal."""
     cash_usd: float = 0.0

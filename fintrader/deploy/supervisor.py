@@ -119,7 +119,7 @@ def supervise(command: Sequence[str], settings: AlertSettings, name: str) -> int
             child.wait()
         watch.look()
     while select.select([reader], [], [], 0.0)[0] and watch.receive(os.read(reader, 65536)):
-        pass  # its last words
+        pass  # its last output
     watch.report_end(child.returncode)
     watch.alerts.finish()
     return child.returncode

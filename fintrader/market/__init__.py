@@ -1,7 +1,6 @@
 """Bars to `MarketTensors`: sources, cleaning, the exchange's grid, features, windows.
 
-`planted_optimum` and `oracle_policy` say what the best of all agents would make of a synthetic
-market.
+`planted_optimum` and `oracle_policy` give the best achievable result on a synthetic market.
 """
 
 from typing import TYPE_CHECKING

@@ -81,9 +81,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("fintrader.market")
 
 RECORD = "build.json"
-"""Beside every market: what it was made from and what was repaired, sealed."""
+"""File next to each market: what it was made from and what was repaired, sealed."""
 BUILD_VERSION = 14
-"""Goes into every address; raised when the same settings would give other numbers, or files of
+"""Part of every address; increase it when the same settings would give other numbers, or files of
 another form."""
 
 

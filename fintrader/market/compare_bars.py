@@ -81,7 +81,7 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class ColumnDifference:
-    """Differences of one column; absolute ones but for the mean, None without a common cell."""
+    """Differences of one column, absolute except for the mean; None without a common cell."""
 
     cells: int
     agree: float | None = None
@@ -117,7 +117,7 @@ class SideSummary:
 
 @dataclass(frozen=True)
 class BarComparison:
-    """Two sets of bars laid over each other, on the days that both span."""
+    """Two sets of bars compared cell by cell, on the days that both span."""
 
     a: SideSummary
     b: SideSummary

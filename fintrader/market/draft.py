@@ -111,7 +111,7 @@ class Draft:
         """The arrays `[T, N]` and `[T, N, F]` in blocks of bars: the first bar and, by name, the
         rows from there on.
 
-        To be asked for once: what was handed out is forgotten.
+        Call it once: blocks are freed after they are yielded.
         """
         columns = self.columns
         session = self.whole["session"]

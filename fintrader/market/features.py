@@ -156,7 +156,9 @@ def read_names(value: Any) -> Any:
     ConfigError for a mapping of functions."""
     if isinstance(value, Mapping):
         if any(callable(own) for own in value.values() if own is not value.get("names")):
-            raise ConfigError("features: give functions as a list, [f, g]; their names are theirs")
+            raise ConfigError(
+                "features: give functions as a list, [f, g]; features are named after them"
+            )
         names = read_names(value.get("names"))
         return {**value, **names} if isinstance(names, dict) else value
     if isinstance(value, str) or callable(value):

@@ -23,7 +23,7 @@ _ADDRESS = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
 
 @dataclass
 class Garbage:
-    """Files that may be removed; false without any."""
+    """Files that may be removed; false if there are none."""
 
     markets: dict[Path, int] = field(default_factory=dict)
     """Folders of built markets, and their bytes."""

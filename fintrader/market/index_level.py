@@ -98,10 +98,10 @@ def equal_weight(
     each session's end.
 
     close: `[T, N]`, NaN where unlisted; first_bar: `[S + 1]`, the edges of sessions; member:
-    `[S, N]` bool; base and reference: level and closes `[N]` before the first bar. Who joins counts
-    from the first session of membership on, from the close before it; in a session without a member
-    the level stays. Rebalancing once a session and not every bar keeps the bounce between bid and
-    ask from showing as a gain.
+    `[S, N]` bool; base and reference: level and closes `[N]` before the first bar. A new member
+    counts from the first session of membership on, from the close before it; in a session without a
+    member the level stays. Rebalancing once a session and not every bar keeps the bounce between
+    bid and ask from showing as a gain.
     """
     level = np.empty(len(close))
     reference = close[0:1][0].astype(np.float64) if reference is None else reference

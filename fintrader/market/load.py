@@ -72,8 +72,8 @@ def load_market(
     is its bar's start (the default) or end, and `bar_minutes` is by default the length that the
     bars have.
 
-    Raises ConfigError for a setting that is wrong, DataError (BarError, MarketError) for bars or a
-    file that are.
+    Raises ConfigError for a setting that is wrong, DataError (BarError, MarketError) for bars or
+    files that are wrong.
     """
     what = _to_pandas(what)
     if "features" in settings:

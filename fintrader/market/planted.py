@@ -142,10 +142,10 @@ def oracle_policy(
     "target").
 
     It reads the planted signal and its own holdings from the observation: stays in up stocks it
-    holds, and leaves one that turned down for the cheapest right thing (another up stock, or cash,
-    or nothing when leaving does not pay). The decision is the one with `horizon` bars to go, which
-    is stationary long before that. Raises DataError when the market has no planted signal among its
-    features.
+    holds, and leaves one that turned down for the cheapest good alternative (another up stock, or
+    cash, or nothing when leaving does not pay). The decision is the one with `horizon` bars to go,
+    which is stationary long before that. Raises DataError when the market has no planted signal
+    among its features.
     """
     planted = market.provenance.planted_drift
     if planted is None or planted.feature not in market.feature_names:

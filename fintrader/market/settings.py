@@ -57,8 +57,8 @@ class DataSettings(Settings):
     end: dt.date | None = None
     """Last day, included; the last one with bars by default, of a vendor yesterday."""
     calendar: str = "XNAS"
-    """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ..., or 24/7 of what
-    never rests)."""
+    """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ..., or 24/7 for markets
+    that never close)."""
     hours: Hours = "regular"
     """`extended` keeps bars before the open and after the close: 04:00 to 20:00 in New York, to
     17:00 on a half day. `clock` is for bars of full hours where sessions open at half past: the
@@ -67,9 +67,9 @@ class DataSettings(Settings):
     """Length of the market's bars; minute bars are put together inside each session."""
     universe: UniverseSettings = UniverseSettings()
     benchmark: PathText | None = None
-    """CSV or Parquet file of the index to compare with (a path or an fsspec URL), which is called
-    like it: date (or ts) and close. Times without a zone are in the calendar's. None: the synthetic
-    index, or all symbols in equal weights."""
+    """CSV or Parquet file (a path or an fsspec URL) of the index to compare with, which is named
+    after the file: date (or ts) and close. Times without a zone are in the calendar's. None: the
+    synthetic index, or all symbols in equal weights."""
     daily: PathText | None = None
     """Daily bars of the same symbols from another source (a table, a folder, a glob pattern or a
     URL; their layout is detected), with which the build compares opening prints and days."""
@@ -83,7 +83,7 @@ class DataSettings(Settings):
     waive: tuple[str, ...] = ()
     """Faults that stop the build (see `data quality`) and may pass: a kind everywhere
     (`excursion_day`), of a symbol (`excursion_day:AAPL`) or of one day
-    (`excursion_day:AAPL:2016-01-04`). What passed stands in the report."""
+    (`excursion_day:AAPL:2016-01-04`). The report lists what passed."""
     store: PathText | None = None
     """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by
     default."""

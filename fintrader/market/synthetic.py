@@ -48,7 +48,7 @@ SIGNAL = "signal"
 """Name of the extra column that holds a planted signal."""
 PLANTED: Mapping[Literal["drift_bps", "switch"], float] = {"drift_bps": 8.0, "switch": 0.02}
 VOLUME_USD = 20e6
-"""USD that trade of a stock in a bar, about, averaged over the day: that of a large company."""
+"""Approximate USD traded per stock and bar, averaged over the day: that of a large company."""
 START = dt.date(2019, 1, 2)
 """First day of a market without `data.start`."""
 INDEX_RATIO = 5 / 8
@@ -142,7 +142,7 @@ def draw(
 
 
 class SyntheticSettings(Settings):
-    """A market that is made up, from a seed."""
+    """A synthetic market, drawn from a seed."""
 
     kind: Literal["synthetic"] = "synthetic"
     seed: int = 0

@@ -68,8 +68,8 @@ class Events(NamedTuple):
     bar."""
 
     bar: Tensor
-    """`[E]` int64: the first bar of the ex-date. Whoever held the share at the close before is
-    concerned."""
+    """`[E]` int64: the first bar of the ex-date. It applies to accounts that held the share
+    at the close before."""
     asset: Tensor
     """`[E]` int64."""
     split: Tensor

@@ -36,7 +36,7 @@ class UniverseSettings(Settings):
     from their first bar there to their last, and of `members` the member days. A symbol without
     such a day, which lists or joins later, is kept."""
     max_symbols: Count | None = None
-    """Keep so many symbols at most: those with the highest turnover in the training window."""
+    """Largest number of symbols kept: those with the highest turnover in the training window."""
     members: PathText | None = None
     """Members by date: those of an index (nasdaq100, sp500 or dow30), or a CSV of your own (path or
     URL): ticker, member_from, member_to (last day, included, or empty). None: all symbols are
@@ -78,13 +78,13 @@ class Coverage:
         `[S]` bool its days as a member."""
         inside = (at >= self.train[0]) & (at < self.train[1])
         traded = np.unique(self.session[at[inside]])
-        # a dear share trades in few minutes of a day, and a young one on few days of the window
+        # an expensive share trades in few minutes of a day, a young one on few days of the window
         days = member[traded[0] : traded[-1] + 1] if len(traded) else member[:0]
         self.share[symbol] = float(member[traded].sum() / days.sum()) if days.any() else 1.0
         self.turnover_usd[symbol] = float((close[inside] * volume[inside]).sum())
 
     def rank(self, symbol: str) -> tuple[float, str]:
-        """Sorts symbols by turnover, the highest first, equal ones by name."""
+        """Sort symbols by turnover, the highest first, equal ones by name."""
         return -self.turnover_usd[symbol], symbol
 
 
@@ -119,7 +119,7 @@ def choose(
 
 def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | None:
     """Ticker of the own list, or company of the index, -> its intervals of membership; None when
-    everybody is a member.
+    all symbols are members.
 
     Raises DataError for a list that cannot be read.
     """
@@ -131,7 +131,7 @@ def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | N
 
 
 def read_membership(path: Path | str) -> dict[str, list[Interval]]:
-    """A list of one's own: CSV with ticker, member_from, member_to (included)."""
+    """Read a user's own list: CSV with ticker, member_from, member_to (included)."""
     found: dict[str, list[Interval]] = {}
     for line, row in read_csv(str(path), "data.universe.members"):
         try:

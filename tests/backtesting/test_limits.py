@@ -99,7 +99,7 @@ def test_too_few_bars():
     member = np.array([True] * 5 + [False] * 5)
     seen = np.zeros((3, 10), dtype=bool)
     seen[0, :3] = True
-    assert not limits.enough_bars(seen, member)
+    assert not limits.has_enough_bars(seen, member)
     seen[2, 3] = True
-    assert limits.enough_bars(seen, member)  # four of five members, over three minutes
-    assert limits.enough_bars(np.zeros((3, 10), dtype=bool), np.zeros(10, dtype=bool))
+    assert limits.has_enough_bars(seen, member)  # four of five members, over three minutes
+    assert limits.has_enough_bars(np.zeros((3, 10), dtype=bool), np.zeros(10, dtype=bool))

@@ -335,7 +335,7 @@ def test_coverage_counts_the_days_between_the_first_bar_and_the_last_in_training
     table = minute_table(symbols=6, sessions=10)
     day = table.ts.dt.strftime("%Y-%m-%d")
     lost = {
-        "AAA": table.index % 7 > 2,  # a dear share: four minutes in seven without a trade
+        "AAA": table.index % 7 > 2,  # an expensive share: four minutes in seven without a trade
         "BBB": day == "2016-01-06",
         "CCC": day < "2016-01-07",  # listed in training
         "DDD": day < "2016-01-14",  # listed after it

@@ -1,4 +1,4 @@
-"""Two sets of bars laid over each other, against pandas, and what was done to one of them found
+"""Two sets of bars compared cell by cell, against pandas, and what was done to one of them found
 again."""
 
 import json

@@ -1,5 +1,5 @@
-"""Columns that know too much: what truncation cannot prove of a value that somebody else computed,
-its strength shows.
+"""Columns that know too much: their strength shows what truncation cannot prove for values computed
+elsewhere.
 
 A column that holds the next return is the same in every truncated view of its file. But nothing
 that is honest orders returns as well as it does: each column is compared with the returns after it,
@@ -31,8 +31,7 @@ IMPLAUSIBLE_SHARPE = 10.0
 FALSE_ALARMS = 0.001
 """Probability that any column of a market without information passes the test of significance."""
 STRONGER = 1.25
-"""Where a signal is planted others may echo it: implausible is who knows so many times more than
-the signal."""
+"""Factor over the planted signal above which another column is implausible."""
 NEXT_OPEN = "to the next open"
 _BLOCKS = 50
 _FEWEST_BLOCKS = 12
@@ -162,8 +161,8 @@ def _block_means(values: Array, ahead: Array, counted: Array, blocks: int) -> Ar
 
 
 def _says(values: Array) -> Array:
-    """Where a column says something: not at the one value that most rows hold, if there are several
-    beside it."""
+    """Mask the rows in which a column carries information: all but those with the value that most
+    rows hold, if the others hold several values; else all."""
     usual = (
         np.median(values) if len(values) else 0.0
     )  # what most rows hold is in the middle of them

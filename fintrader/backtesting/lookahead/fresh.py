@@ -51,8 +51,8 @@ class FreshBuilds:
     """Builds views of the market of some settings. A context manager: the process ends with it.
 
     `setup` names a function (`package.module:function`) that is called in the process before
-    anything is built, for what a script of your own would have done by then. Raises what a build
-    would raise; BacktestError where code of your own fails on a view.
+    anything is built, to do what your script does before it builds. Raises what a build would
+    raise; BacktestError where code of your own fails on a view.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class FreshBuilds:
         return market
 
     def each(self, views: Sequence[View]) -> list[MarketTensors | FintraderError]:
-        """The markets of at most `at_once` views, or why one has none."""
+        """The market of each of at most `at_once` views, or its error."""
         if self._count and not HAS_FORK:
             self._end()
             self._process = _spawn()
@@ -148,7 +148,7 @@ def _error_of(answer: Mapping[str, Any]) -> FintraderError | None:
 
 
 def _spawn() -> subprocess.Popen[str]:
-    """Start a process that builds views, spoken to by lines of JSON."""
+    """Start a process that builds views, controlled by lines of JSON."""
     path = os.pathsep.join(part or "." for part in sys.path)
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
     pipe = subprocess.PIPE
@@ -156,8 +156,8 @@ def _spawn() -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
 
-def _problem(error: Exception) -> dict[str, str]:
-    """A failure as an answer. A failure of code that is not ours names the place."""
+def _describe_problem(error: Exception) -> dict[str, str]:
+    """Describe a failure as an answer. A failure of code that is not ours names the place."""
     if isinstance(error, FintraderError):
         return {"error": str(error), "type": type(error).__name__}
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -213,7 +213,7 @@ class _Server:
             market.save(folder / "market.safetensors")
             result = {"opened": {name: sorted(paths) for name, paths in opened.items()}}
         except Exception as error:
-            result = _problem(error)
+            result = _describe_problem(error)
         finally:
             (folder / _ANSWER).write_text(json.dumps(result))
 
@@ -259,8 +259,7 @@ def _note_file(opened: dict[str, set[str]], event: str, arguments: tuple[Any, ..
 
 
 def main() -> None:
-    """Answer lines of JSON until the pipe ends. What code of others prints goes to standard
-    error."""
+    """Answer lines of JSON until the pipe ends. Prints of other code go to standard error."""
     with os.fdopen(os.dup(1), "w") as channel:
         os.dup2(2, 1)
         server: _Server | None = None
@@ -273,6 +272,6 @@ def main() -> None:
                 else:
                     said = server.answer(message["jobs"])
             except Exception as error:
-                said = _problem(error)
+                said = _describe_problem(error)
             channel.write(json.dumps(said) + "\n")
             channel.flush()

@@ -66,7 +66,7 @@ class LookaheadReport:
 
 
 def gather(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
-    """One of each name, the first that was found, and how often it was."""
+    """Keep the first leak of each name, with its count."""
     found: dict[str, Leak] = {}
     for leak in leaks:
         first = found.get(leak.what)

@@ -113,7 +113,7 @@ def _actions_until(path: str | None, day: dt.date, known: Path) -> str | None:
 
 
 def _level_until(path: str, where: tuple[str, str, str], cut: Cut, known_path: Path) -> str:
-    """A series without the rows that nobody could know; the file itself where no row would be
+    """A series without the rows not yet known; the file itself where no row would be
     left. where: the calendar of its times, the setting that names it, and when it was known."""
     table = read_level(path, *where)
     moments = table["known"]
