@@ -145,6 +145,7 @@ def concat(parts: Sequence[Bars]) -> Bars:
     if len(parts) == 1:
         return parts[0]
     symbols = tuple(sorted({name for part in parts for name in part.symbols}))
+    code = {name: index for index, name in enumerate(symbols)}
     names = set(parts[0].extras)
     for part in parts:
         if set(part.extras) != names:
@@ -153,7 +154,8 @@ def concat(parts: Sequence[Bars]) -> Bars:
                 " elsewhere"
             )
     recoded = [
-        np.searchsorted(symbols, part.symbols).astype(np.int32)[part.symbol] for part in parts
+        np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol]
+        for part in parts
     ]
     joined: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ts", *COLUMNS)
