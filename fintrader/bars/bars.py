@@ -56,11 +56,12 @@ class Bars:
         )
 
     def empty(self) -> Array:
-        """`[R]` bool: rows without any price."""
+        """`[R]` bool: rows without any price, or with a high, a low and a volume of 0, which some
+        write where nothing traded."""
         empty = np.ones(len(self), dtype=bool)
         for name in PRICES:
             empty &= np.isnan(getattr(self, name))
-        return empty
+        return np.asarray(empty | ((self.high == 0) & (self.low == 0) & (self.volume == 0)))
 
     def without_empty(self) -> Bars:
         """Drop the rows without any price."""

@@ -419,6 +419,8 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
         spelt = [column for word in words for column in table.columns if plain(column) == word]
         if role in PRICES:  # yfinance writes the level `Price` over the dates
             spelt = [column for column in spelt if not _holds_all(table[column], _MARKED_DATE)]
+        elif role == "symbol":  # charts' `s` is the state of the answer
+            spelt = [column for column in spelt if not _holds_all(table[column], "^ok$")]
         if spelt:
             found[role] = spelt[0]
     if "close" not in found:

@@ -56,10 +56,29 @@ def test_adjusted_closes_are_no_volume(days, tmp_path):
     assert_market(write_csv(tmp_path, table, "AAA.csv", header=False), days, tmp_path)
 
 
+def test_a_column_of_ok_is_no_symbol(days, tmp_path):
+    path = write_csv(
+        tmp_path, days.drop(columns="ticker", errors="ignore").assign(s="ok"), "XU.csv"
+    )
+    found = detect(str(path))
+    assert found.symbols == ("XU",)
+    assert_market(path, days, tmp_path)
+
+
 def test_blank_lines_between_rows_are_left_out(days, tmp_path):
     path = write_csv(tmp_path, days[["ts", *COLUMNS]], "AAA.csv")
     path.write_text(path.read_text().replace("\n", "\n \n"))
     assert_market(path, days, tmp_path)
+
+
+def test_a_day_of_zeros_without_volume_is_a_day_without_trade(days, tmp_path):
+    table = days[["ts", *COLUMNS]].copy()
+    table.loc[[7, 40], ["open", "high", "low", "volume"]] = 0.0
+    market = make_market(built(detect(str(write_csv(tmp_path, table, "AAA.csv"))), tmp_path))
+    assert (~market.tradable[:, 0]).nonzero().flatten().tolist() == [7, 40]
+    table.loc[7, "volume"] = 9.0  # something traded, at no price
+    with pytest.raises(BarError, match=r"0\.0 is no price"):
+        detect(str(write_csv(tmp_path, table, "AAA.csv")))
 
 
 def test_a_point_is_an_empty_cell(days, tmp_path):
