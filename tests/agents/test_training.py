@@ -221,11 +221,7 @@ def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path):
         )
 
     go_on(MARKET, settings)
-    for column in (
-        "close",
-        "features",
-        "benchmark",
-    ):  # of the same shape, with one other number in it
+    for column in ("high", "features", "benchmark"):  # of the same shape, with another bar in it
         changed = getattr(MARKET, column).clone()
         changed[250] *= 1.001
         with pytest.raises(

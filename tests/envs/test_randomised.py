@@ -266,7 +266,9 @@ def test_what_makes_no_sense_is_refused_in_a_sentence():
     one_day = replace(MARKET, session=torch.zeros_like(MARKET.session))
     with pytest.raises(EnvError, match=r"only 0 sessions.*train on more sessions"):
         randomised(one_day, asked={"variants": 2, "block_sessions": 1})
-    with pytest.raises(ConfigError, match="the first must not exceed the second"):
+    with pytest.raises(
+        ConfigError, match="the first, the smallest factor, must not exceed the second"
+    ):
         RandomiseSettings(costs=(2.0, 1.0))
     with pytest.raises(ConfigError, match="must stay below 10,000"):
         EnvSettings(cost_bps=2000.0, randomise={"costs": (1.0, 6.0)})

@@ -192,10 +192,13 @@ CHEATS = [
         lambda run: (run / "config.yaml").write_text("seed: 3\n") and None,
         "config.yaml does not have the hash in manifest.json",
     ),
-    (values("backtest/context.json", trials=1), "context.json is another"),
-    (values("backtest/verdict.json", verdict="Skill."), "verdict.json is another"),
-    (values("backtest/metrics.json", ensemble={"sharpe": 9.0}), "metrics.json is another"),
-    (a_table, "equity.parquet is another"),
+    (values("backtest/context.json", trials=1), "context.json differs from its seal"),
+    (values("backtest/verdict.json", verdict="Skill."), "verdict.json differs from its seal"),
+    (
+        values("backtest/metrics.json", ensemble={"sharpe": 9.0}),
+        "metrics.json differs from its seal",
+    ),
+    (a_table, "equity.parquet differs from its seal"),
     (without("backtest/sensitivity.json"), "sensitivity.json is missing"),
     (without("backtest/seal.json"), "it has no seal.json"),
     (without("backtest/report.html"), "report.html is missing"),
@@ -251,7 +254,7 @@ def test_a_run_is_verified_and_mended(run):
 
 def test_a_changed_result_is_seen_wherever_it_is_opened(run, tmp_path):
     values("backtest/context.json", trials=1)(run)
-    sentence = "This result was changed after it was written: context.json is another"
+    sentence = "This result was changed after it was written: context.json differs from its seal"
     assert read_backtest(run / "backtest").changed.startswith(sentence)
     other = shutil.copytree(run, run.parent / "other")
     shown = fintrader("compare", str(run), str(other), "--out", str(tmp_path / "page.html"))

@@ -77,7 +77,7 @@ def test_looking_at_the_curve_changes_nothing(finished, tmp_path, monkeypatch):
     spec = next(
         spec for spec in RunStore(finished.folder).read_specs().values() if spec.snapshot is None
     )
-    monkeypatch.setattr(bodies.ValidationCurve, "TIME", 1.0)
+    monkeypatch.setattr(bodies.ValidationCurve, "TIME_SHARE", 1.0)
     looked, _ = train_pod(tmp_path / "looked", spec)
     monkeypatch.setattr(bodies.ValidationCurve, "offer", lambda *_: None)
     blind, _ = train_pod(tmp_path / "blind", spec)
