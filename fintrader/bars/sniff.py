@@ -66,6 +66,9 @@ _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 
 _IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
+_OTHERS = {**dict.fromkeys(PRICES, _MARKED_DATE), "symbol": "^ok$"}
+"""Role -> cells of a column that only shares its name: yfinance writes `Price` over the dates, and
+a chart service's `s` says ok."""
 
 _OWN_TIMES = (
     "{}: each symbol has its own column of times next to the others, such as {}; save each"
@@ -417,10 +420,8 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     found: Roles = {}
     for role, words in SPELLINGS.items():
         spelt = [column for word in words for column in table.columns if plain(column) == word]
-        if role in PRICES:  # yfinance writes the level `Price` over the dates
-            spelt = [column for column in spelt if not _holds_all(table[column], _MARKED_DATE)]
-        elif role == "symbol":  # charts' `s` is the state of the answer
-            spelt = [column for column in spelt if not _holds_all(table[column], "^ok$")]
+        if role in _OTHERS:
+            spelt = [column for column in spelt if not _holds_all(table[column], _OTHERS[role])]
         if spelt:
             found[role] = spelt[0]
     if "close" not in found:
