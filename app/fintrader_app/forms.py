@@ -1,7 +1,7 @@
 """A form made from the JSON schema of pydantic models: one widget a field, with its own help,
 limits and choices.
 
-The draft is plain JSON-like data (what a YAML file would hold); only the models validate it.
+The draft is plain data, as in a YAML file; only the models validate it.
 """
 
 from __future__ import annotations

@@ -206,8 +206,10 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
     length = stop - first
     columns = (np.ascontiguousarray(getattr(merged, name), dtype=np.float64) for name in COLUMNS)
     open_, high, low, close, volume, tradable = kernels.on_grid(at, length, *columns)
-    known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
-    extras = {name: values[known] for name, values in merged.extras.items()}
+    extras = {}
+    if merged.extras:
+        known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
+        extras = {name: values[known] for name, values in merged.extras.items()}
     return SymbolBars(
         symbol=merged.symbols[0],
         first=first,
@@ -246,9 +248,10 @@ def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
     bars = bars.without_empty()
 
     def refuse(name: str, values: Array, lowest: float, highest: float, why: str) -> None:
-        bad = ~((values >= lowest) & (values <= highest))  # NaN is neither
-        if not bad.any():
+        # NaN is neither; the extremes take no memory.
+        if len(values) == 0 or (values.min() >= lowest and values.max() <= highest):
             return
+        bad = ~((values >= lowest) & (values <= highest))
         row = int(bad.argmax())
         raise BarError(
             f"{bars.where(row, zoned=zoned)}, column {name!r}: {values[row]}"

@@ -497,8 +497,8 @@ def _zone(
         why = "no market hours tell the zone of these times, so they count as UTC (--zone)"
     elif proposal.zones:
         why += f"; {', '.join(proposal.zones[:3])} would fit too: a change of clocks tells (--zone)"
-    elif not proposal.has_volume:
-        why += ", and too few rows or no volume confirm it"
+    elif not proposal.may_be_sure:
+        why += ", and nothing confirms it: no volume, or hours without rows"
     else:
         sure = "sure"
         why += ", and in no other zone as many"
@@ -547,7 +547,7 @@ def _calendar(
         why += " which fits worse"
     elif proposal.calendars:
         why += f"; {', '.join(proposal.calendars[:3])} would fit too: a holiday of one tells"
-    elif proposal.has_volume and not (is_daily and share):
+    elif proposal.may_be_sure and not (is_daily and share):
         sure = "sure"
         why += "; no other calendar fits"
     elif share:

@@ -322,8 +322,8 @@ class SessionEvidence:
             settings += [] if fits else [f"data.bar_minutes to {found} or a multiple of it"]
             raise BarError(
                 f"{of} stand {found} minutes apart, so they are bars of {found} minutes"
-                f"{'' if fits else f', which cannot be spread over bars of {grid}'}"
-                f"; set {' and '.join(settings)}"
+                + ("" if fits else f", which cannot be spread over bars of {grid}")
+                + f"; set {' and '.join(settings)}"
             )
 
     def _refuse_label(self, votes: Votes, step: int, of: str) -> None:
@@ -334,7 +334,7 @@ class SessionEvidence:
         raise BarError(
             f"{of} begin and end one bar too {found} of {votes.days} days, as if their times were"
             f" the {label}s of bars; set data.source.label to {label}"
-            f"{', or correct data.source.timezone' if step >= _STEP else ''}"
+            + (", or correct data.source.timezone" if step >= _STEP else "")
         )
 
     def _refuse_zone(self, found: dict[int, Counter[int]], of: str) -> None:
@@ -359,12 +359,20 @@ class SessionEvidence:
         season = len(seasons) < len(found) and any(
             2 * counts[0] > sum(counts.values()) for counts in found.values()
         )
-        clock = "their clock knows no daylight saving or another one"
         raise BarError(
             f"{of} stand {abs(minutes)} minutes {'after' if minutes > 0 else 'before'} the sessions"
             f" of {self.grid.calendar} on {count} of {days} days"
-            f"{f', all those of one season: {clock}' if season else ''}; correct"
-            " data.source.timezone (Etc/GMT+5 is Eastern standard time all year) or data.calendar"
+            + (
+                ", all those of one season: their clock knows no daylight saving, or another one"
+                if season
+                else ""
+            )
+            + "; correct data.source.timezone"
+            + (
+                " (Etc/GMT+5 is Eastern standard time all year)"
+                if season and minutes == -60
+                else " (or data.calendar)"
+            )
         )
 
 

@@ -92,8 +92,8 @@ class Proposal:
     """Other calendars, the best first."""
     zones: tuple[str, ...]
     """Other zones."""
-    has_volume: bool
-    """Volume carries information, and no hours or days of the calendar lack rows; else nothing is
+    may_be_sure: bool
+    """Volume carries information, and the calendar's hours and days hold rows; else nothing is
     certain."""
     refuted: Hypothesis | None = None
     """The usual calendar that fits best, where another one is proposed."""
@@ -129,7 +129,7 @@ def find_calendar(
     if other.best.outside <= MOST_OUTSIDE and other.best.cost < usual.best.cost:
         return replace(other, refuted=usual.best)
     if fits:  # a calendar that is not known here may fit better
-        return replace(usual, has_volume=False)
+        return replace(usual, may_be_sure=False)
     always = propose(bars, ("24/7",), zones, step, spans)
     is_always = _trades_at_weekends(bars) if is_daily else always.best.filled > _AROUND_THE_CLOCK
     return replace(always, refuted=usual.best) if is_always else usual

@@ -64,9 +64,11 @@ _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 """Words before a price's name that are not symbols."""
 
+_VOLUME = r"(?!.*(avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
+"""Names of a bar's volume that are spelt in no list, without averages, changes and volatility."""
 _IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
-_OTHERS = {**dict.fromkeys(PRICES, _MARKED_DATE), "symbol": "^ok$"}
+_NAMESAKES = {**dict.fromkeys(PRICES, _MARKED_DATE), "symbol": "^ok$"}
 """Role -> cells of a column that only shares its name: yfinance writes `Price` over the dates, and
 a chart service's `s` says ok."""
 
@@ -420,8 +422,8 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     found: Roles = {}
     for role, words in SPELLINGS.items():
         spelt = [column for word in words for column in table.columns if plain(column) == word]
-        if role in _OTHERS:
-            spelt = [column for column in spelt if not _holds_all(table[column], _OTHERS[role])]
+        if role in _NAMESAKES:
+            spelt = [column for column in spelt if not _holds_all(table[column], _NAMESAKES[role])]
         if spelt:
             found[role] = spelt[0]
     if "close" not in found:
@@ -494,7 +496,7 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
     if found is None:
         if {"up", "down"} <= by_name.keys():  # volume at rising and at falling prices
             return f"{by_name['up']} + {by_name['down']}"
-        return next((by_name[name] for name in by_name if re.search("vol(?!at)", name)), None)
+        return next((by_name[name] for name in by_name if re.fullmatch(_VOLUME, name)), None)
     if "close" in roles:  # as `quoteVolume` and its value, `volume`
         volumes = [column for column in table.columns if "vol" in plain(column)]
         used = [*dict.fromkeys((roles["close"], found, *volumes))]

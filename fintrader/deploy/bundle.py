@@ -69,8 +69,8 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: Path) -> Bundle:
-        """Open a bundle, and name the code that it runs. Raises DeployError for a folder that
-        holds none, or one of which a byte was changed."""
+        """Open a bundle, and name the code that it runs. Raises DeployError for a folder
+        without a bundle, and for a bundle with a changed byte."""
         record = read_record(Path(folder))
         check_files(Path(folder), record)
         name_code(f"the bundle in {folder}", [record.data, record.env])
@@ -78,7 +78,7 @@ class Bundle:
 
     @property
     def name(self) -> str:
-        """The deployment's."""
+        """Name of the deployment."""
         return self.record.name
 
     @cached_property

@@ -47,7 +47,7 @@ class BundleRecord(BundleOrigin):
 
     format: str
     name: str
-    """The deployment's."""
+    """Name of the deployment."""
     files: Mapping[str, str]
     """File -> SHA-256."""
     own_files: Mapping[str, str]

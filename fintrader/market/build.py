@@ -81,7 +81,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fintrader.market")
 
 RECORD = "build.json"
-"""File next to each market: what it was made from and what was repaired, sealed."""
+"""Sealed file next to each market: its sources and the repairs of its bars."""
 BUILD_VERSION = 14
 """Part of every address; increase it when the same settings would give other numbers, or files of
 another form."""

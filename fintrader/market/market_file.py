@@ -116,7 +116,10 @@ def parse_header(text: str) -> MarketDescription:
     """Read what `header_text` wrote. Raises ValueError or RecordError for anything else."""
     header = json.loads(text)
     if header.pop("format", None) != FORMAT:
-        raise MarketError("is no market file of this version; build it again")
+        raise MarketError(
+            "is no market file of this version; build it again, or go on with the"
+            " version of fintrader that wrote it"
+        )
     return from_json(MarketDescription, header)
 
 

@@ -54,8 +54,10 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
         before = manifest.values["data_hash"]
         if before not in (None, content):
             raise RunError(
-                f"{config.folder.root} was made from other bars (data hash {before[:12]} there,"
-                f" {content[:12]} now); put the old file back, or choose another --name"
+                f"{config.folder.root} was made from another market (data hash {before[:12]} there,"
+                f" {content[:12]} now), of other bars or by another version of fintrader (commit"
+                f" {str(manifest.values['commit'])[:12]}); put the old file back, go on with that"
+                " version, or choose another --name"
             )
         notice = description.provenance.notice
         manifest.update(market=str(path), data_hash=content, notice=notice)

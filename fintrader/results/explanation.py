@@ -17,8 +17,8 @@ from fintrader.numerals import count, percent
 METHOD = (
     "Each input alone is taken away (a feature or column of context shows its mean over the window,"
     " cash and holdings those of an account just opened) and the policy is asked again: the share"
-    " of the account that would have been held elsewhere is what it moved. Inputs that say the same"
-    " share what they move or hide one another, and nothing here says that an input pays."
+    " of the account that would have been held elsewhere is what it moved. Inputs with the same"
+    " information share what they move or hide one another. No figure here shows that an input pays."
 )
 
 

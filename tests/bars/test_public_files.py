@@ -56,6 +56,25 @@ def test_adjusted_closes_are_no_volume(days, tmp_path):
     assert_market(write_csv(tmp_path, table, "AAA.csv", header=False), days, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "is_volume"),
+    [("Trade Vol.", True), ("volume_btc", True), ("total_traded_volumn", True)]
+    + [
+        (name, False)
+        for name in ("vol_change", "Volume MA20", "volatility", "evolution", "avg_vol")
+    ],
+)
+def test_a_volume_is_that_of_the_bar(name, is_volume, days, tmp_path):
+    path = write_csv(
+        tmp_path,
+        days[["ts", *PRICES, "volume"]]
+        .set_axis([*"a", *PRICES, name], axis=1)
+        .rename(columns={"a": "date"}),
+        "AAA.csv",
+    )
+    assert detect(str(path)).has_volume is is_volume
+
+
 def test_a_column_of_ok_is_no_symbol(days, tmp_path):
     path = write_csv(
         tmp_path, days.drop(columns="ticker", errors="ignore").assign(s="ok"), "XU.csv"

@@ -1,5 +1,5 @@
-"""Live: what a deployment does now, what it holds, and how far it is from its backtest. Where the
-app asks for its token, buttons halt, resume and flatten; nothing else here trades."""
+"""Live: the state of a deployment, its holdings, and its distance from the backtest. Where the app
+asks for its token, buttons halt, resume and flatten; nothing else here trades."""
 
 from __future__ import annotations
 

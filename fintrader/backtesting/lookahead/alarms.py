@@ -1,5 +1,5 @@
-"""Columns that know too much: their strength shows what truncation cannot prove for values computed
-elsewhere.
+"""Columns that are too good to be true: strength alone gives away a leak that truncation cannot
+prove, in values computed elsewhere.
 
 A column that holds the next return is the same in every truncated view of its file. But nothing
 that is honest orders returns as well as it does: each column is compared with the returns after it,

@@ -114,10 +114,10 @@ def _apart(column: Tensor, one: float, other: float) -> str:
 
 
 def unmoved(market: MarketTensors, changed: MarketTensors, cut: int) -> set[str]:
-    """Columns that say the same from `cut` on though every bar is another: they are not made of the
-    bars.
+    """Find the columns that do not change from `cut` on although every bar does: they are not made
+    of the bars.
 
-    Columns that hold one value throughout say nothing, and are left out.
+    Columns of one value are left out.
     """
     if market.symbols != changed.symbols:
         return set()

@@ -51,8 +51,8 @@ class FreshBuilds:
     """Builds views of the market of some settings. A context manager: the process ends with it.
 
     `setup` names a function (`package.module:function`) that is called in the process before
-    anything is built, to do what your script does before it builds. Raises what a build would
-    raise; BacktestError where code of your own fails on a view.
+    anything is built, to do what your script does before it builds. Raises what a build
+    raises, and BacktestError where your own code fails on a view.
     """
 
     def __init__(

@@ -137,7 +137,7 @@ class Gate:
         found = self.faults(symbols)
         stopping = [fault for fault in found if fault.kind in STOPPING]
         waived = [fault for fault in stopping if self._may_pass(fault)]
-        standing = [fault for fault in stopping if fault not in waived]
+        standing = [fault for fault in stopping if not self._may_pass(fault)]
         if standing:
             raise BarError(_explain_refusal(standing))
         doubtful = [fault for fault in found if fault.kind in DOUBTFUL]

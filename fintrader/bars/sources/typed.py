@@ -144,7 +144,7 @@ def _frame_rows(nested: Mapping[str, Any]) -> list[Any] | None:
     rows = {
         label: row for label, row in nested.items() if isinstance(row, dict) and _is_header(row)
     }
-    if 2 * len(rows) > len(nested):  # the others say what they are
+    if 2 * len(rows) > len(nested):  # the others are metadata
         return _add_index(rows, rows.values())
     if not _is_header(nested):
         return None
