@@ -12,6 +12,7 @@ import yaml
 
 from fintrader.backtesting import read_backtest
 from fintrader.errors import RunError
+from fintrader.market import build
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.run_stages import claim, run, walk_forward
@@ -280,3 +281,14 @@ def test_a_refused_build_gives_the_name_back_and_a_market_keeps_it(tmp_path):
     make_market(config, Manifest.load(folder / "manifest.json"))
     with pytest.raises(RunError, match="was made with other settings"):
         claim(load_config(write_config(tmp_path, data=data, seed=4)))
+
+
+def test_a_market_of_another_version_names_the_commit_that_made_it(tmp_path, monkeypatch):
+    config = load_config(write_config(tmp_path))
+    claim(config)
+    manifest = Manifest.load(config.folder.root / "manifest.json")
+    make_market(config, manifest)
+    monkeypatch.setattr(build, "BUILD_VERSION", build.BUILD_VERSION + 1)
+    made_by = str(manifest.values["commit"])[:12]
+    with pytest.raises(RunError, match=rf"another version of fintrader \(commit {made_by}\)"):
+        make_market(config, manifest)
