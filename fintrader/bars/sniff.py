@@ -21,6 +21,7 @@ from fintrader.bars.sources.cells import (
     EMPTY,
     EXCEL,
     LOCAL,
+    MINGUO,
     UNITS,
     ZONE_NAME,
     carries_zone,
@@ -35,6 +36,7 @@ from fintrader.bars.sources.presets import (
     DATE_SPELLINGS,
     IN_UTC,
     SPELLINGS,
+    make_unique,
     plain,
 )
 from fintrader.errors import BarError
@@ -229,7 +231,7 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if not numbered:
         return pd.DataFrame()
     lines = [line for _, line in numbered]
-    delimiter = layout.known.get("delimiter") or _delimiter(lines)
+    delimiter = layout.known.get("delimiter") or _delimiter(lines, file.name)
     if delimiter != "," or "delimiter" in layout.known:
         layout.note("delimiter", delimiter, "stands as often in every line")
     rows = list(csv.reader(lines, delimiter=delimiter))
@@ -261,11 +263,10 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
 
 
 def _name_columns(lines: Sequence[list[str]]) -> list[str]:
-    """Make the names of columns unique: of two equal ones the first counts. Lines of another
-    length than the first are no names."""
+    """Make unique names of the lines above a table; those of another length than the first are
+    no names."""
     lines = [line for line in lines if len(line) == len(lines[0])]
-    names = _join_lines(lines) if len(lines) > 1 else lines[0]
-    return [f"{name} {at}" if name in names[:at] else name for at, name in enumerate(names)]
+    return make_unique(_join_lines(lines) if len(lines) > 1 else lines[0])
 
 
 def _decimal(rows: Sequence[Sequence[str]]) -> str:
@@ -312,13 +313,17 @@ def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _delimiter(lines: Sequence[str]) -> str:
-    """Find the mark that stands as often in nearly every line."""
+def _delimiter(lines: Sequence[str], name: str) -> str:
+    """Find the mark that stands as often in nearly every line. Raises BarError, with the file's
+    name, for several spaces."""
     best = (1, ",")
-    for mark in ("\t", ";", "|"):
+    marks = "\t;|" if any("," in line for line in lines) else "\t;| "
+    for mark in marks:
         count, lines_alike = Counter(line.count(mark) for line in lines[:200]).most_common(1)[0]
         if count > best[0] and lines_alike >= 0.9 * min(len(lines), 200) - _MOST_ABOVE:
             best = (count, mark)
+    if best[1] == " " and any("  " in line for line in lines):
+        raise BarError(f"{name}: several spaces part its columns; save it with commas instead")
     return best[1]
 
 
@@ -760,6 +765,14 @@ def _set_formats(
 ) -> None:
     """Set `time_format`, `whole_days` and the zone by the dates and the times of day."""
     example = joint.join(filter(None, (dates.iloc[0], "" if clocks is None else clocks.iloc[0])))
+    if (
+        clocks is None
+        and dates.str.fullmatch(r"[01]?\d\d/\d\d/\d\d").all()
+        and dates.str.len().max() == 9
+    ):
+        layout.whole_days = True
+        layout.note("time_format", MINGUO, f"counts years from 1911, like {example}")
+        return
     fits = _fitting(dates, _DATES)
     clock_format = None if clocks is None else _fit_clock(clocks)
     if not fits or (clocks is not None and clock_format is None):

@@ -176,3 +176,41 @@ def test_times_of_metatrader_count_by_its_servers_clock(tmp_path):
 def test_lengths_of_bars_are_no_part_of_symbols(name, symbol):
     pattern = name_pattern([BarFile(f"{name}.csv", "csv", f"{name}.csv")], False)
     assert FilesSettings(name_pattern=pattern).read_name(f"{name}.csv") == (symbol, None)
+
+
+def test_years_of_taiwan_count_from_1911(days, tmp_path):
+    dates = days.ts.str.replace(r"^\d+", lambda year: str(int(year[0]) - 1911), regex=True)
+    table = days.assign(ts=dates.str.replace("-", "/"))
+    path = write_csv(tmp_path, table[["ts", *COLUMNS]], "AAA.csv")
+    assert findings(str(path))["time_format"].value == "minguo"
+    assert_market(path, days, tmp_path)
+
+
+def test_one_space_may_part_columns_but_not_several(days, tmp_path):
+    table = days[["ts", *COLUMNS]]
+    assert_market(write_csv(tmp_path, table, "AAA.txt", sep=" "), days, tmp_path)
+    (tmp_path / "BBB.txt").write_text(table.to_string(index=False))
+    with pytest.raises(BarError, match="several spaces part its columns"):
+        detect(str(tmp_path / "BBB.txt"))
+
+
+def test_spaces_around_symbols_and_lines_of_commas_are_nothing(days, tmp_path):
+    path = write_csv(tmp_path, days.assign(symbol="AAA   ")[["symbol", "ts", *COLUMNS]], "all.csv")
+    path.write_text(path.read_text() + ",,,,,,\n,,,,,,\n")
+    assert findings(str(path))["symbols"].why == "AAA"
+    assert_market(path, days, tmp_path)
+
+
+def test_the_first_of_two_equal_names_in_a_workbook_counts(days, tmp_path):
+    pytest.importorskip("openpyxl")
+    table = days.assign(again=days.close * 0.98)[["ts", *COLUMNS, "again"]]
+    path = tmp_path / "AAA.xlsx"
+    table.set_axis([*table.columns[:-1], "close"], axis=1).to_excel(path, index=False)
+    assert_market(path, days, tmp_path)
+
+
+def test_json_columns_of_several_lengths_are_named(days, tmp_path):
+    columns = {name: days[name].tolist() for name in ("ts", *COLUMNS)}
+    (tmp_path / "AAA.json").write_text(json.dumps({**columns, "volume": [1, 2]}))
+    with pytest.raises(BarError, match="its columns have several lengths"):
+        detect(str(tmp_path / "AAA.json"))

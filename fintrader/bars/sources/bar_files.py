@@ -163,6 +163,8 @@ def iterate(
         if present[-1] in (*texts, *numeric):
             _refuse_cut_off(file, settings)
         for rows, table in read(texts, numeric):
+            if table[names["ts"]].null_count:
+                rows, table = _drop_blank(rows, table)
             if settings.time_format is None:
                 times = table[names["ts"]].slice(0, 1)
                 zoned = one_kind(Column(times, names["ts"], file.name, rows[:1]), zoned)
@@ -180,6 +182,12 @@ def iterate(
         if is_alone:
             raise BarError(f"{file.name}: {held}; check the file")
         log.warning("%s: %s", file.name, held)
+
+
+def _drop_blank(rows: Array, table: pa.Table) -> tuple[Array, pa.Table]:
+    """Leave out rows without any cell, such as a last line of commas."""
+    is_filled = np.any([~pc.is_null(column).to_numpy() for column in table.columns], axis=0)
+    return rows[is_filled], table.filter(pa.array(is_filled))
 
 
 def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[str, str]]:

@@ -55,6 +55,8 @@ LOCAL = "epoch_local"
 """Time format of numbers since 1970 by the clock of the settings' zone, as of MetaTrader."""
 EXCEL = "excel"
 """Time format of days since 1899-12-30."""
+MINGUO = "minguo"
+"""Time format of dates like 113/01/02, whose years count from 1911, as in Taiwan."""
 _MOST_CLOSES = 0.05
 """Largest share of rows with a close alone that counts as days without trade."""
 UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
@@ -206,11 +208,11 @@ def _symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
     codes = encoded.indices.to_numpy()
     named = encoded.dictionary.to_pylist()
     used = np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist()
-    tickers = {code: named[code].lstrip("'") for code in used}  # Excel's mark of text
+    tickers = {code: named[code].lstrip("'").strip() for code in used}  # Excel's mark of text
     if uppercase:
         tickers = {code: name.upper() for code, name in tickers.items()}
     for code, ticker in tickers.items():
-        if not ticker.strip():
+        if not ticker:
             blank = int((codes == code).argmax())
             raise column.fault(blank, "an empty text is no ticker; fill it or remove the row")
     order = {ticker: place for place, ticker in enumerate(sorted({*tickers.values()}))}
@@ -329,6 +331,9 @@ def _parse_times(column: Column, settings: FilesSettings) -> Array:
     written = settings.time_format
     if written is not None and written.endswith(" %Z"):
         return _parse_named_zones(column, settings)
+    if written == MINGUO:
+        text = text.str.replace(r"^\d+", lambda year: str(1911 + int(year[0])), regex=True)
+        written = "%Y/%m/%d"
     zoned = bool(one_kind(column, None)) if written is None else "%z" in written
     parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
     column.refuse(parsed.isna(), f"no time like {written or '2016-01-04 09:30'}")

@@ -74,7 +74,7 @@ class FilesSettings(Settings):
     """Format of times: `epoch` for numbers since 1970, each in seconds to nanoseconds by its size
     (`epoch_local` where the clock of `timezone` counts, as MetaTrader's servers do); `s`, `ms`,
     `us` or `ns` since 1970 (since midnight where a date stands elsewhere); `excel` for days since
-    1899-12-30; or a pattern like `%d.%m.%Y %H:%M`, for date and time together, with ` %Z` at its
+    1899-12-30; `minguo` for dates like 113/01/02, whose years count from 1911; or a pattern like `%d.%m.%Y %H:%M`, for date and time together, with ` %Z` at its
     end for the name of a zone, such as EST or US/Eastern. ISO 8601 unless set."""
     timezone: str = "America/New_York"
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they

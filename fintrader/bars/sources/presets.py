@@ -10,6 +10,7 @@ FirstRate: firstratedata.com, `readme` of a bundle. Kibot: kibot.com/Data_Format
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from fintrader.bars.bars import COLUMNS
@@ -99,3 +100,8 @@ def plain(column: object) -> str:
     """A column's name as it stands in the lists above."""
     name = re.sub(r"^\d+\.\s*", "", str(column).strip().strip("<>[]\"'"))  # "1. open"
     return re.sub(r"[\s_]+", "_", name.lower()).rstrip("._")
+
+
+def make_unique(columns: Sequence[str]) -> list[str]:
+    """Make the names of columns unique: of two equal ones the first keeps its name."""
+    return [f"{name} {at}" if name in columns[:at] else name for at, name in enumerate(columns)]

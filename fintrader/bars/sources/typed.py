@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fintrader.bars.sources.presets import SPELLINGS, plain
+from fintrader.bars.sources.presets import SPELLINGS, make_unique, plain
 from fintrader.errors import install_command
 
 INDEX = "__index_level_0__"
@@ -149,7 +149,10 @@ def _frame_rows(nested: Mapping[str, Any]) -> list[Any] | None:
     if not _is_header(nested):
         return None
     columns = (value.values() if isinstance(value, dict) else value for value in nested.values())
-    whole = [dict(zip(nested, cells, strict=True)) for cells in zip(*columns, strict=True)]
+    cells = [*columns]
+    if len({*map(len, cells)}) > 1:
+        raise TableError("its columns have several lengths; make them alike, or save it as CSV")
+    whole = [dict(zip(nested, row, strict=True)) for row in zip(*cells, strict=True)]
     return _add_index(first if isinstance(first, dict) else (), whole)
 
 
@@ -200,7 +203,7 @@ def _excel(stream: Any) -> _Table:
     head = list(itertools.islice(rows, 2))
     # an empty column may stand before the table
     places = [at for at, cells in enumerate(itertools.zip_longest(*head)) if set(cells) != {None}]
-    names = [INDEX if head[0][at] is None else str(head[0][at]) for at in places]
+    names = make_unique([INDEX if head[0][at] is None else str(head[0][at]) for at in places])
 
     def build() -> Iterator[pa.RecordBatch]:
         columns = list(itertools.zip_longest(*head, *rows))
@@ -210,8 +213,6 @@ def _excel(stream: Any) -> _Table:
 
 
 def _build(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Table:
-    if len(set(names)) < len(names):
-        raise TableError("two columns have the same name; rename one")
     table = pa.table(dict(zip(names, map(_to_array, columns), strict=True)))
     return table.schema.names, table.to_batches()
 
