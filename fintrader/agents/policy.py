@@ -299,10 +299,11 @@ def load_policy(
     module.meta = meta
     if market is not None:
         module.check_market(market)
-        if module.layout.num_actions != market.num_assets:
+        layout = module.layout
+        assets = layout.num_actions if isinstance(layout, FlatLayout) else layout.num_assets
+        if assets != market.num_assets:
             raise CheckpointError(
-                f"{path} trades {module.layout.num_actions} assets, the market has"
-                f" {market.num_assets}"
+                f"{path} trades {assets} assets, the market has {market.num_assets}"
             )
     return module.to(device).eval().requires_grad_(False)
 

@@ -66,12 +66,13 @@ class BacktestAccount:
         self.view = view
         self.trade_log = log = TradeLog(market, settings, view)
         self._end = market.num_bars - 1
-        buffers = Buffers.empty(1, market.num_assets, torch.device("cpu"))
+        rests = settings.action == "limit"
+        buffers = Buffers.empty(1, market.num_assets, torch.device("cpu"), rests=rests)
         for part in buffers:
             part.zero_()
         self._buffers = tuple(part.numpy() for part in buffers)
-        *rows, shares = self._buffers
-        self._state = State._make([*(row for part in rows for row in part), shares])
+        *rows, shares, resting = self._buffers
+        self._state = State._make([*(row for part in rows for row in part), shares, resting])
         self._state.end_bar[0] = self._end
         for amount in (
             self._state.cash,
@@ -145,7 +146,7 @@ class BacktestAccount:
         """Observe the private part `[A + N]` (`envs.episodes.observe_private`); the next order
         overwrites it."""
         if self._seen_at != self.bar:
-            kernel.observe_account(self._buffers, self._prices, self._seen)
+            kernel.observe_account(self._buffers, self._prices, self._rules, self._seen)
             self._seen_at = self.bar
         return self._seen
 
@@ -248,10 +249,11 @@ class BacktestAccount:
 
     def _make_room(self, decisions: int, bars: int) -> None:
         """Make room in the log for the trades of some decisions and bars."""
-        # Orders fill at most N times, a symbol ends at most once, and splits or is closed by a
-        # margin call at most once a bar.
+        # Orders fill at most N times, or at each bar where they rest; a symbol ends at most once,
+        # and splits or is closed by a margin call at most once a bar.
         often = self._rules.maintenance_margin > 0.0 or self.view.has_events
-        room = self.num_trades + self.held.size * (1 + decisions + (2 * bars if often else 0))
+        a_bar = 2 * often + self._rules.is_limit
+        room = self.num_trades + self.held.size * (1 + decisions + a_bar * bars)
         log = self._log
         if room > len(log.kind):
             more = room + len(log.kind)

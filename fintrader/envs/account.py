@@ -49,6 +49,10 @@ MovePrices = Callable[[Tensor, Tensor], Tensor]
 # within a core's cache; beyond that, marking in parts is up to twice as fast.
 MARKS_AT_ONCE = 1 << 17
 
+RESTING = range(4)
+"""Rows of `Account.resting`."""
+LEFT, PRICE, AGE, TRADED = RESTING
+
 
 class Account(NamedTuple):
     """B accounts. Times are bar numbers of the environment's window."""
@@ -75,6 +79,9 @@ class Account(NamedTuple):
     """`[B, 2]` float64: moments of the step returns, for the differential Sharpe ratio."""
     finished: Tensor
     """`[B]` bool: the last step ended the episode and the account was not reset yet."""
+    resting: Tensor
+    """`[B, 4, N]` float64, the orders that rest: shares still to trade, > 0 to buy; limit price,
+    USD; bars since the decision; shares that traded. `[B, 0, N]` unless orders rest."""
 
 
 class Orders(NamedTuple):
@@ -228,9 +235,21 @@ def advance(
     fills = fill_orders(orders, quote, settings)
 
     # Cash and holdings are marked at every close up to the next decision.
-    marks = mark_to_market(view, account, orders.bar, fills, settings)
+    marks = mark_to_market(
+        view, account, orders.bar, fills, settings, settings.decision_interval
+    )
+    after, value, terminated, truncated = end_interval(view, account, marks, settings, reward)
+    entry = record_step(account.bar, orders, quote, fills, marks, settings) if record else None
+    return after, value, terminated, truncated, entry
 
-    # Reward the change of equity, and end the episode on ruin or at the time limit.
+
+def end_interval(
+    view: MarketView, account: Account, marks: Marks, settings: EnvSettings, reward: Reward
+) -> tuple[Account, Tensor, Tensor, Tensor]:
+    """Reward the change of equity, and end episodes on ruin or at the time limit.
+
+    Returns account, reward `[B]` float64, terminated `[B]`, truncated `[B]`.
+    """
     outcome = measure_outcome(view, account, marks)
     memory = update_memory(outcome, settings) if settings.reward in REMEMBERING else account.memory
     bar = marks.bars[:, -1]
@@ -245,8 +264,7 @@ def advance(
         memory=memory,
         finished=terminated | truncated,
     )
-    entry = record_step(account.bar, orders, quote, fills, marks, settings) if record else None
-    return after, settings.reward_scale * reward(outcome), terminated, truncated, entry
+    return after, settings.reward_scale * reward(outcome), terminated, truncated
 
 
 # --- orders ---------------------------------------------------------------------------------------
@@ -288,7 +306,7 @@ def desired_shares(
     nothing.
     """
     action = (action if action.requires_grad else action.float()).clamp(-1.0, 1.0)
-    if settings.action == "target":
+    if settings.action != "trade":
         price = mark.double()
         target = target_shares(action, equity, price, settings)
         gap = target - shares
@@ -370,10 +388,13 @@ def split_shares(shares: Tensor, split: Tensor, settings: EnvSettings) -> Tensor
 # --- fills ----------------------------------------------------------------------------------------
 
 
-def fill_orders(orders: Orders, quote: Quote, settings: EnvSettings) -> Fills:
+def fill_orders(
+    orders: Orders, quote: Quote, settings: EnvSettings, *, inside: bool = False
+) -> Fills:
     """Fill orders in their bar: sales first, then purchases.
 
-    Long-only accounts keep cash >= 0 and shares >= 0.
+    Long-only accounts keep cash >= 0 and shares >= 0. `inside`: the bar does not tell which came
+    first, so that the sales pay for no purchase.
     """
     shares = orders.shares
     limit = quote.order_limit.double()
@@ -390,6 +411,9 @@ def fill_orders(orders: Orders, quote: Quote, settings: EnvSettings) -> Fills:
 
     # Purchases take holdings further from zero, all scaled by one factor to fit the budget.
     budget = purchase_budget(cash, kept, orders.mark, quote, settings)
+    if inside:
+        before = purchase_budget(orders.cash, shares, orders.mark, quote, settings)
+        budget = torch.minimum(budget, before)
     filled = buy(kept, desired, budget, quote, settings)
     bought = filled - kept
     paid = in_usd(bought, quote.price)
@@ -502,14 +526,18 @@ def variable_cost(shares: Tensor, notional: Tensor, quote: Quote, settings: EnvS
 
 
 def mark_to_market(
-    view: MarketView, account: Account, fill_bar: Tensor, fills: Fills, settings: EnvSettings
+    view: MarketView,
+    account: Account,
+    fill_bar: Tensor,
+    fills: Fills,
+    settings: EnvSettings,
+    interval: int,
 ) -> Marks:
-    """Mark cash and holdings at each close of the interval's k bars.
+    """Mark cash and holdings at each close of the next k = `interval` bars.
 
     Between two changes cash and holdings stay as they are, so that whole stretches of bars are
     marked in one operation.
     """
-    interval = settings.decision_interval
     ahead = account.bar.unsqueeze(1) + torch.arange(1, interval + 1, device=account.bar.device)
     bars = torch.minimum(ahead, account.end_bar.unsqueeze(1))
 

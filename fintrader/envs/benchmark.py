@@ -48,7 +48,8 @@ def lay_out(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
     """Lay out the observations of a market; with a benchmark other than cash they contain
     membership and the benchmark's weights."""
     is_shown = benchmark_kind(market, settings.benchmark) != "cash"
-    return ObservationLayout.of(market, settings.lookback, benchmark=is_shown)
+    rests = settings.action == "limit"
+    return ObservationLayout.of(market, settings.lookback, benchmark=is_shown, resting=rests)
 
 
 def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:

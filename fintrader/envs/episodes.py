@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fintrader.envs.account import Account
+from fintrader.envs.account import RESTING, Account
 from fintrader.envs.market_view import MarketView
 from fintrader.envs.money import EQUITY_FLOOR, in_usd
 from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
@@ -84,6 +84,7 @@ def begin(
     variance = torch.full_like(equity, SHARPE_PRIOR_VOLATILITY**2)
     memory = torch.stack((torch.zeros_like(equity), variance), dim=1)
     finished = torch.zeros_like(bar, dtype=torch.bool)
+    rows = len(RESTING) if settings.action == "limit" else 0
     return Account(
         bar=bar,
         cash=cash,
@@ -96,23 +97,23 @@ def begin(
         episode=episode + 1,
         memory=memory,
         finished=finished,
+        resting=shares.new_zeros(len(shares), rows, shares.shape[1]),
     )
 
 
 def select(mask: Tensor, chosen: Account, other: Account) -> Account:
     """Take `chosen` where mask `[B]`, else `other`."""
-    rows = mask.unsqueeze(1)
     return Account(
         *(
-            torch.where(rows if a.ndim == 2 else mask, a, b)
+            torch.where(mask.view(-1, *[1] * (a.ndim - 1)), a, b)
             for a, b in zip(chosen, other, strict=True)
         )
     )
 
 
 def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:
-    """Observe the part `[B, A + N]` that differs between accounts at the same bar: the account's
-    features, and the weights held."""
+    """Observe the part `[B, P]` that differs between accounts at the same bar: the account's
+    features, the weights held, and the orders that rest."""
     left = (account.end_bar - account.bar).double()
     length = torch.clamp(account.end_bar - account.start_bar, min=1)
     clock = view.clock[account.bar]
@@ -124,8 +125,13 @@ def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> T
         torch.where(clock < 0, left / length, clock),
     )
     mark = view.mark_at(account.bar).double()
-    weights = account.shares * mark * (1.0 / safe).unsqueeze(1)
-    return torch.cat((torch.stack(features, dim=1).to(dtype), weights.to(dtype)), dim=1)
+    share = (1.0 / safe).unsqueeze(1)
+    parts = [torch.stack(features, dim=1), account.shares * mark * share]
+    if account.resting.shape[1]:
+        left, price, age, _ = account.resting.unbind(1)
+        distance = (price / torch.where(mark > 0, mark, 1.0) - 1.0).clamp(-1.0, 1.0)
+        parts += [left * mark * share, torch.where(left != 0, distance, 0.0), age * view.per_bar]
+    return torch.cat([part.to(dtype) for part in parts], dim=1)
 
 
 def observe(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:

@@ -72,7 +72,7 @@ class SeveralEnvs:
     def step(self, actions: Tensor) -> StepReturn:
         """Step every environment (see `TradingEnv.step`). Raises EnvError unless actions are
         `[B, N]`."""
-        shape = (self.num_envs, self.layout.num_assets)
+        shape = (self.num_envs, self.layout.num_actions)
         if not isinstance(actions, Tensor) or tuple(actions.shape) != shape:
             raise EnvError(
                 f"actions must be a tensor of shape {shape}, got"

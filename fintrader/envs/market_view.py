@@ -44,7 +44,7 @@ class Quote(NamedTuple):
     inverse_root_volume: Tensor
     """`[B, N]`: 1 / sqrt(volume in shares), very large without volume."""
     spread: Tensor
-    """`[N]` float64: half-spread as a share of the notional."""
+    """`[N]` or `[B, N]` float64: half-spread as a share of the notional."""
 
 
 class MarketView(NamedTuple):
@@ -58,6 +58,9 @@ class MarketView(NamedTuple):
     memory. Prices are stored here alone."""
     inverse_root_volume: Tensor
     """`[T, N]` float32: 1 / sqrt(volume in shares), the largest number where nothing was traded."""
+    ranges: Tensor
+    """`[T, 2, N]` float32: lows and highs in units of money, 0 where nothing trades; `[T, 0, N]`
+    where no order rests."""
     spread: Tensor
     """`[N]` float64: half-spread as a share of the notional."""
     table: MarketTable
@@ -90,6 +93,8 @@ class MarketView(NamedTuple):
     clock: Tensor
     """`[T]` float64: `time_left` at a bar's close; negative where the episode's own share
     counts."""
+    per_bar: float
+    """A bar's share of the time that an order may rest."""
 
     @property
     def mark(self) -> Tensor:
@@ -168,6 +173,7 @@ def build_market_view(
     return MarketView(
         quotes=quotes,
         inverse_root_volume=roots,
+        ranges=lay_ranges(market, settings),
         spread=half_spreads(market, settings),
         table=build_once(_lay_table, market, kind, obs_dtype, settings.lookback),
         benchmark=build_once(_hold_benchmark, market, kind)[1],
@@ -182,6 +188,7 @@ def build_market_view(
         has_events=len(splits) > 1,
         max_changes=count_changes(ends, event_row, settings),
         clock=session_clock(market.session, settings.clock),
+        per_bar=1.0 / (settings.time_in_force or settings.decision_interval),
     )
 
 
@@ -249,6 +256,14 @@ def _quote_bars(
             " none to fill orders of any size"
         )
     return quotes, roots
+
+
+def lay_ranges(market: MarketTensors, settings: EnvSettings) -> Tensor:
+    """Lay out `MarketView.ranges`."""
+    if settings.action != "limit":
+        return market.close.new_empty(market.num_bars, 0, market.num_assets)
+    ranges = torch.stack((market.low, market.high), 1)
+    return torch.where(market.tradable.unsqueeze(1), ranges * USD_GRID, 0.0).nan_to_num()
 
 
 def pack_quotes(limit: Tensor, price: Tensor, buyable: Tensor, mark: Tensor) -> Tensor:

@@ -91,18 +91,18 @@ class Columns(NamedTuple):
 
 
 def market_widths(layout: ObservationLayout) -> list[int]:
-    """List the widths of account, holdings, history, features, tradable, member, benchmark and
-    context, in the order of the columns."""
+    """List the widths of account, holdings, resting orders, history, features, tradable, member,
+    benchmark and context, in the order of the columns."""
     assets = layout.num_assets
     history = (layout.lookback - 1) * layout.row_width
     judged = assets * layout.benchmark
     newest = [assets * layout.num_features, assets, judged, judged, layout.num_context]
-    return [layout.account_width, assets, history, *newest]
+    return [layout.account_width, assets, assets * layout.resting, history, *newest]
 
 
 def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
     """Take rows `[U, L*W]` apart into named views."""
-    history, features, *others = torch.split(rows, market_widths(layout)[2:], dim=-1)
+    history, features, *others = torch.split(rows, market_widths(layout)[3:], dim=-1)
     features = features.reshape(*rows.shape[:-1], layout.num_assets, layout.num_features)
     history = history.reshape(*rows.shape[:-1], layout.lookback - 1, layout.row_width)
     return Columns(history, features, *others)
@@ -138,16 +138,16 @@ def statistic_groups(layout: Layout) -> Tensor:
     account, assets, *_, context = market_widths(layout)
     features = layout.num_features
     shown = 1 + 2 * layout.benchmark
+    own = account + 1 + layout.resting
     row = torch.cat(
         [
-            (torch.arange(features) + account + 1).repeat(assets),
-            *(torch.full((assets,), account + 1 + features + k) for k in range(shown)),
-            torch.arange(context) + account + 1 + features + shown,
+            (torch.arange(features) + own).repeat(assets),
+            *(torch.full((assets,), own + features + k) for k in range(shown)),
+            torch.arange(context) + own + features + shown,
         ]
     )
-    return torch.cat(
-        [torch.arange(account), torch.full((assets,), account), row.repeat(layout.lookback)]
-    )
+    each = torch.arange(account, own).repeat_interleave(assets)
+    return torch.cat([torch.arange(account), each, row.repeat(layout.lookback)])
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
@@ -170,7 +170,8 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
             layout: Layout = FlatLayout(int(value["width"]), int(value["num_actions"]))
         else:
             names = ObservationLayout.__dataclass_fields__
-            layout = ObservationLayout(**{name: int(value["layout"][name]) for name in names})
+            stored = {"resting": 0, **value["layout"]}  # a policy that is older has no such part
+            layout = ObservationLayout(**{name: int(stored[name]) for name in names})
         columns = layout.width + layout.num_actions
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
@@ -185,8 +186,11 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
 
 ACCOUNT_FEATURES = ("cash_weight", "growth", "drawdown", "time_left")
 """cash / equity; equity / first equity - 1; equity / peak - 1; share of the episode still ahead."""
+RESTING_FEATURES = ("order_weight", "order_distance", "order_age")
+"""Of each asset's order that rests: what is left of it, as a share of equity; its price / close - 1;
+share of its time that is over."""
 PARTS = (
-    *("account", "holdings", "history", "features"),
+    *("account", "holdings", "resting", "history", "features"),
     *("tradable", "member", "benchmark", "context"),
 )
 """Parts of a flat observation, in order."""
@@ -208,19 +212,32 @@ class ObservationLayout:
     """L: bars shown, the newest included."""
     benchmark: int = 0
     """1 if observations contain membership and the benchmark portfolio's weights, else 0."""
+    resting: int = 0
+    """Columns of each asset's order that rests: `RESTING_FEATURES`, or none."""
 
     @classmethod
     def of(
-        cls, market: MarketTensors, lookback: int = 1, *, benchmark: bool = False
+        cls,
+        market: MarketTensors,
+        lookback: int = 1,
+        *,
+        benchmark: bool = False,
+        resting: bool = False,
     ) -> ObservationLayout:
-        """Lay out observations of `market`."""
-        sizes = (market.num_assets, market.num_features, market.num_context)
-        return cls(*sizes, lookback=lookback, benchmark=int(benchmark))
+        """Lay out observations of `market`; `resting`: orders rest."""
+        return cls(
+            market.num_assets,
+            market.num_features,
+            market.num_context,
+            lookback=lookback,
+            benchmark=int(benchmark),
+            resting=len(RESTING_FEATURES) * resting,
+        )
 
     @property
     def num_actions(self) -> int:
-        """N: width of the environment's action."""
-        return self.num_assets
+        """Width of the environment's action: N, or N weights and N prices where orders rest."""
+        return self.num_assets * (2 if self.resting else 1)
 
     @property
     def width(self) -> int:
@@ -229,8 +246,9 @@ class ObservationLayout:
 
     @property
     def private_width(self) -> int:
-        """A + N: columns that differ between accounts at the same bar."""
-        return self.account_width + self.num_assets
+        """P: columns that differ between accounts at the same bar, A + N, or A + 4 N where orders
+        rest."""
+        return self.account_width + self.num_assets * (1 + self.resting)
 
     @property
     def row_width(self) -> int:
@@ -244,9 +262,11 @@ class ObservationLayout:
 
     @property
     def slices(self) -> dict[str, slice]:
-        """Columns of each part, in order; `history`, `member` and `benchmark` are left out if they
-        are absent."""
+        """Columns of each part, in order; `resting`, `history`, `member` and `benchmark` are left
+        out if they are absent."""
         absent = {"history"} if self.lookback == 1 else set()
+        if not self.resting:
+            absent |= {"resting"}
         if not self.benchmark:
             absent |= {"member", "benchmark"}
         slices = {}
@@ -261,9 +281,12 @@ class ObservationLayout:
         """Take `obs` `[..., D]` apart into views: account `[..., A]`, holdings `[..., N]`, features
         `[..., N, F]`, tradable `[..., N]`, context `[..., M]`; with a lookback also history
         `[..., L - 1, W]`, oldest bar first; with a benchmark also member and benchmark
-        `[..., N]`."""
+        `[..., N]`; where orders rest also resting `[..., 3, N]`."""
         parts = split_market(obs[..., self.private_width :], self)._asdict()
         parts |= {"account": obs[..., : self.account_width], "holdings": holdings_of(obs, self)}
+        resting = obs[..., self.account_width + self.num_assets : self.private_width]
+        if self.resting:
+            parts["resting"] = resting.unflatten(-1, (self.resting, self.num_assets))
         return {name: parts[name] for name in self.slices}
 
     def assemble(self, private: Tensor, rows: Tensor) -> Tensor:

@@ -106,6 +106,7 @@ def resample_view(view: MarketView, source: Tensor, settings: EnvSettings) -> Ma
     return view._replace(
         quotes=pack_quotes(limit, view.fill[source] * ratio, buyable, price),
         inverse_root_volume=inverse_root_volume.clamp(max=LARGEST).float(),
+        ranges=(view.ranges[source] * ratio.unsqueeze(1)).float(),
         benchmark=grown.cumsum(0),
         last_bar=last_bar,
         years=view.years[source],

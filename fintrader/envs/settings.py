@@ -93,8 +93,9 @@ class TradingSettings(Settings):
     its group."""
 
     # --- orders -----------------------------------------------------------------------------------
-    action: Literal["target", "trade"] = "target"
-    """target: weights relu(a)/max(1, sum); trade: a * max_shares shares."""
+    action: Literal["target", "trade", "limit"] = "target"
+    """target: weights relu(a)/max(1, sum); trade: a * max_shares shares; limit: weights, then the
+    price of each asset's order, which rests until it fills, its time ends, or the next decision."""
     fill: Literal["next_open", "next_close", "close"] = "next_open"
     """Price and bar at which orders decided at the close of bar t fill; `close` (of bar t itself)
     is the papers' optimistic choice."""
@@ -102,13 +103,21 @@ class TradingSettings(Settings):
     """Trade fractions of a share (the step is then differentiable in the action)."""
     max_shares: PositiveFloat = 100.0
     """`trade` only: shares ordered per symbol by an action of 1."""
+    limit_offset_bps: Annotated[float, Field(gt=0.0, lt=10_000.0)] = 50.0
+    """`limit` only: basis points of the last close that the price of an order lies above it for an
+    action of 1, and below it for -1."""
+    limit_margin_bps: Annotated[float, Field(ge=0.0, lt=10_000.0)] = 0.0
+    """`limit` only: basis points of an order's price that a bar must trade beyond it before the
+    order fills."""
+    time_in_force: Count | None = None
+    """`limit` only: bars after which an order is cancelled; none: at the next decision."""
     dead_band: BelowOne | None = None
-    """Change that is too small to be ordered. `target`: a symbol whose weight is this close to its
-    target is left alone (exits always trade); `trade`: actions of at most this size order nothing.
-    None: 0 for `target`, 0.1 for `trade`."""
+    """Change that is too small to be ordered. `target`, `limit`: a symbol whose weight is this
+    close to its target is left alone (exits always trade); `trade`: actions of at most this size
+    order nothing. None: 0, and 0.1 for `trade`."""
     trade_rate: PositiveFraction = 1.0
-    """`target` only: part of the way to its target that a decision trades, a share at least: under
-    costs, the best step towards a target that moves (Gârleanu and Pedersen, 2013)."""
+    """Not for `trade`: part of the way to its target that a decision trades, a share at least:
+    under costs, the best step towards a target that moves (Gârleanu and Pedersen, 2013)."""
     decision_interval: Count = 1
     """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
 
@@ -206,6 +215,8 @@ class TradingSettings(Settings):
     def _consistent(self) -> Self:
         if self.max_leverage > 1.0 and not self.short:
             raise ValueError("max_leverage above 1 needs short: true")
+        if self.action == "limit" and self.fill != "next_open":
+            raise ValueError("action: limit needs fill: next_open")
         dearest = self.cost_bps + max(self.half_spreads.values())
         if dearest * max(1.0, self.randomise.costs[1]) >= 10_000.0:
             raise ValueError(
@@ -279,11 +290,10 @@ class TradingSettings(Settings):
     @property
     def costs_are_proportional(self) -> bool:
         """True if the cost of all orders is the cost of their sum."""
-        return (
-            self.min_commission_usd == 0.0
-            and self.impact_rate == 0.0
-            and len(self.half_spreads) == 1
-        )
+        spreads = self.half_spreads
+        # Of limit orders only those that fill at a bar's open pay the spread.
+        is_even = spreads == {OTHERS: 0.0} if self.action == "limit" else len(spreads) == 1
+        return self.min_commission_usd == 0.0 and self.impact_rate == 0.0 and is_even
 
 
 class EnvSettings(TradingSettings):

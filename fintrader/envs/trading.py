@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from fintrader.config import override
-from fintrader.envs.account import Account, advance, may_hold
+from fintrader.envs.account import RESTING, Account, advance, may_hold
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.episodes import (
     account_keys,
@@ -40,6 +40,7 @@ from fintrader.envs.observation import (
     StepReturn,
     observation_space,
 )
+from fintrader.envs.resting import advance_resting
 from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.state import (
@@ -194,16 +195,19 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._obs_dtype: torch.dtype = getattr(torch, settings.observation_dtype)
         self.reward = make_reward(settings)
         seen = self.layout.width if settings.observation == "flat" else self.layout.private_width
+        books = self.layout.num_assets * (1 + len(RESTING) * (settings.action == "limit"))
         # Two generations of accounts, an action, and two observations: the caller still holds the
         # last one.
         needed = self.num_envs * (
-            2 * (14 * 8 + 4 + 8 * self.layout.num_assets) + 4 * self.layout.num_assets + 8 * seen
+            2 * (14 * 8 + 4 + 8 * books) + 4 * self.layout.num_actions + 8 * seen
         )
         require_memory(
             needed, self.device, f"{self.num_envs:,} accounts", "lower env.num_envs", EnvError
         )
 
-        self.single_action_space = gymnasium.spaces.Box(-1.0, 1.0, (market.num_assets,), np.float32)
+        self.single_action_space = gymnasium.spaces.Box(
+            -1.0, 1.0, (self.layout.num_actions,), np.float32
+        )
         clocks = 0 if settings.observation == "flat" else self.market.num_bars
         self.single_observation_space = observation_space(self.layout, self._obs_dtype, clocks)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
@@ -345,6 +349,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
         at_once = self.autoreset_mode is AutoresetMode.SAME_STEP
         check_values(moved, self.settings, num_bars=self.market.num_bars, resets_at_once=at_once)
+        moved.setdefault("account.resting", fresh.resting)
         self._state = Account(*(moved[f"account.{name}"] for name in Account._fields))
         self._endowment = Endowment(*(moved[f"endowment.{name}"] for name in Endowment._fields))
         self._key = moved["key"]
@@ -433,7 +438,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     def _step_torch(self, account: Account, action: Tensor) -> StepResult:
         """Step by `envs.account`; under SAME_STEP accounts whose episodes end begin the next."""
-        after, reward, terminated, truncated, record = advance(
+        carry_on = advance_resting if self.settings.action == "limit" else advance
+        after, reward, terminated, truncated, record = carry_on(
             self.view, account, action, self.settings, self.reward, record=self.record
         )
         done = after.finished
@@ -538,7 +544,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             raise EnvError(
                 f"actions must be a torch tensor or a numpy array, got {type(actions).__name__}"
             )
-        shape = (self.num_envs, self.layout.num_assets)
+        shape = (self.num_envs, self.layout.num_actions)
         if tuple(actions.shape) != shape:
             raise EnvError(f"actions have shape {tuple(actions.shape)}, expected {shape}")
         if not actions.is_floating_point() or actions.layout is not torch.strided:

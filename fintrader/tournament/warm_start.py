@@ -225,7 +225,7 @@ def _transfer_pod(
     stored = check_transfer(
         layout_from_json(description["layout"]), description["network"]["kind"], trained, here
     )
-    if {**vars(stored), "num_assets": layout.num_actions} != vars(layout):
+    if {**vars(stored), "num_assets": layout.num_assets} != vars(layout):
         raise CheckpointError(
             "it observes something else (env.lookback, env.observation); use the same settings here"
         )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from fintrader.envs.account import AGE, LEFT, PRICE, TRADED
 from fintrader.envs.fast.buffers import (
     BAR,
     CASH,
@@ -43,7 +44,7 @@ from fintrader.envs.fast.buffers import (
     Workspace,
 )
 from fintrader.envs.fast.compiled import njit_arrays, njit_call, njit_inline
-from fintrader.envs.market_view import FILL, MARK, MOST
+from fintrader.envs.market_view import FILL, LARGEST, MARK, MOST
 from fintrader.envs.money import DUST_USD, EQUITY_FLOOR, SPLIT_NUDGE, USD_GRID, WEIGHT_GRID
 
 ORDER = 0
@@ -70,7 +71,7 @@ _ZERO = np.float32(0.0)
 def name_rows(packed: Any) -> State:
     """Name the rows of packed buffers (`Buffers`)."""
     # Packed, because each array handed over by Python costs as much as the work on one account.
-    ints, floats, flags, shares = packed
+    ints, floats, flags, shares, resting = packed
     return State(
         bar=ints[BAR],
         start_bar=ints[START],
@@ -91,6 +92,7 @@ def name_rows(packed: Any) -> State:
         finished=flags[FINISHED],
         done=flags[DONE],
         shares=shares,
+        resting=resting,
     )
 
 
@@ -104,6 +106,9 @@ def make_workspace(size: int, num_assets: int) -> Workspace:
         desired=np.empty((size, num_assets)),
         kept=np.empty((size, num_assets)),
         addition=np.empty((size, num_assets)),
+        quote=np.empty((3, num_assets)),
+        root=np.empty(num_assets),
+        spread=np.empty(num_assets),
         fill_bar=np.empty(size, np.int64),
         unit=scalars[0],
         sales=scalars[1],
@@ -132,6 +137,8 @@ def copy_accounts(first: int, last: int, old: State, new: State) -> None:
         new.first_equity[b] = old.first_equity[b]
         for n in range(new.shares.shape[1]):
             new.shares[b, n] = old.shares[b, n]
+            for row in range(new.resting.shape[1]):
+                new.resting[b, row, n] = old.resting[b, row, n]
 
 
 @njit(fastmath={"reassoc"}, error_model="numpy", forceinline=True, cache=True)
@@ -158,6 +165,8 @@ def place_orders(
     `work.fill_bar`. Return 0, or NaN where an action is not finite."""
     # Sizes are those of the decision; then splits before the fill apply to holdings and orders.
     check: float = size_orders(first, last, action, work, state, prices, rules)
+    if rules.is_limit:
+        return check + place_limits(first, last, action, work, state, prices, rules)
     for b in range(first, last):
         meet_events(b, b - first, work, state, prices, rules, log)
     return check
@@ -177,8 +186,9 @@ def size_orders(
     where an action is not finite."""
     lowest = np.float32(-1.0 if rules.is_short else 0.0)
     check = 0.0
+    assets = state.shares.shape[1]
     for b in range(first, last):
-        gross, finite = clip_weights(action[b], lowest, work.weights[b - first])
+        gross, finite = clip_weights(action[b, :assets], lowest, work.weights[b - first])
         work.unit[b - first] = gross
         check += np.float64(finite)
     # A loop of its own, so that the divisions of several accounts are one instruction.
@@ -268,6 +278,37 @@ def trade_shares(action: Any, shares: Any, rules: Rules, desired: Any) -> None:
         desired[n] = shares[n] + (np.trunc(size) if rules.is_whole else size)
 
 
+@njit_call
+def place_limits(
+    first: int, last: int, action: Any, work: Workspace, state: State, prices: Prices, rules: Rules
+) -> float:
+    """Turn the holdings to reach and the prices `action[:, N:]` into the orders that rest from now
+    on. Return 0, or NaN where a price is not finite."""
+    assets = state.shares.shape[1]
+    check = 0.0
+    for b in range(first, last):
+        bar = state.bar[b]
+        resting = state.resting[b]
+        for n in range(assets):
+            a = action[b, assets + n]
+            check += np.float64(a * _ZERO)
+            offset = np.float64(min(max(a, -_ONE), _ONE))
+            mark = np.float64(prices.quotes[bar, MARK, n])
+            left = work.desired[b - first, n]
+            left = (left if rules.is_short else max(left, 0.0)) - state.shares[b, n]
+            price = mark * (1.0 + offset * rules.offset) * UNIT
+            if prices.risk_off[bar]:
+                price = LARGEST if left > 0.0 else 0.0
+            resting[LEFT, n] = left
+            resting[PRICE, n] = price if left != 0.0 else 0.0
+            resting[AGE, n] = 0.0
+            resting[TRADED, n] = 0.0
+        work.fill_bar[b - first] = bar
+        state.cost[b] = 0.0
+        state.turnover[b] = 0.0
+    return check
+
+
 # --- events ---------------------------------------------------------------------------------------
 
 
@@ -316,6 +357,11 @@ def apply_events(
         if after != held:
             record_trade(log, SPLIT, bar, bar, n, after - held, 0.0, 0.0)
         state.shares[b, n] = after
+        if state.resting.shape[1] > 0:
+            resting = state.resting[b]
+            resting[LEFT, n] = split_shares(resting[LEFT, n], split, rules)
+            resting[TRADED, n] = split_shares(resting[TRADED, n], split, rules)
+            resting[PRICE, n] /= split
     if len(log.income) > 0:
         log.income[bar] += income * UNIT
     return income * UNIT
@@ -353,8 +399,12 @@ def fill_orders(
             work.variable_cost[i] = rules.cost_rate * (ordered * UNIT)
             work.commissions[i] = 0.0
         else:
-            work.sales_cost[i] = total_cost(kept, shares, bar, prices, rules, True)
-            variable, commissions = purchase_costs(addition, bar, prices, rules)
+            price = prices.quotes[bar, FILL]
+            root = prices.inverse_root_volume[bar]
+            work.sales_cost[i] = total_cost(
+                kept, shares, price, root, prices.spread, rules, True
+            )
+            variable, commissions = purchase_costs(addition, price, root, prices.spread, rules)
             work.variable_cost[i] = variable
             work.commissions[i] = commissions
         work.sales[i] = sales * UNIT
@@ -362,7 +412,10 @@ def fill_orders(
         state.cash[b] += received * UNIT - work.sales_cost[i]
         work.budget[i] = state.cash[b]
         if rules.is_short:
-            work.budget[i] = purchase_budget(b, i, work, state, prices, rules)
+            row = prices.event_row[bar] if bar > state.bar[b] else 0
+            price = prices.quotes[bar, FILL]
+            mark = prices.quotes[state.bar[b], MARK]
+            work.budget[i] = purchase_budget(state.cash[b], kept, price, mark, row, prices, rules)
 
     # Purchases are scaled by one factor to the budget.
     num_assets = state.shares.shape[1]
@@ -388,7 +441,15 @@ def fill_orders(
         )
         cost = rules.cost_rate * (purchases * UNIT)
         if not rules.is_proportional:
-            cost = total_cost(kept, shares, bar, prices, rules, False)
+            cost = total_cost(
+                kept,
+                shares,
+                prices.quotes[bar, FILL],
+                prices.inverse_root_volume[bar],
+                prices.spread,
+                rules,
+                False,
+            )
         cash = state.cash[b] - (paid * UNIT + cost)
         state.cash[b] = cash if rules.is_short else max(cash, 0.0)
         state.cost[b] = work.sales_cost[i] + cost
@@ -449,24 +510,20 @@ def buy(
 
 @njit_call
 def purchase_budget(
-    b: int, i: int, work: Workspace, state: State, prices: Prices, rules: Rules
+    cash: float, held: Any, price: Any, mark: Any, row: int, prices: Prices, rules: Rules
 ) -> float:
-    """USD that purchases may take with shorts: L V - G, with equity V and gross exposure G after
-    the sales."""
+    """USD that purchases may take with shorts: L V - G, with equity V and gross exposure G of
+    holdings `[N]`. `mark` `[N]`: the last close, before the splits and dividends of `row`."""
     value = 0.0
     gross = 0.0
-    bar = state.bar[b]
-    fill_bar = work.fill_bar[i]
-    # Holdings that cannot trade count at the last close, per share of the fill's bar.
-    row = prices.event_row[fill_bar] if fill_bar > bar else 0
-    for n in range(state.shares.shape[1]):
-        price = abs(np.float64(prices.quotes[fill_bar, FILL, n]))
-        mark = np.float64(prices.quotes[bar, MARK, n]) - prices.dividends[row, n]
-        mark = mark / prices.splits[row, n]
-        x = np.rint(work.kept[i, n] * (price if price > 0.0 else mark))
+    for n in range(len(held)):
+        # Holdings that cannot trade count at the last close, per share of the fill's bar.
+        usd = abs(np.float64(price[n]))
+        last = (np.float64(mark[n]) - prices.dividends[row, n]) / prices.splits[row, n]
+        x = np.rint(held[n] * (usd if usd > 0.0 else last))
         value = add_any_order(value, x)
         gross = add_any_order(gross, abs(x))
-    budget: float = rules.max_leverage * (state.cash[b] + value * UNIT) - gross * UNIT
+    budget: float = rules.max_leverage * (cash + value * UNIT) - gross * UNIT
     return budget
 
 
@@ -489,6 +546,173 @@ def purchase_scale(
     return 1.0 if full + rules.max_leverage * owed <= budget else scale
 
 
+# --- orders that rest ------------------------------------------------------------------------------
+
+
+@njit_call
+def fill_resting(
+    b: int,
+    bar: int,
+    work: Workspace,
+    state: State,
+    prices: Prices,
+    rules: Rules,
+    log: AccountLog,
+) -> None:
+    """Fill the orders of account b that `bar` trades through; the others rest on, or end."""
+    # The stages are those of `envs.resting`: `meet_bar`, `fill_orders` and `rest_on`.
+    shares = state.shares[b]
+    desired = work.desired[0]
+    kept = work.kept[0]
+    addition = work.addition[0]
+    quote = work.quote
+    price = quote[FILL]
+    root = work.root
+    spread = work.spread
+    meet_bar(bar, state.resting[b], shares, prices, rules, work)
+
+    cash = state.cash[b]
+    received, sales, ordered = sell(shares, desired, quote, rules, kept, addition)
+    sales_cost = rules.cost_rate * (sales * UNIT)
+    variable = rules.cost_rate * (ordered * UNIT)
+    commissions = 0
+    if not rules.is_proportional:
+        sales_cost = total_cost(kept, shares, price, root, spread, rules, True)
+        variable, commissions = purchase_costs(addition, price, root, spread, rules)
+    state.cash[b] += received * UNIT - sales_cost
+    budget = min(state.cash[b], cash)
+    if rules.is_short:
+        row = prices.event_row[bar]
+        mark = prices.quotes[bar - 1, MARK]
+        budget = min(
+            purchase_budget(state.cash[b], kept, price, mark, row, prices, rules),
+            purchase_budget(cash, shares, price, mark, row, prices, rules),
+        )
+    scale = purchase_scale(ordered * UNIT, variable, commissions, budget, len(shares), rules)
+    for n in range(len(shares)):
+        desired[n] = shares[n]
+    paid, purchases, _ = buy(
+        kept, addition, scale, quote, prices.quotes[bar, MARK], rules, shares
+    )
+    cost = rules.cost_rate * (purchases * UNIT)
+    if not rules.is_proportional:
+        cost = total_cost(kept, shares, price, root, spread, rules, False)
+    cash = state.cash[b] - (paid * UNIT + cost)
+    state.cash[b] = cash if rules.is_short else max(cash, 0.0)
+    state.cost[b] += sales_cost + cost
+    state.turnover[b] += (sales + purchases) * UNIT
+    rest_on(bar, desired, state.resting[b], shares, prices, rules, work, log)
+
+
+@njit_call
+def meet_bar(
+    bar: int, resting: Any, shares: Any, prices: Prices, rules: Rules, work: Workspace
+) -> None:
+    """Write `work.desired[0]`, the holdings after all fills of a bar, and their prices and costs:
+    `work.quote`, `work.root` and `work.spread`."""
+    for n in range(len(shares)):
+        signed = np.float64(prices.quotes[bar, FILL, n])
+        opened = abs(signed)
+        left = resting[LEFT, n]
+        limit = resting[PRICE, n] * USD_GRID
+        if left > 0.0:
+            through = np.float64(prices.ranges[bar, 0, n]) < limit * (1.0 - rules.margin)
+            best = min(limit, opened)
+        else:
+            through = np.float64(prices.ranges[bar, 1, n]) > limit * (1.0 + rules.margin)
+            best = max(limit, opened)
+        fills = through and left != 0.0 and opened > 0.0
+        at_open = best == opened
+        work.quote[MOST, n] = np.float64(prices.quotes[bar, MOST, n])
+        work.quote[FILL, n] = (best if signed > 0.0 else -best) if fills else 0.0
+        work.root[n] = np.float64(prices.inverse_root_volume[bar, n]) if at_open else 0.0
+        work.spread[n] = prices.spread[n] if at_open else 0.0
+        goal = shares[n] + (left if fills else 0.0)
+        work.desired[0, n] = goal if rules.is_short else max(goal, 0.0)
+
+
+@njit_call
+def rest_on(
+    bar: int,
+    held: Any,
+    resting: Any,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    work: Workspace,
+    log: AccountLog,
+) -> None:
+    """Age the orders of an account whose holdings were `held` `[N]` before the bar, and end those
+    that are done or too old."""
+    row = prices.event_row[bar]
+    for n in range(len(shares)):
+        if resting[LEFT, n] == 0.0:
+            clear_order(n, resting)
+            continue
+        filled = shares[n] - held[n]
+        if len(log.kind) > 0:
+            record_limit_fill(bar, n, filled, held[n], resting, prices, rules, work, log)
+        left = resting[LEFT, n] - filled
+        age = resting[AGE, n] + 1.0
+        mark = np.float64(prices.quotes[bar - 1, MARK, n]) - prices.dividends[row, n]
+        # Fractions of a share may leave a rounding error.
+        is_done = abs(left) * (mark / prices.splits[row, n]) <= DUST_USD * USD_GRID
+        is_done = (is_done and filled != 0.0) or left == 0.0
+        is_old = rules.time_in_force > 0 and age >= rules.time_in_force
+        resting[LEFT, n] = left
+        resting[AGE, n] = age
+        resting[TRADED, n] += filled
+        if is_done or is_old or prices.last_bar[n] <= bar:
+            if not is_done:
+                count_cancelled(bar, n, resting, prices, log)
+            clear_order(n, resting)
+
+
+@njit_inline
+def clear_order(n: int, resting: Any) -> None:
+    """Leave asset n without an order."""
+    for row in range(resting.shape[0]):
+        resting[row, n] = 0.0
+
+
+@njit_call
+def record_limit_fill(
+    bar: int,
+    n: int,
+    filled: float,
+    held: float,
+    resting: Any,
+    prices: Prices,
+    rules: Rules,
+    work: Workspace,
+    log: AccountLog,
+) -> None:
+    """Write what filled of asset n's order into the log."""
+    is_capped = work.quote[FILL, n] != 0.0 and abs(resting[LEFT, n]) > work.quote[MOST, n]
+    log.counts[CAPPED] += is_capped and resting[TRADED, n] == 0.0
+    if filled == 0.0:
+        return
+    usd = abs(work.quote[FILL, n])
+    sale = abs(in_usd(work.kept[0, n] - held, usd))
+    bought = filled - (work.kept[0, n] - held)
+    purchase = abs(in_usd(bought, usd))
+    cost = closing_cost(work.kept[0, n] - held, sale, work.root[n], work.spread[n], rules)
+    cost += trade_cost(bought, purchase, work.root[n], work.spread[n], rules)
+    decided = bar - 1 - int(resting[AGE, n])
+    record_trade(log, ORDER, decided, bar, n, filled, usd * UNIT, cost)
+    log.costs[bar] += cost
+    log.turnover[bar] += sale + purchase
+
+
+@njit_call
+def count_cancelled(bar: int, n: int, resting: Any, prices: Prices, log: AccountLog) -> None:
+    """Count what is left of asset n's order as cancelled at the close of `bar`."""
+    if len(log.counts) > 0 and resting[LEFT, n] != 0.0:
+        mark = np.float64(prices.quotes[bar, MARK, n])
+        log.counts[CANCELLED] += abs(resting[LEFT, n]) * mark * UNIT
+        log.counts[UNFILLED] += resting[TRADED, n] == 0.0
+
+
 # --- costs ----------------------------------------------------------------------------------------
 
 
@@ -501,30 +725,31 @@ def in_usd(shares: float, price: float) -> float:
 
 @njit_inline
 def total_cost(
-    before: Any, after: Any, bar: int, prices: Prices, rules: Rules, is_closing: bool
+    before: Any, after: Any, price: Any, root: Any, spread: Any, rules: Rules, is_closing: bool
 ) -> float:
-    """USD: cost of the orders in `bar` that lead from holdings `[N]` to others."""
+    """USD: cost of the orders that lead from holdings `[N]` to others, at prices, roots and spreads
+    `[N]`."""
     # The order of both does not matter: a purchase costs as much as the sale of as many shares.
     total = 0.0
     for n in range(len(before)):
         shares = after[n] - before[n]
-        notional = abs(in_usd(shares, np.float64(prices.quotes[bar, FILL, n])))
-        root = np.float64(prices.inverse_root_volume[bar, n])
-        cost = trade_cost(shares, notional, root, prices.spread[n], rules)
+        notional = abs(in_usd(shares, np.float64(price[n])))
+        cost = trade_cost(shares, notional, np.float64(root[n]), spread[n], rules)
         total = add_any_order(total, min(cost, notional) if is_closing else cost)
     return total
 
 
 @njit_inline
-def purchase_costs(addition: Any, bar: int, prices: Prices, rules: Rules) -> tuple[float, int]:
+def purchase_costs(
+    addition: Any, price: Any, root: Any, spread: Any, rules: Rules
+) -> tuple[float, int]:
     """USD of additions `[N]` without least commissions, and the number of those that owe one."""
     # As `total_cost`, of orders not yet scaled.
     variable = 0.0
     commissions = 0
     for n in range(len(addition)):
-        notional = abs(in_usd(addition[n], np.float64(prices.quotes[bar, FILL, n])))
-        root = np.float64(prices.inverse_root_volume[bar, n])
-        cost = variable_cost(addition[n], notional, root, prices.spread[n], rules)
+        notional = abs(in_usd(addition[n], np.float64(price[n])))
+        cost = variable_cost(addition[n], notional, np.float64(root[n]), spread[n], rules)
         variable = add_any_order(variable, np.rint(cost * USD_GRID) * UNIT)
         commissions += notional > DUST_USD
     return variable, commissions
@@ -574,6 +799,7 @@ def mark_to_market(
     """Mark cash and holdings at each close up to the next decision."""
     # For an interval of one bar without changes, `buy` has already summed the holdings' value.
     is_plain = rules.interval == 1 and rules.borrow_rate == 0.0 and rules.maintenance_margin == 0.0
+    is_plain = is_plain and not rules.is_limit
     for b in range(first, last):
         i = b - first
         stop = min(state.bar[b] + rules.interval, state.end_bar[b])
@@ -584,7 +810,7 @@ def mark_to_market(
             state.peak_equity[b] = max(state.peak_equity[b], equity)
             state.bar[b] = stop
         else:
-            mark_bars(b, stop, work.fill_bar[i], state, prices, rules, log)
+            mark_bars(b, stop, work.fill_bar[i], work, state, prices, rules, log)
 
 
 @njit_inline
@@ -592,17 +818,20 @@ def mark_bars(
     b: int,
     stop: int,
     fill_bar: int,
+    work: Workspace,
     state: State,
     prices: Prices,
     rules: Rules,
     log: AccountLog,
 ) -> None:
-    """Carry account b to the close of bar `stop`, bar by bar: events after the fill, interest, ends
-    of symbols, the mark, a margin call."""
+    """Carry account b to the close of bar `stop`, bar by bar: events after the fill, orders that
+    rest, interest, ends of symbols, the mark, a margin call."""
     is_logged = len(log.equity) > 0
     for bar in range(state.bar[b] + 1, stop + 1):
         if prices.event_row[bar] > 0 and bar > fill_bar:
             state.cash[b] += apply_events(b, bar, state, prices, rules, log)
+        if rules.is_limit:
+            fill_resting(b, bar, work, state, prices, rules, log)
         if rules.borrow_rate > 0.0:
             charge_interest(b, bar, state, prices, rules, log)
         if prices.ends[bar]:

@@ -59,11 +59,12 @@ def step_range(
         prefetch_prices(first, last, old, prices)
         copy_accounts(first, last, old, new)
         check += place_orders(first, last, inputs.action, work, new, prices, rules, log)
-        fill_orders(first, last, work, new, prices, rules)
+        if not rules.is_limit:
+            fill_orders(first, last, work, new, prices, rules)
         mark_to_market(first, last, work, new, prices, rules, log)
         measure_outcome(first, last, old, new, rules)
         episodes += end_episodes(first, last, inputs, new, prices, rules, out)
-        observe(first, last, low, new, prices, out)
+        observe(first, last, low, new, prices, rules, out)
     if out.is_flat and high > low:
         copy_row(high - 1, new.bar[high - 1], out.obs, out, out.is_streamed)
     return episodes if check == 0.0 else -1
@@ -87,7 +88,7 @@ def end_episodes(
         episodes += state.done[b]
         state.finished[b] = state.done[b] and not out.resets
         if state.done[b] and out.resets:
-            observe_private(b, state, prices, out.final_obs[b])
+            observe_private(b, state, prices, rules, out.final_obs[b])
             if out.is_flat:
                 copy_row(b, state.bar[b], out.final_obs, out, False)
             begin(b, inputs, prices, rules, state)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fintrader.envs.account import Account, Record
+from fintrader.envs.account import RESTING, Account, Record
 from fintrader.envs.market_view import MarketView
 from fintrader.envs.money import LEAST_CHANGE, USD_GRID
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
@@ -33,6 +33,8 @@ class Rules(NamedTuple):
 
     is_short: bool
     is_target: bool
+    is_limit: bool
+    """Actions are weights and prices of orders that rest."""
     is_whole: bool
     is_same_bar: bool
     """Orders fill at the close at which they are decided."""
@@ -52,6 +54,14 @@ class Rules(NamedTuple):
     band: float
     """Change of a weight or an action that is too small to be ordered."""
     max_shares: float
+    offset: float
+    """Share of the last close by which an action of 1 moves an order's price."""
+    margin: float
+    """Share of its price that a bar must trade beyond an order."""
+    time_in_force: int
+    """Bars; 0 without an end."""
+    per_bar: float
+    """A bar's share of the time that an order may rest."""
     borrow_rate: float
     maintenance_margin: float
     ruin_fraction: float
@@ -59,10 +69,11 @@ class Rules(NamedTuple):
     @classmethod
     def from_settings(cls, settings: EnvSettings) -> Rules:
         """Take the rules of an environment."""
-        is_target = settings.action == "target"
+        is_target = settings.action != "trade"
         return cls(
             is_short=settings.short,
             is_target=is_target,
+            is_limit=settings.action == "limit",
             is_whole=not settings.fractional,
             is_same_bar=settings.fill == "close",
             is_proportional=settings.costs_are_proportional,
@@ -77,6 +88,10 @@ class Rules(NamedTuple):
             trade_rate=settings.trade_rate,
             band=max(settings.band, LEAST_CHANGE) if is_target else settings.band,
             max_shares=settings.max_shares,
+            offset=settings.limit_offset_bps / 1e4,
+            margin=settings.limit_margin_bps / 1e4,
+            time_in_force=settings.time_in_force or 0,
+            per_bar=1.0 / (settings.time_in_force or settings.decision_interval),
             borrow_rate=settings.borrow_bps_per_year / 1e4 if settings.short else 0.0,
             maintenance_margin=settings.maintenance_margin,
             ruin_fraction=settings.ruin_fraction,
@@ -90,6 +105,8 @@ class Prices(NamedTuple):
     """`[T, 3, N]` float32: see `MarketView.quotes`."""
     inverse_root_volume: Any
     """`[T, N]` float32: 1 / sqrt(volume in shares), very large without volume."""
+    ranges: Any
+    """`[T, 2, N]` float32: lows and highs; `[T, 0, N]` where no order rests."""
     spread: Any
     """`[N]` float64, as a share of the notional."""
     last_bar: Any
@@ -141,6 +158,8 @@ class State(NamedTuple):
     done: Any
     shares: Any
     """`[B, N]`."""
+    resting: Any
+    """`[B, 4, N]`, prices in USD; `[B, 0, N]` unless orders rest."""
 
 
 class Workspace(NamedTuple):
@@ -155,6 +174,12 @@ class Workspace(NamedTuple):
     """`[G, N]` shares after the sales."""
     addition: Any
     """`[G, N]` shares to buy, before they are scaled."""
+    quote: Any
+    """`[3, N]` float64, as `Prices.quotes`: prices of one account's orders that rest."""
+    root: Any
+    """`[N]`: 1 / sqrt(volume) for these orders, 0 where they wait at their price."""
+    spread: Any
+    """`[N]`: their half-spreads, as shares of the notional, also 0 there."""
     fill_bar: Any
     """`[G]` int64."""
     unit: Any
@@ -238,15 +263,19 @@ class Buffers(NamedTuple):
     """`[4, B]` bool."""
     shares: Tensor
     """`[B, N]` float64."""
+    resting: Tensor
+    """`[B, 4, N]` float64, or `[B, 0, N]`."""
 
     @classmethod
-    def empty(cls, count: int, num_assets: int, device: torch.device) -> Buffers:
-        """Room for `count` accounts."""
+    def empty(cls, count: int, num_assets: int, device: torch.device, *, rests: bool) -> Buffers:
+        """Room for `count` accounts; `rests`: with orders that rest."""
+        books = torch.empty(count, num_assets, dtype=torch.float64, device=device)
         return cls(
             torch.empty(len(INTS), count, dtype=torch.int64, device=device),
             torch.empty(len(FLOATS), count, dtype=torch.float64, device=device),
             torch.empty(len(FLAGS), count, dtype=torch.bool, device=device),
-            torch.empty(count, num_assets, dtype=torch.float64, device=device),
+            books,
+            books.new_empty(count, len(RESTING) * rests, num_assets),
         )
 
     def account(self, memory: Tensor) -> Account:
@@ -265,6 +294,7 @@ class Buffers(NamedTuple):
             episode=ints[EPISODE],
             memory=memory,
             finished=self.flags[FINISHED],
+            resting=self.resting,
         )
 
 

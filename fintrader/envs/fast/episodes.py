@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from fintrader.envs.account import AGE, LEFT, PRICE
 from fintrader.envs.fast.account import UNIT, value_shares
 from fintrader.envs.fast.buffers import Inputs, Outputs, Prices, Rules, State
 from fintrader.envs.fast.compiled import njit_call, njit_inline
 from fintrader.envs.fast.simd import copy_bytes, prefetch, stream_bytes
 from fintrader.envs.market_view import MARK
-from fintrader.envs.money import EQUITY_FLOOR
+from fintrader.envs.money import EQUITY_FLOOR, USD_GRID
 
 # SplitMix64's constants, as in `envs.episodes`.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -44,6 +45,8 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
     for n in range(state.shares.shape[1]):
         is_listed = prices.quotes[bar, MARK, n] > 0.0 and prices.last_bar[n] > bar
         state.shares[b, n] = inputs.shares[b, n] if is_listed else 0.0
+        for row in range(state.resting.shape[1]):
+            state.resting[b, row, n] = 0.0
     equity = inputs.cash[b] + value_shares(state.shares[b], prices.quotes[bar, MARK])
     state.bar[b] = bar
     state.start_bar[b] = bar
@@ -56,8 +59,8 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
 
 
 @njit_inline
-def observe_private(b: int, state: State, prices: Prices, out: Any) -> None:
-    """Write to `out` float32 the part `[A + N]` of account b's observation that is its own."""
+def observe_private(b: int, state: State, prices: Prices, rules: Rules, out: Any) -> None:
+    """Write to `out` float32 the part `[P]` of account b's observation that is its own."""
     # The formulas stand in `envs.episodes.observe_private`.
     bar = state.bar[b]
     end = state.end_bar[b]
@@ -76,10 +79,27 @@ def observe_private(b: int, state: State, prices: Prices, out: Any) -> None:
     shares = state.shares[b]
     for n in range(len(shares)):
         out[4 + n] = np.float32(shares[n] * np.float64(mark[n]) * share)
+    if rules.is_limit:
+        observe_resting(state.resting[b], mark, share, rules, out[4 + len(shares) :])
+
+
+@njit_call
+def observe_resting(resting: Any, mark: Any, share: float, rules: Rules, out: Any) -> None:
+    """Write to `out` `[3 N]` weight, distance and age of the orders that rest."""
+    assets = len(mark)
+    for n in range(assets):
+        left = resting[LEFT, n]
+        usd = np.float64(mark[n])
+        distance = resting[PRICE, n] * USD_GRID / (usd if usd > 0.0 else USD_GRID) - 1.0
+        out[n] = np.float32(left * usd * share)
+        out[assets + n] = np.float32(min(max(distance, -1.0), 1.0) if left != 0.0 else 0.0)
+        out[2 * assets + n] = np.float32(resting[AGE, n] * rules.per_bar)
 
 
 @njit_inline
-def observe(first: int, last: int, low: int, state: State, prices: Prices, out: Outputs) -> None:
+def observe(
+    first: int, last: int, low: int, state: State, prices: Prices, rules: Rules, out: Outputs
+) -> None:
     """Observe accounts `first` to `last - 1` of a range that begins at `low`; the market's row of
     the last one is left to the next call."""
     row_bytes = out.row_bytes
@@ -89,7 +109,7 @@ def observe(first: int, last: int, low: int, state: State, prices: Prices, out: 
         if out.is_flat:
             for place in range(0, row_bytes, _LINE):
                 prefetch(out.rows, state.bar[b] * stride + place)
-        observe_private(b, state, prices, out.obs[b])
+        observe_private(b, state, prices, rules, out.obs[b])
         if out.is_flat and b > low:
             copy_row(b - 1, state.bar[b - 1], out.obs, out, out.is_streamed)
 

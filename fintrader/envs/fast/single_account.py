@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fintrader.envs.account import LEFT
 from fintrader.envs.fast.account import (
     CANCELLED,
     CAPPED,
@@ -13,12 +14,14 @@ from fintrader.envs.fast.account import (
     UNFILLED,
     UNIT,
     closing_cost,
+    count_cancelled,
     fill_orders,
     in_usd,
     make_workspace,
     mark_bars,
     meet_events,
     name_rows,
+    place_limits,
     record_trade,
     size_orders,
     trade_cost,
@@ -39,11 +42,11 @@ from fintrader.envs.market_view import FILL, MARK, MOST
 
 @njit_entry
 def ask(action: Any, buffers: Any, prices: Prices, rules: Rules, desired: Any) -> None:
-    """Write to `desired` `[1, N]` the holdings that an action `[1, N]` float32 asks for."""
+    """Write to `desired` `[1, N]` the holdings that an action `[1, A]` float32 asks for."""
     state = name_rows(buffers)
-    work = make_workspace(1, action.shape[1])
+    work = make_workspace(1, state.shares.shape[1])
     size_orders(0, 1, action, work, state, prices, rules)
-    for n in range(action.shape[1]):
+    for n in range(state.shares.shape[1]):
         desired[0, n] = work.desired[0, n]
 
 
@@ -58,9 +61,9 @@ def decide_and_wait(
     log: AccountLog,
     seen: Any,
 ) -> bool:
-    """Order what an action `[1, N]` float32 asks for, and write it to `desired` `[N]`; without an
+    """Order what an action `[1, A]` float32 asks for, and write it to `desired` `[N]`; without an
     action order towards `desired`, and nothing if both are empty. Then mark every bar up to `stop`,
-    and write the private part of the observation to `seen` `[A + N]`. Return True for an account
+    and write the private part of the observation to `seen` `[P]`. Return True for an account
     ruined at the end of an interval, where it stays."""
     state = name_rows(buffers)
     work = make_workspace(1, state.shares.shape[1])
@@ -73,9 +76,18 @@ def decide_and_wait(
         wanted = desired if desired.size else state.shares[0]
         for n in range(state.shares.shape[1]):
             work.desired[0, n] = wanted[n]
-    work.fill_bar[0] = bar if rules.is_same_bar else min(bar + 1, stop)
-    meet_events(0, 0, work, state, prices, rules, log)
-    if action.size or desired.size:
+    if rules.is_limit and (action.size or desired.size):
+        for n in range(state.shares.shape[1]):
+            count_cancelled(bar, n, state.resting[0], prices, log)
+            state.resting[0, LEFT, n] = 0.0
+    if rules.is_limit and action.size:
+        place_limits(0, 1, action, work, state, prices, rules)
+        for n in range(state.shares.shape[1]):
+            log.counts[ORDER] += state.resting[0, LEFT, n] != 0.0
+    else:
+        work.fill_bar[0] = bar if rules.is_same_bar else min(bar + 1, stop)
+        meet_events(0, 0, work, state, prices, rules, log)
+    if desired.size and not (rules.is_limit and action.size):
         held = state.shares[0].copy()
         fill_orders(0, 1, work, state, prices, rules)
         record_fills(held, work, state, prices, rules, log)
@@ -83,9 +95,9 @@ def decide_and_wait(
     is_ruined = False
     while state.bar[0] < stop and not is_ruined:
         look = min(state.bar[0] + rules.interval, stop)
-        mark_bars(0, look, work.fill_bar[0], state, prices, rules, log)
+        mark_bars(0, look, work.fill_bar[0], work, state, prices, rules, log)
         is_ruined = state.equity[0] <= rules.ruin_fraction * state.first_equity[0]
-    observe_private(0, state, prices, seen)
+    observe_private(0, state, prices, rules, seen)
     return is_ruined
 
 
@@ -101,13 +113,13 @@ def decide_each(
     equity: Any,
 ) -> None:
     """Call `decide_and_wait` for B accounts, whose buffers have B as first axis: actions
-    `[B, 1, N]`, `seen` `[B, A + N]` and their `equity` `[B, T]`. They share prices, rules and log.
+    `[B, 1, N]`, `seen` `[B, P]` and their `equity` `[B, T]`. They share prices, rules and log.
     A ruined one stays as it is."""
-    ints, floats, flags, shares = accounts
+    ints, floats, flags, shares, resting = accounts
     prices, rules, log = shared
     for b in range(len(actions)):
         bar = ints[b, BAR, 0]
-        buffers = (ints[b], floats[b], flags[b], shares[b])
+        buffers = (ints[b], floats[b], flags[b], shares[b], resting[b])
         if not flags[b, TERMINATED, 0]:
             log.size[0] = 0
             is_ruined = decide_and_wait(
@@ -152,6 +164,6 @@ def record_fills(
 
 
 @njit_entry
-def observe_account(buffers: Any, prices: Prices, out: Any) -> None:
-    """Write to `out` `[A + N]` float32 the private part of the observation."""
-    observe_private(0, name_rows(buffers), prices, out)
+def observe_account(buffers: Any, prices: Prices, rules: Rules, out: Any) -> None:
+    """Write to `out` `[P]` float32 the private part of the observation."""
+    observe_private(0, name_rows(buffers), prices, rules, out)

@@ -45,6 +45,7 @@ class TritonStep:
             "triton is not installed": importlib.util.find_spec("triton") is None,
             "it runs on CUDA": device.type != "cuda" and not interpreted(),
             "it is long-only": settings.short,
+            "no order rests in it": settings.action == "limit",
             "it keeps no record": record,
             "its clock is the episode's": settings.clock != "episode",
         }
@@ -235,7 +236,7 @@ class TritonStep:
             self._kernel[(self._count,)](*arguments, **self._options)
 
     def _new_buffers(self) -> Buffers:
-        return Buffers.empty(self._count, self._num_assets, self._device)
+        return Buffers.empty(self._count, self._num_assets, self._device, rests=False)
 
     def _new_obs(self, count: int | None = None) -> Tensor:
         return torch.empty(
