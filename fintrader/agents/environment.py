@@ -23,6 +23,11 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
     With the number, all accounts at a bar share one pass through the networks. Raises ConfigError
     when `env.randomise` is set for several windows.
     """
+    if differentiable and env.settings.action == "limit":
+        raise ConfigError(
+            "agent.kind apg follows gradients, which orders that rest do not have: set it to ppo or"
+            " sac, or env.action to target"
+        )
     if isinstance(env, RandomisedEnv):
         return env
     # The bar's number must be exact, and a market row wider than one.

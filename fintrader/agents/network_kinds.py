@@ -36,6 +36,13 @@ def resolve_network(
                 " here"
             )
         return settings.model_copy(update={"kind": "mlp"})
+    if layout.resting:
+        if settings.kind not in ("auto", "mlp"):
+            raise ConfigError(
+                f"agent.network.kind {settings.kind} does not see the orders that rest; set it to"
+                " mlp or auto with env.action limit"
+            )
+        return settings.model_copy(update={"kind": "mlp"})
     if settings.kind != "auto":
         return settings
     return settings.model_copy(update={"kind": "per_asset" if orders else "market_once"})

@@ -237,7 +237,8 @@ class BacktestAccount:
         accounts = tuple(np.repeat(part[None], count, axis=0) for part in self._buffers)
         seen = np.repeat(self.private()[None], count, axis=0)
         equity = np.full((count, self.market.num_bars), self.equity)
-        keep = 1 - np.eye(count, dtype=np.float32)
+        keep = np.ones((count, self.layout.num_actions), np.float32)
+        np.fill_diagonal(keep, 0.0)
         interval = self.settings.decision_interval
         self._make_room(1, interval)
         for bar in range(self.bar, self._end, interval):

@@ -97,12 +97,14 @@ def sensitivity(
             daily = (parts[0] if len(parts) == 1 else stitch(parts)).daily_returns
         rows.append(_make_variation(kind, setting, daily, year, is_chosen))
 
-    total = len(costs) + len(choices.fills) + 2 + len(money) + len(shifts) + stocks
+    # An order that rests knows no other fill.
+    fills = () if settings.action == "limit" else choices.fills
+    total = len(costs) + len(fills) + 2 + len(money) + len(shifts) + stocks
     with progress.task("sensitivity", total=total, unit="runs") as task:
         for cost in costs:
             changed = settings.model_copy(update={"cost_bps": cost})
             trade("cost_bps", f"{cost:g}", changed, cost == settings.cost_bps)
-        for fill in choices.fills:
+        for fill in fills:
             trade("fill", fill, settings.model_copy(update={"fill": fill}), fill == settings.fill)
         trade("delay_bars", "0", settings, True)
         trade("delay_bars", "1", settings, False, delayed)

@@ -227,7 +227,7 @@ def check_predictor(
     space = model.action_space
     low = getattr(space, "low", None)
     high = getattr(space, "high", None)
-    if low is None or high is None or getattr(space, "shape", None) != (layout.num_assets,):
+    if low is None or high is None or getattr(space, "shape", None) != (layout.num_actions,):
         raise BacktestError(
             f"{name}: {kind} acts in {space}, and this market takes a number in [-1, 1] for each "
             f"of {layout.num_assets} assets; train it in an environment of this market"
@@ -256,7 +256,7 @@ def callable_policy(
         return _Predicted(policy, layout, settings, name)
     if isinstance(policy, Bindable):
         return cast(Policy, policy)
-    return _Called(cast(Callable[[Any], Any], policy), layout.num_assets, name)
+    return _Called(cast(Callable[[Any], Any], policy), layout.num_actions, name)
 
 
 def simulate(
@@ -401,11 +401,13 @@ class PolicyStrategy:
         return over
 
     def _check(self, action: object, count: int) -> Float32:
-        shape = (count, self._account.layout.num_assets)
+        layout = self._account.layout
+        shape = (count, layout.num_actions)
         if not isinstance(action, Tensor) or action.shape != shape:
             found = tuple(action.shape) if isinstance(action, Tensor) else type(action).__name__
             raise BacktestError(
-                f"{self._name}: the policy gave {found} for {shape[1]} assets, not [{count}, N]"
+                f"{self._name}: the policy gave {found} for {layout.num_assets} assets, not"
+                f" [{count}, {'2 N' if layout.resting else 'N'}]"
             )
         return self._check_finite(flatten_action(action).reshape(shape))
 

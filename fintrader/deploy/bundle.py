@@ -258,6 +258,11 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
             "env.fill close trades at prices that are over when they are known; train with"
             " next_open"
         )
+    if env.action == "limit":
+        raise DeployError(
+            "a deployment sends market orders alone, and env.action limit makes others; train with"
+            " env.action target"
+        )
     if env.benchmark == "buy_and_hold":
         raise DeployError(
             "the weights of buy_and_hold depend on when it began; train against equal_weight"

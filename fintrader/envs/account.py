@@ -235,9 +235,7 @@ def advance(
     fills = fill_orders(orders, quote, settings)
 
     # Cash and holdings are marked at every close up to the next decision.
-    marks = mark_to_market(
-        view, account, orders.bar, fills, settings, settings.decision_interval
-    )
+    marks = mark_to_market(view, account, orders.bar, fills, settings, settings.decision_interval)
     after, value, terminated, truncated = end_interval(view, account, marks, settings, reward)
     entry = record_step(account.bar, orders, quote, fills, marks, settings) if record else None
     return after, value, terminated, truncated, entry

@@ -6,13 +6,14 @@ costs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fintrader.envs.observation import ObservationLayout
+from fintrader.envs.observation import RESTING_FEATURES, ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
@@ -48,8 +49,9 @@ def lay_out(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
     """Lay out the observations of a market; with a benchmark other than cash they contain
     membership and the benchmark's weights."""
     is_shown = benchmark_kind(market, settings.benchmark) != "cash"
-    rests = settings.action == "limit"
-    return ObservationLayout.of(market, settings.lookback, benchmark=is_shown, resting=rests)
+    layout = ObservationLayout.of(market, settings.lookback, benchmark=is_shown)
+    is_resting = settings.action == "limit"
+    return replace(layout, resting=len(RESTING_FEATURES)) if is_resting else layout
 
 
 def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:

@@ -50,10 +50,15 @@ class MultiTraderEnv:
         """Make the games; without a `seed` one is drawn from the system's entropy
         (`np_random_seed`).
 
-        Raises EnvError for a window of one bar or no game at all.
+        Raises EnvError for a window of one bar, no game at all, or orders that rest.
         """
         if num_games < 1:
             raise EnvError(f"num_games must be at least 1, got {num_games}")
+        if settings is not None and settings.action == "limit":
+            raise EnvError(
+                "traders that share a market move its price, at which no order can rest; set"
+                " env.action to target or trade"
+            )
         self.traders = traders or TraderSettings()
         self.num_games = num_games
         self.num_traders = self.traders.num_traders

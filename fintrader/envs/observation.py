@@ -187,8 +187,7 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
 ACCOUNT_FEATURES = ("cash_weight", "growth", "drawdown", "time_left")
 """cash / equity; equity / first equity - 1; equity / peak - 1; share of the episode still ahead."""
 RESTING_FEATURES = ("order_weight", "order_distance", "order_age")
-"""Of each asset's order that rests: what is left of it, as a share of equity; its price / close - 1;
-share of its time that is over."""
+"""What is left of an order, as a share of equity; its price / close - 1; its age / its time."""
 PARTS = (
     *("account", "holdings", "resting", "history", "features"),
     *("tradable", "member", "benchmark", "context"),
@@ -217,22 +216,11 @@ class ObservationLayout:
 
     @classmethod
     def of(
-        cls,
-        market: MarketTensors,
-        lookback: int = 1,
-        *,
-        benchmark: bool = False,
-        resting: bool = False,
+        cls, market: MarketTensors, lookback: int = 1, *, benchmark: bool = False
     ) -> ObservationLayout:
-        """Lay out observations of `market`; `resting`: orders rest."""
-        return cls(
-            market.num_assets,
-            market.num_features,
-            market.num_context,
-            lookback=lookback,
-            benchmark=int(benchmark),
-            resting=len(RESTING_FEATURES) * resting,
-        )
+        """Lay out observations of `market`."""
+        sizes = (market.num_assets, market.num_features, market.num_context)
+        return cls(*sizes, lookback=lookback, benchmark=int(benchmark))
 
     @property
     def num_actions(self) -> int:
@@ -246,8 +234,7 @@ class ObservationLayout:
 
     @property
     def private_width(self) -> int:
-        """P: columns that differ between accounts at the same bar, A + N, or A + 4 N where orders
-        rest."""
+        """P: columns that differ between accounts at the same bar, A + N (A + 4 N, orders rest)."""
         return self.account_width + self.num_assets * (1 + self.resting)
 
     @property
@@ -283,10 +270,12 @@ class ObservationLayout:
         `[..., L - 1, W]`, oldest bar first; with a benchmark also member and benchmark
         `[..., N]`; where orders rest also resting `[..., 3, N]`."""
         parts = split_market(obs[..., self.private_width :], self)._asdict()
-        parts |= {"account": obs[..., : self.account_width], "holdings": holdings_of(obs, self)}
         resting = obs[..., self.account_width + self.num_assets : self.private_width]
-        if self.resting:
-            parts["resting"] = resting.unflatten(-1, (self.resting, self.num_assets))
+        parts |= {
+            "account": obs[..., : self.account_width],
+            "holdings": holdings_of(obs, self),
+            "resting": resting.reshape(*obs.shape[:-1], self.resting, self.num_assets),
+        }
         return {name: parts[name] for name in self.slices}
 
     def assemble(self, private: Tensor, rows: Tensor) -> Tensor:

@@ -73,8 +73,8 @@ def advance_resting(
         cost = cost + torch.where(moves, marks.books.cost, 0.0)
         turnover = turnover + torch.where(moves, marks.books.turnover, 0.0)
         if record:
-            entry = record_step(account.bar, orders, quote, fills, marks, settings)
-            entries.append(entry.without(~moves))
+            passed = record_step(account.bar, orders, quote, fills, marks, settings)
+            entries.append(passed.without(~moves))
         now = select(moves, after, now)
         bars.append(now.bar)
         closes.append(now.equity)
@@ -139,9 +139,7 @@ def meet_bar(
     buys = left > 0
     through = torch.where(buys, low < price * (1.0 - margin), high > price * (1.0 + margin))
     fills = through & (left != 0) & (quote.price > 0)
-    best = torch.where(
-        buys, torch.minimum(price, quote.price), torch.maximum(price, quote.price)
-    )
+    best = torch.where(buys, torch.minimum(price, quote.price), torch.maximum(price, quote.price))
     at_open = best == quote.price
     quote = quote._replace(
         price=torch.where(fills, best, 0.0),

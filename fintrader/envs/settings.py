@@ -257,7 +257,8 @@ class TradingSettings(Settings):
         """Select the settings for carrying out orders."""
         values = {name: getattr(self, name) for name in CONVENTIONS}
         plain = {name: dict(value) for name, value in values.items() if isinstance(value, Mapping)}
-        return TradingTerms(**values | plain | {"dead_band": self.band})
+        fill = "limit" if self.action == "limit" else self.fill
+        return TradingTerms(**values | plain | {"dead_band": self.band, "fill": fill})
 
     @property
     def half_spreads(self) -> dict[str, float]:

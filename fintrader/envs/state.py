@@ -223,8 +223,6 @@ def _shown(value: Any) -> str:
 def name_tensors(account: Account, endow: Endowment, key: Tensor) -> dict[str, Tensor]:
     """Name the tensors of a state."""
     state = {f"account.{name}": value for name, value in account._asdict().items()}
-    if not account.resting.shape[1]:
-        del state["account.resting"]
     state |= {f"endowment.{name}": value for name, value in endow._asdict().items()}
     return state | {"key": key}
 

@@ -7,7 +7,7 @@ fill in bar t + 1 at its open (by default) and the account is marked at the clos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
@@ -345,11 +345,13 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """
         # A template: the state is compared with its form, not with its values.
         fresh = begin(self.view, self._key, self._key, *self._endowment, self.settings)
+        if self.settings.action != "limit" and isinstance(state, Mapping):
+            # A state of a version without orders that rest holds nothing of them.
+            state = {"account.resting": fresh.resting, **state}
         check_form(state, name_tensors(fresh, self._endowment, self._key))
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
         at_once = self.autoreset_mode is AutoresetMode.SAME_STEP
         check_values(moved, self.settings, num_bars=self.market.num_bars, resets_at_once=at_once)
-        moved.setdefault("account.resting", fresh.resting)
         self._state = Account(*(moved[f"account.{name}"] for name in Account._fields))
         self._endowment = Endowment(*(moved[f"endowment.{name}"] for name in Endowment._fields))
         self._key = moved["key"]

@@ -219,7 +219,9 @@ def _write(
             rows = sensitivity(policies, markets, env, progress=progress)
         elif config.backtest.sensitivity:
             rows = sensitivity(policies[0], markets[0], env, progress=progress)
-        limited = _within_limits(policies, markets, env, progress)
+        limited = None
+        if env.action != "limit":  # a deployment sends market orders alone
+            limited = _within_limits(policies, markets, env, progress)
     context = replace(
         provenance(config, manifest, window, repeat, title=traded.title),
         shrinkage=shrinkage_of(folders),

@@ -15,6 +15,7 @@ class TradingTerms:
     """Settings of `env` for carrying out orders; a trained policy can be traded under others."""
 
     fill: str
+    """`env.fill`; `limit` for orders that rest at a price."""
     decision_interval: int
     fractional: bool
     dead_band: float

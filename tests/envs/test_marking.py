@@ -34,9 +34,9 @@ def make_books(config):
 def test_parts_of_an_interval_add_nothing(monkeypatch):
     config = EnvSettings(decision_interval=30)
     market = make_books(config)
-    whole = mark_to_market(*market, config)
+    whole = mark_to_market(*market, config, 30)
     monkeypatch.setattr(account, "MARKS_AT_ONCE", 7 * COUNT * ASSETS)
-    parts = mark_to_market(*market, config)
+    parts = mark_to_market(*market, config, 30)
     assert torch.equal(whole.closes, parts.closes)
 
 
@@ -46,7 +46,7 @@ def test_the_last_and_the_highest_close_have_slopes():
 
     def mark(cash, shares):
         marks = mark_to_market(
-            view, books, fill_bar, fills._replace(cash=cash, shares=shares), config
+            view, books, fill_bar, fills._replace(cash=cash, shares=shares), config, 9
         )
         return marks.equity, marks.highest
 

@@ -41,7 +41,7 @@ class IsaacVecEnv:
         self.observation_space = env.single_observation_space
         self.action_space = env.single_action_space
         self.state_dim = env.layout.width
-        self.action_dim = self.num_actions = env.layout.num_assets
+        self.action_dim = self.num_actions = env.layout.num_actions
         bars = env.settings.episode_bars or env.market.num_bars - 1
         self.max_step = self.max_episode_length = -(-bars // env.settings.decision_interval)
         self._lengths = torch.zeros(self.num_envs, dtype=torch.int64, device=self.device)

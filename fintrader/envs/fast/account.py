@@ -166,7 +166,8 @@ def place_orders(
     # Sizes are those of the decision; then splits before the fill apply to holdings and orders.
     check: float = size_orders(first, last, action, work, state, prices, rules)
     if rules.is_limit:
-        return check + place_limits(first, last, action, work, state, prices, rules)
+        check += place_limits(first, last, action, work, state, prices, rules)
+        return check
     for b in range(first, last):
         meet_events(b, b - first, work, state, prices, rules, log)
     return check
@@ -284,6 +285,7 @@ def place_limits(
 ) -> float:
     """Turn the holdings to reach and the prices `action[:, N:]` into the orders that rest from now
     on. Return 0, or NaN where a price is not finite."""
+    # The twin of `envs.resting.place_limits`: `size_orders` has written the holdings to reach.
     assets = state.shares.shape[1]
     check = 0.0
     for b in range(first, last):
@@ -296,7 +298,7 @@ def place_limits(
             mark = np.float64(prices.quotes[bar, MARK, n])
             left = work.desired[b - first, n]
             left = (left if rules.is_short else max(left, 0.0)) - state.shares[b, n]
-            price = mark * (1.0 + offset * rules.offset) * UNIT
+            price: Any = mark * (1.0 + offset * rules.offset) * UNIT
             if prices.risk_off[bar]:
                 price = LARGEST if left > 0.0 else 0.0
             resting[LEFT, n] = left
@@ -401,9 +403,7 @@ def fill_orders(
         else:
             price = prices.quotes[bar, FILL]
             root = prices.inverse_root_volume[bar]
-            work.sales_cost[i] = total_cost(
-                kept, shares, price, root, prices.spread, rules, True
-            )
+            work.sales_cost[i] = total_cost(kept, shares, price, root, prices.spread, rules, True)
             variable, commissions = purchase_costs(addition, price, root, prices.spread, rules)
             work.variable_cost[i] = variable
             work.commissions[i] = commissions
@@ -591,9 +591,7 @@ def fill_resting(
     scale = purchase_scale(ordered * UNIT, variable, commissions, budget, len(shares), rules)
     for n in range(len(shares)):
         desired[n] = shares[n]
-    paid, purchases, _ = buy(
-        kept, addition, scale, quote, prices.quotes[bar, MARK], rules, shares
-    )
+    paid, purchases, _ = buy(kept, addition, scale, quote, prices.quotes[bar, MARK], rules, shares)
     cost = rules.cost_rate * (purchases * UNIT)
     if not rules.is_proportional:
         cost = total_cost(kept, shares, price, root, spread, rules, False)
@@ -610,6 +608,7 @@ def meet_bar(
 ) -> None:
     """Write `work.desired[0]`, the holdings after all fills of a bar, and their prices and costs:
     `work.quote`, `work.root` and `work.spread`."""
+    # A price of 0 stands for an order that does not fill, as for a symbol that does not trade.
     for n in range(len(shares)):
         signed = np.float64(prices.quotes[bar, FILL, n])
         opened = abs(signed)
@@ -644,6 +643,7 @@ def rest_on(
 ) -> None:
     """Age the orders of an account whose holdings were `held` `[N]` before the bar, and end those
     that are done or too old."""
+    # The twin of `envs.resting.rest_on`, which also writes the log.
     row = prices.event_row[bar]
     for n in range(len(shares)):
         if resting[LEFT, n] == 0.0:
@@ -651,7 +651,7 @@ def rest_on(
             continue
         filled = shares[n] - held[n]
         if len(log.kind) > 0:
-            record_limit_fill(bar, n, filled, held[n], resting, prices, rules, work, log)
+            record_limit_fill(bar, n, filled, held[n], resting, rules, work, log)
         left = resting[LEFT, n] - filled
         age = resting[AGE, n] + 1.0
         mark = np.float64(prices.quotes[bar - 1, MARK, n]) - prices.dividends[row, n]
@@ -682,12 +682,12 @@ def record_limit_fill(
     filled: float,
     held: float,
     resting: Any,
-    prices: Prices,
     rules: Rules,
     work: Workspace,
     log: AccountLog,
 ) -> None:
     """Write what filled of asset n's order into the log."""
+    # What brings a position nearer to 0 costs at most its notional, as in `fill_orders`.
     is_capped = work.quote[FILL, n] != 0.0 and abs(resting[LEFT, n]) > work.quote[MOST, n]
     log.counts[CAPPED] += is_capped and resting[TRADED, n] == 0.0
     if filled == 0.0:
@@ -707,6 +707,7 @@ def record_limit_fill(
 @njit_call
 def count_cancelled(bar: int, n: int, resting: Any, prices: Prices, log: AccountLog) -> None:
     """Count what is left of asset n's order as cancelled at the close of `bar`."""
+    # Only backtests keep counts.
     if len(log.counts) > 0 and resting[LEFT, n] != 0.0:
         mark = np.float64(prices.quotes[bar, MARK, n])
         log.counts[CANCELLED] += abs(resting[LEFT, n]) * mark * UNIT

@@ -86,6 +86,7 @@ def observe_private(b: int, state: State, prices: Prices, rules: Rules, out: Any
 @njit_call
 def observe_resting(resting: Any, mark: Any, share: float, rules: Rules, out: Any) -> None:
     """Write to `out` `[3 N]` weight, distance and age of the orders that rest."""
+    # The formulas stand in `envs.episodes.observe_private`.
     assets = len(mark)
     for n in range(assets):
         left = resting[LEFT, n]

@@ -84,11 +84,13 @@ def describe_simulation(stored: StoredBacktest) -> str:
     every = "every bar" if bars == 1 else f"every {bars} bars"
     half = trading.describe_half_spread()
     spread = f" and a half-spread of {half}" if half else ""
-    fill = trading.fill.replace("_", " ")
+    fill = f"fills at the {trading.fill.replace('_', ' ')}"
+    if trading.fill == "limit":
+        fill = "its limit orders fill in bars that trade through their price"
     share = trading.participation
     volume = "takes any volume" if share == "none" else f"takes up to {share:.0%} of the volume"
     pays = f"pays {trading.cost_bps:g}{spread} basis points a trade"
-    return f"{text}; decides {every}, fills at the {fill}, {volume}, {pays}."
+    return f"{text}; decides {every}, {fill}, {volume}, {pays}."
 
 
 def describe_survivorship(market: Provenance) -> str:
