@@ -71,17 +71,9 @@ class ActionHead:
 
     def decode(self, obs: Tensor, latent: Tensor, table: MarketTable | None = None) -> Tensor:
         """Turn raw `obs`, flat `[B, D]` or clocked `[B, A + N + 1]`, and `latent [B, L]` into an
-        action `[B, N]`, or `[B, 2 N]` where orders rest; clocked observations need `table` `[T, L*W]`, the market's rows."""
+        action `[B, N]`; clocked observations need `table` `[T, L*W]`, the market's rows."""
         if self.kind == "direct":
             return latent.clamp(-1.0, 1.0)
-        assert not isinstance(self.layout, FlatLayout)
-        if self.layout.resting:  # the prices stand last
-            latent, prices = latent.tensor_split([-self.layout.num_assets], dim=-1)
-            weights = self._decode_weights(obs, latent, table)
-            return torch.cat([weights, prices.clamp(-1.0, 1.0)], dim=-1)
-        return self._decode_weights(obs, latent, table)
-
-    def _decode_weights(self, obs: Tensor, latent: Tensor, table: MarketTable | None) -> Tensor:
         if self.kind == "aim":
             return self.aim(latent)
         assert not isinstance(self.layout, FlatLayout)

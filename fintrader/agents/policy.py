@@ -29,7 +29,7 @@ from fintrader.agents.description import (
     MarketIdentity,
     PolicyDescription,
 )
-from fintrader.agents.heads import ActionHead
+from fintrader.agents.limit_head import make_head
 from fintrader.agents.network_kinds import make_actor, resolve_network
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
@@ -136,7 +136,7 @@ class ActorPolicy(PolicyModule):
         self.layout = layout
         self.outputs = outputs
         self.squash = squash
-        self.head = ActionHead(layout, head)
+        self.head = make_head(layout, head)
         self.network = resolve_network(network, layout, orders=not self.head.targets_weights)
         self.meta = {}
         # Not as a submodule: acting does not need it, and an agent has it among its own modules.
@@ -347,7 +347,7 @@ def _build(description: PolicyDescription, stored: int) -> PolicyModule:
         squash = bool(description["squash"])
         # On the meta device a network takes no memory until its stored weights are known to fit.
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            decoder = ActionHead(layout, head)
+            decoder = make_head(layout, head)
             network = resolve_network(network, layout, orders=not decoder.targets_weights)
             actor = make_actor(layout, network, extra=decoder.extra, outputs=outputs)
         described = sum(weight.numel() for weight in actor.parameters())

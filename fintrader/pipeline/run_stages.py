@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from fintrader.agents.agent import refuse_idle
-from fintrader.agents.heads import ActionHead
+from fintrader.agents.limit_head import make_head
 from fintrader.backtesting.walk_forward import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
 from fintrader.envs.benchmark import lay_out
@@ -434,7 +434,7 @@ def _refuse_idle_agents(config: RunConfig, market: MarketTensors) -> None:
         return
     layout = lay_out(market, config.trading)
     for agent in config.agents:
-        refuse_idle(ActionHead(layout, agent.head))
+        refuse_idle(make_head(layout, agent.head))
 
 
 def backtest_stage(

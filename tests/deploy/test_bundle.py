@@ -116,6 +116,7 @@ def test_a_policy_that_reads_the_clock_is_refused(tmp_path):
         ({"fill": "close"}, "next_open"),
         ({"benchmark": "buy_and_hold"}, "equal_weight"),
         ({"short": True}, "short positions"),
+        ({"action": "limit"}, "market orders alone"),
     ],
 )
 def test_what_cannot_be_live_is_refused(tmp_path, env, match):

@@ -13,6 +13,7 @@ from fintrader.envs.fast.account import (
     ORDER,
     UNFILLED,
     UNIT,
+    clear_order,
     closing_cost,
     count_cancelled,
     fill_orders,
@@ -77,9 +78,7 @@ def decide_and_wait(
         for n in range(state.shares.shape[1]):
             work.desired[0, n] = wanted[n]
     if rules.is_limit and (action.size or desired.size):
-        for n in range(state.shares.shape[1]):
-            count_cancelled(bar, n, state.resting[0], prices, log)
-            state.resting[0, LEFT, n] = 0.0
+        cancel_orders(bar, state, prices, log)
     if rules.is_limit and action.size:
         place_limits(0, 1, action, work, state, prices, rules)
         for n in range(state.shares.shape[1]):
@@ -98,7 +97,18 @@ def decide_and_wait(
         mark_bars(0, look, work.fill_bar[0], work, state, prices, rules, log)
         is_ruined = state.equity[0] <= rules.ruin_fraction * state.first_equity[0]
     observe_private(0, state, prices, rules, seen)
+    if rules.is_limit and state.bar[0] == prices.quotes.shape[0] - 1:
+        cancel_orders(state.bar[0], state, prices, log)
     return is_ruined
+
+
+@njit_inline
+def cancel_orders(bar: int, state: State, prices: Prices, log: AccountLog) -> None:
+    """Cancel at the close of `bar` what still rests."""
+    # At a decision, and at the window's end, where no bar is left to fill them.
+    for n in range(state.shares.shape[1]):
+        count_cancelled(bar, n, state.resting[0], prices, log)
+        clear_order(n, state.resting[0])
 
 
 # One call for all accounts: each call from Python has its price.

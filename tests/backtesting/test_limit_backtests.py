@@ -1,0 +1,136 @@
+"""Backtests of limit orders: the compiled account against the environment's, its trades, and what
+does not follow limit orders."""
+
+import numpy as np
+import pytest
+import torch
+
+import fintrader
+from fintrader.agents import ActionHeadSettings, NetworkSettings, make_agent
+from fintrader.agents.limit_head import LimitHead, make_head
+from fintrader.agents.network_kinds import resolve_network
+from fintrader.backtesting import simulate
+from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.benchmark import lay_out
+from fintrader.envs.multi_agent import MultiTraderEnv
+from fintrader.errors import ConfigError, EnvError
+from tests.factories import make_market
+from tests.oracles.trade_list import trade_list_profit
+
+CASES = [
+    {},
+    {"decision_interval": 5, "time_in_force": 3, "limit_margin_bps": 2},
+    {"fractional": True, "decision_interval": 3},
+    {"short": True, "max_leverage": 2.0, "borrow_bps_per_year": 300, "maintenance_margin": 0.3},
+    {"impact_bps": 20, "half_spread_bps": 3, "min_commission_usd": 1, "decision_interval": 4},
+    {"turbulence": {"c0": 0.5}, "limit_offset_bps": 200},
+]
+
+
+@pytest.fixture
+def market():
+    return make_market(120, 4, 2, seed=5, events=True, volume=1e5)
+
+
+def random_policy(market, chosen):
+    layout = lay_out(market, chosen)
+    weights = torch.randn(layout.width, layout.num_actions, generator=torch.manual_seed(1))
+    return lambda obs: torch.tanh(obs @ (0.3 * weights))
+
+
+def play(policy, market, chosen):
+    """Equity at each bar, cost and turnover in the environment."""
+    env = TradingEnv.evaluation(market, chosen)
+    obs, _ = env.reset()
+    equity = [float(env.equity[0])]
+    cost = turnover = 0.0
+    while True:
+        obs, _, terminated, truncated, info = env.step(policy(obs))
+        equity += info["bar_equity"][0].tolist()
+        cost += float(info["cost"][0])
+        turnover += float(info["turnover"][0])
+        if terminated | truncated:
+            return np.array(equity)[: market.num_bars], cost, turnover
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_backtest_is_the_environments_account(case, market):
+    chosen = EnvSettings(action="limit", **case)
+    policy = random_policy(market, chosen)
+    result = simulate(policy, market, chosen)
+    equity, cost, turnover = play(policy, market, chosen)
+    assert (result.equity == equity).all()
+    assert result.turnover_usd.sum() == pytest.approx(turnover, abs=1e-3)
+    assert result.costs_usd.sum() == pytest.approx(cost, abs=1e-3)
+    assert trade_list_profit(result) == pytest.approx(equity[-1] - equity[0], abs=1.0)
+    assert len(result.trades) > 50
+
+
+def test_orders_that_rest_are_counted(market):
+    """A price far below the close is never reached; at a price far above it all orders fill at the
+    next open."""
+    chosen = EnvSettings(action="limit", limit_offset_bps=4000, participation="none")
+    weights = [0.2, 0.2, 0.2, 0.2]
+    low = simulate(lambda _: torch.tensor([[*weights, *[-1.0] * 4]]), market, chosen)
+    assert low.orders.given > 300
+    assert low.orders.unfilled == low.orders.given
+    assert not len(low.trades)
+    high = simulate(lambda _: torch.tensor([[*weights, *[1.0] * 4]]), market, chosen)
+    plain = chosen.model_copy(update={"action": "target"})
+    same = simulate(lambda _: torch.tensor([weights]), market, plain)
+    bought = high.trades.query("kind == 'order' and shares > 0").iloc[0]
+    assert bought["price_usd"] == same.trades.iloc[0]["price_usd"]
+    assert high.orders.unfilled < high.orders.given / 2
+
+
+@pytest.mark.parametrize("algo", ["ppo", "sac"])
+def test_agents_learn_with_prices(algo, market):
+    trained = fintrader.train(algo, TradingEnv(market, action="limit", num_envs=16), env_steps=2000)
+    result = simulate(trained.policy, market, EnvSettings(action="limit"))
+    assert np.isfinite(result.equity).all()
+    assert result.orders.given > 0
+
+
+def test_the_head_gives_weights_and_then_prices(market):
+    layout = lay_out(market, EnvSettings(action="limit"))
+    head = make_head(layout, ActionHeadSettings(kind="aim"))
+    assert isinstance(head, LimitHead)
+    obs = torch.randn(7, layout.width)
+    latent = torch.randn(7, head.latents)
+    action = head.decode(obs, latent)
+    assert torch.equal(action[:, :4], head.aim(latent[:, :-4]))
+    assert torch.equal(action[:, 4:], latent[:, -4:].clamp(-1, 1))
+    assert resolve_network(NetworkSettings(), layout).kind == "mlp"
+    with pytest.raises(ConfigError, match="does not see the orders that rest"):
+        resolve_network(NetworkSettings(kind="market_once"), layout)
+
+
+def test_what_has_no_orders_that_rest_says_so(market):
+    with pytest.raises(ConfigError, match="needs fill: next_open"):
+        TradingEnv(market, action="limit", fill="close")
+    with pytest.raises(ConfigError, match="gradients, which orders that rest do not have"):
+        fintrader.train("apg", TradingEnv(market, action="limit", num_envs=4), env_steps=100)
+    with pytest.raises(EnvError, match="no order can rest"):
+        MultiTraderEnv(market, EnvSettings(action="limit"))
+
+
+def test_a_state_without_orders_is_one_of_an_earlier_version(market):
+    env = TradingEnv(market, num_envs=4)
+    env.reset(seed=1)
+    state = env.state_dict()
+    del state["account.resting"]
+    env.load_state_dict(state)
+    resting = TradingEnv(market, num_envs=4, action="limit")
+    resting.reset(seed=1)
+    with pytest.raises(Exception, match=r"account\.resting missing"):
+        resting.load_state_dict(state)
+
+
+def test_a_policy_before_orders_rested_is_read(market):
+    from fintrader.envs.observation import layout_from_json, layout_to_json
+
+    layout = lay_out(market, EnvSettings())
+    stored = layout_to_json(layout)
+    del stored["layout"]["resting"]
+    assert layout_from_json(stored) == layout
+    assert make_agent(fintrader.agents.PPO(), layout, seed=0).head.latents == 5
