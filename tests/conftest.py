@@ -62,6 +62,31 @@ def own_ledger(tmp_path_factory):
         yield home
 
 
+@pytest.fixture(scope="session", autouse=True)
+def days_once():
+    """Lay out the holidays of an exchange once in a process: exchange_calendars does it anew for
+    every span of years, which takes two seconds for XKRX, and they are the same in all of them."""
+    from exchange_calendars.calendar_utils import _default_calendar_factories
+    from exchange_calendars.exchange_calendar import ExchangeCalendar
+
+    known = {}
+
+    def days_of(rule):
+        def day(calendar):
+            kind = type(calendar)
+            if kind not in known:
+                known[kind] = rule.func(calendar)
+            return known[kind]
+
+        return property(day)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in {ExchangeCalendar, *_default_calendar_factories.values()}:
+            if "day" in vars(kind):
+                patch.setattr(kind, "day", days_of(vars(kind)["day"]))
+        yield
+
+
 @pytest.fixture
 def s3(monkeypatch):
     """A client of an object store on loopback that speaks S3."""

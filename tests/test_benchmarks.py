@@ -158,6 +158,7 @@ ROUGH = World(
 )
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_doubled_in_a_rough_cluster(tmp_path):
     """Failures, preempted nodes, results after the pod was given up, and three deaths of the
     orchestrator."""

@@ -85,7 +85,12 @@ def test_imports_and_commands_load_none_of_those(tmp_path):
     windows = "windows: {fractions: [0.4, 0.3, 0.3], embargo_sessions: 0}"
     text = f"data:\n  path: {path}\n  {windows}\ncache: {tmp_path / 'cache'}\n"
     (tmp_path / "own.yaml").write_text(text + "env: {num_envs: 3}\n")
-    whole = ["--help", "run --help", "data quality --help", f"init {path} --out mine.yaml"]
+    whole = [
+        "--help",
+        "run --help",
+        "data quality --help",
+        f"init {path} --calendar XNAS --out mine.yaml",
+    ]
     whole += [f"data {words} own.yaml" for words in ("quality", "build --dry-run", "build")]
     whole += ["data build --prune own.yaml", "data compare own.yaml own.yaml"]
     refused = ["run absent.yaml", "status absent", "run quickstart --env.cost-bps many"]

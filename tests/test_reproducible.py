@@ -60,6 +60,7 @@ def test_the_variables_win_over_the_environment_and_leave_the_rest():
     assert made["HOME"] == "/h"
 
 
+@pytest.mark.slow
 def test_a_process_begun_with_them_takes_the_common_code_and_so_do_its_workers():
     seen = json.loads(run_python("-m", "fintrader.reproducible", "-c", SEEN, **ANOTHER))
     assert seen["own"] == seen["of_workers"] == reproducible.VARIABLES

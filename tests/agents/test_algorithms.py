@@ -26,9 +26,9 @@ from tests.engines.tiny import (
     Identity,
     IdentityMarket,
     agent_settings,
-    mostly_slow,
 )
 from tests.factories import rising_market
+from tests.quick import mostly_slow, slow_but
 
 pytestmark = pytest.mark.usefixtures("frequent_reports")
 
@@ -60,7 +60,7 @@ MARKET = {
 }
 
 
-@pytest.mark.parametrize("algo", IDENTITY)
+@pytest.mark.parametrize("algo", mostly_slow("ppo", "sac", every=IDENTITY))
 def test_learns_the_identity(algo):
     values, env_steps = IDENTITY[algo]
     env = Identity(seed=3)
@@ -98,6 +98,7 @@ def test_an_agent_and_its_experience_are_freed_at_once(algo, values):
         gc.enable()
 
 
+@pytest.mark.slow
 def test_apg_learns_the_identity():
     env = IdentityMarket(seed=3)
     given = {"head": {"kind": "direct"}, "gamma": 0.0, "bootstrap": False, "num_steps": 4}
@@ -112,6 +113,7 @@ def rising_market_env(num_envs=16, seed=0):
     return TradingEnv(rising_market(), EnvSettings(num_envs=num_envs, episode_bars=60), seed=seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", mostly_slow("ppo", every=MARKET))
 def test_finds_the_asset_that_always_rises(algo):
     env = rising_market_env()
@@ -128,8 +130,9 @@ def test_finds_the_asset_that_always_rises(algo):
     assert held[0] < 0.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", mostly_slow("ppo", every=("ppo", "ddpg", "sac")))
-@pytest.mark.parametrize("env", [ConstantReward, ConstantRewardEnding])
+@pytest.mark.parametrize("env", slow_but(1, every=[ConstantReward, ConstantRewardEnding]))
 def test_critics_keep_time_limits_and_ends_apart(algo, env):
     # γ = 0.8: 1 / (1 − γ) = 5 under a clock; seen at a random of eight steps to an end, mean of (1
     # − 0.8^k) / 0.2

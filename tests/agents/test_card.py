@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import ROOT
 
 
+@pytest.mark.slow
 def test_trainings_wait_only_to_update_and_fit_the_memory_that_is_asked_for():
     words = ["pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__).with_name("on_card.py"))]
     result = subprocess.run(

@@ -22,7 +22,8 @@ from fintrader.envs.observation import FlatLayout
 from fintrader.errors import CheckpointError, ConfigError
 from fintrader.pipeline.config import RunConfig
 from tests.engines.killing import Killed, assert_same_training, killed_after
-from tests.engines.tiny import DEVICES, Identity, agent_settings, mostly_slow
+from tests.engines.tiny import DEVICES, Identity, agent_settings
+from tests.quick import mostly_slow, slow_but
 
 pytestmark = pytest.mark.usefixtures("frequent_reports")
 
@@ -55,8 +56,10 @@ def rollout_of(rows, layout, latents, seed, *, clocked):
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
-@pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp", "classic"])
-@pytest.mark.parametrize("clocked", [True, False])
+@pytest.mark.parametrize(
+    "kind", mostly_slow("market_once", "mlp", every=["market_once", "per_asset", "mlp", "classic"])
+)
+@pytest.mark.parametrize("clocked", slow_but(0, every=[True, False]))
 def test_learners_in_a_batch_are_learners_one_after_another(algo, kind, clocked):
     steps = 4
     accounts = 3
@@ -172,8 +175,13 @@ def pipelined(algo, values=None, seed=0):
     return agent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "values", [{}, {"updates_per_step": 0.3}, {"updates_per_step": 3.0, "noise_persistence": 0.8}]
+    "values",
+    slow_but(
+        2,
+        every=[{}, {"updates_per_step": 0.3}, {"updates_per_step": 3.0, "noise_persistence": 0.8}],
+    ),
 )
 @pytest.mark.parametrize(
     "algo",

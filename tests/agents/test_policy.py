@@ -22,8 +22,8 @@ from fintrader.envs import ObservationLayout
 from fintrader.envs.observation import FlatLayout
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError
-from tests.engines.tiny import mostly_slow
 from tests.factories import planted_market
+from tests.quick import mostly_slow
 
 MARKET = planted_market(80, 4)
 ENV = TradingEnv(MARKET, EnvSettings(num_envs=6))
@@ -269,6 +269,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     mostly_slow("ensemble", every=POLICIES),

@@ -14,6 +14,7 @@ from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from tests.engines.tiny import Identity, agent_settings
 from tests.factories import planted_market
+from tests.quick import mostly_slow
 
 SMALL = PPO(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSettings(hidden=(8,)))
 MARKET = planted_market(300, 3)
@@ -65,6 +66,7 @@ def test_a_budget_is_exactly_one_positive_number(values):
         Budget(**values)
 
 
+@pytest.mark.slow
 def test_slow_saves_become_rare(tmp_path, monkeypatch):
     """On a clock of the test's own, an update takes 10 ms and a save 50 ms: half a second lies
     between two saves."""
@@ -262,7 +264,7 @@ def test_a_parent_of_another_shape_is_refused():
 
 
 @pytest.mark.usefixtures("frequent_reports")
-@pytest.mark.parametrize("algo", ["ppo", "sac", "apg"])
+@pytest.mark.parametrize("algo", mostly_slow("ppo", every=["ppo", "sac", "apg"]))
 def test_step_sizes_fall_to_zero_over_the_budget(algo, tmp_path):
     given = {
         "anneal": True,

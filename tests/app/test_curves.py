@@ -7,6 +7,7 @@ import pytest
 from fintrader.files import append_jsonl
 from fintrader_app import race
 from tests.app.conftest import healthy, said
+from tests.quick import mostly_slow
 
 LOOKS = [
     {"share": 0.25, "env_steps": 100, "fold": 0, "score": 1.0, "return": 0.01},
@@ -32,7 +33,7 @@ def test_folds_are_faint_and_their_mean_is_the_line():
     assert np.asarray(line.y).tolist() == [2.0, 5.0]
 
 
-@pytest.mark.parametrize("page", ["pod", "tournament"])
+@pytest.mark.parametrize("page", mostly_slow("pod", every=["pod", "tournament"]))
 def test_the_curve_stands_before_any_loss(open_page, site, page):
     test = open_page(site, page, run="demo", pod="p0001")
     healthy(test)

@@ -16,6 +16,7 @@ from fintrader.results.folders import DamagedFileError, Folder, RunsFolder
 from fintrader.results.tournament_events import DamageEvent, LossEvent
 from fintrader_app import artifacts, jobs, launch, markets, race
 from tests.app.conftest import healthy, said
+from tests.quick import slow_but
 
 SECRET = "the-secret-nobody-may-see"
 
@@ -205,9 +206,17 @@ def test_links_and_devices_inside_a_run_are_not_followed(open_page, fortress):
 @pytest.mark.parametrize(
     "names",
     [
-        ("manifest.json", "notes.json"),
+        pytest.param(("manifest.json", "notes.json"), marks=pytest.mark.slow),
         ("config.yaml", "events.jsonl", "leaderboard.sqlite", "backtest/equity.parquet"),
-        ("leaderboard.sqlite-wal", "pods/p0001/metrics.jsonl", "backtest/metrics.json", ".lock"),
+        pytest.param(
+            (
+                "leaderboard.sqlite-wal",
+                "pods/p0001/metrics.jsonl",
+                "backtest/metrics.json",
+                ".lock",
+            ),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda names: names[0],
 )
@@ -322,14 +331,18 @@ def test_credentials_in_data_urls_are_refused_untold(url):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [
-        (f"data: {{path: '{DATA_URLS[0]}'}}", "password or a key"),
-        ("env: {cost_bbs: 3}", "unknown setting; did you mean"),
-        ("env: [", "not valid YAML"),
-        ("{" * 3000, "nested more than 50 levels"),
-        ("env: !!timestamp 99", "99 is no date"),
-        ("- 1", "is no mapping"),
-    ],
+    slow_but(
+        0,
+        1,
+        every=[
+            (f"data: {{path: '{DATA_URLS[0]}'}}", "password or a key"),
+            ("env: {cost_bbs: 3}", "unknown setting; did you mean"),
+            ("env: [", "not valid YAML"),
+            ("{" * 3000, "nested more than 50 levels"),
+            ("env: !!timestamp 99", "99 is no date"),
+            ("- 1", "is no mapping"),
+        ],
+    ),
 )
 def test_a_configuration_that_is_wrong_or_holds_credentials_is_a_message(
     open_page, tmp_path, monkeypatch, text, expected

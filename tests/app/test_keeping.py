@@ -35,6 +35,7 @@ def test_a_note_is_saved_shown_and_searched_for(open_page, site):
     assert listed(test) == ["demo"]
 
 
+@pytest.mark.slow
 def test_runs_are_filtered_by_tag_and_archived_ones_are_hidden(open_page, site):
     runs = RunsFolder.at(site / "runs")
     write_notes(runs.run("second"), Notes(tags=("keep", "<b>x")))
@@ -110,6 +111,7 @@ def test_a_process_that_has_only_begun_is_not_forgotten(site):
     jobs.forget(runs, "demo")
 
 
+@pytest.mark.slow
 def test_damaged_notes_are_named_where_they_are_edited(open_page, site):
     (site / "runs" / "demo" / FILE).write_text("{")
     test = open_page(site, "runs", run="demo")

@@ -9,6 +9,7 @@ import pytest
 from fintrader.results.allocation import symbol_pnl
 from fintrader.results.backtest_files import read_backtest
 from tests.app.conftest import healthy, said, table_with
+from tests.quick import mostly_slow
 
 ZONE = "America/New_York"
 OPENING = {"market": "09:30", "utc": "14:30"}  # of the market of these tests, in winter
@@ -19,7 +20,7 @@ def charts(test):
     return "\n".join(chart.proto.spec for chart in test.get("plotly_chart"))
 
 
-@pytest.mark.parametrize("clock", ["market", "utc"])
+@pytest.mark.parametrize("clock", mostly_slow("market", every=["market", "utc"]))
 def test_the_backtest_is_on_one_clock(open_page, template, clock):
     ends = {"market": "EST", "utc": "UTC"}
     for part in ("curves", "trades", "profit", "calendar", "decisions"):

@@ -244,6 +244,7 @@ def test_last_words_hold_no_control_characters(quick):
     assert words.endswith("last\ufffd")
 
 
+@pytest.mark.slow
 def test_continuing_keeps_the_earlier_output(quick):
     for attempt in (1, 2):
         job = jobs.start(quick, "one", "name: one\n")

@@ -190,6 +190,7 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_p
         assert row[lines[1]] == told, key
 
 
+@pytest.mark.slow
 def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page, site):
     test = open_page(site, "honesty", run="demo")
     control = table_with(test, "Strategy", texts_of).set_index("Strategy").loc["Null model"]
@@ -221,6 +222,7 @@ CHOICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", CHOICES)
 def test_choices_come_from_the_address_and_stay_in_it(open_page, template, page):
     test = open_page(template, page, times=2, **CHOICES[page])

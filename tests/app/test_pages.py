@@ -13,6 +13,7 @@ from fintrader_app import artifacts, markets
 from fintrader_app.shell import render_stages
 from tests.app.conftest import PAGES, PARTS, box, healthy, said
 from tests.engines import fakes
+from tests.quick import mostly_slow
 
 NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
 
@@ -61,7 +62,9 @@ def test_every_part_of_a_page_is_there(open_page, template):
     assert test.get("plotly_chart")
 
 
-@pytest.mark.parametrize("page", ["runs", "tournament", "pod", "honesty"])
+@pytest.mark.parametrize(
+    "page", mostly_slow("runs", "tournament", every=["runs", "tournament", "pod", "honesty"])
+)
 def test_a_walk_forward_shows_the_tournaments_of_its_folds(open_page, site, page):
     demo = site / "runs" / "demo"
     best = {}
@@ -88,7 +91,7 @@ def test_a_walk_forward_shows_the_tournaments_of_its_folds(open_page, site, page
 
 
 @pytest.mark.parametrize("page", ["tournament", "pod", "backtest", "honesty", "compare"])
-@pytest.mark.parametrize("name", ["started", "racing", "raced"])
+@pytest.mark.parametrize("name", mostly_slow("racing", every=["started", "racing", "raced"]))
 def test_a_run_that_was_killed_half_way_has_every_page(open_page, site, page, name):
     with (site / "runs" / name / "events.jsonl").open("ab") as file:
         file.write(b'{"event": "laun')
@@ -185,6 +188,7 @@ def test_a_damaged_market_is_named(open_page, site):
         assert "market file" in said(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["runs", "backtest", "compare"])
 def test_hundreds_of_runs_are_listed(open_page, crowd, page):
     test = open_page(crowd, page, run="run-0500")
@@ -194,7 +198,14 @@ def test_hundreds_of_runs_are_listed(open_page, crowd, page):
         assert len(test.dataframe[0].value) == 300
 
 
-@pytest.mark.parametrize("page", ["runs", "tournament", "pod", "backtest", "honesty", "compare"])
+@pytest.mark.parametrize(
+    "page",
+    mostly_slow(
+        "tournament",
+        "backtest",
+        every=["runs", "tournament", "pod", "backtest", "honesty", "compare"],
+    ),
+)
 def test_a_hundred_thousand_rows_stay_under_the_chart_limit(open_page, long, page):
     query = {"runs": "demo"} if page == "compare" else {"run": "demo", "pod": "p0001"}
     test = open_page(long, page, **query)
@@ -261,7 +272,12 @@ def made_up(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "new_run"])
+@pytest.mark.parametrize(
+    "page",
+    mostly_slow(
+        "backtest", "tournament", "compare", every=[page for page in PAGES if page != "new_run"]
+    ),
+)
 def test_every_page_of_a_made_up_market_says_so_once(open_page, made_up, template, page):
     banner = "Synthetic market: the prices are random numbers, with no signal in them."
     names = ["demo"] + ["raced"] * (page in {"tournament", "pod", "market"})

@@ -176,6 +176,7 @@ def points(trace):
     )
 
 
+@pytest.mark.slow
 def test_every_point_of_a_setting_and_of_a_score_is_a_pod(pods):
     values = race.select_numbers(pods)["learning_rate"]
     by_pod = pods.assign(value=values).set_index("pod")

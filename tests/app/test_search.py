@@ -84,6 +84,7 @@ def test_the_configuration_says_which_axes_are_logarithmic(tmp_path):
         assert search.find_log_settings(folder) == expected
 
 
+@pytest.mark.slow
 def test_the_page_has_a_sentence_for_few_pods_and_charts_for_many(open_page, template, long):
     few = open_page(template, "tournament", run="demo")
     healthy(few)

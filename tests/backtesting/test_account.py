@@ -24,6 +24,7 @@ from tests.engines.strategies import env_settings
 from tests.factories import examples, make_market, reprice
 from tests.oracles.env_account import EnvAccount, simulate_in_environment
 from tests.oracles.trade_list import trade_list_profit
+from tests.quick import slow_but
 
 ENDS_AND_IS_CALLED_IN = EnvSettings(
     action="trade",
@@ -53,7 +54,7 @@ def both(chosen, seed):
     ), simulate_in_environment(policy, market, chosen)
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(80, quick=10))
 @example(chosen=ENDS_AND_IS_CALLED_IN, seed=387)
 @given(chosen=env_settings(), seed=st.integers(0, 10**6))
 def test_every_setting_is_bit_for_bit_the_environments(chosen, seed):
@@ -106,7 +107,7 @@ def networks(num_assets, members):
     return policy.requires_grad_(False)
 
 
-@pytest.mark.parametrize("interval", [1, 3])
+@pytest.mark.parametrize("interval", slow_but(1, every=[1, 3]))
 def test_a_bound_ensemble_trades_what_its_networks_would(interval):
     """Every action is the networks' own to float32 rounding, and the same actions give the same
     equities."""
@@ -151,7 +152,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("benchmark", "mode"), [("cash", "vote"), ("equal_weight", "mean")])
+@pytest.mark.parametrize(
+    ("benchmark", "mode"), slow_but(1, every=[("cash", "vote"), ("equal_weight", "mean")])
+)
 def test_a_stretch_in_one_call_is_bit_for_bit_its_decisions_one_by_one(kind, benchmark, mode):
     """A simulation that is watched asks at each bar, another one trades on in compiled code. The
     market has splits, dividends and ends of symbols."""

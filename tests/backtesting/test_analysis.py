@@ -12,9 +12,10 @@ from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings
 from tests.engines.policies import noisy_policy
 from tests.factories import make_market, reprice
+from tests.quick import slow_but
 
 
-@pytest.mark.parametrize("events", [False, True])
+@pytest.mark.parametrize("events", slow_but(1, every=[False, True]))
 def test_attribution_is_what_loops_over_bars_and_fills_say(events):
     market = make_market(300, 4, session_bars=20, events=events)
     settings = EnvSettings(cost_bps=7, fractional=True)

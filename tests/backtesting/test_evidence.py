@@ -69,6 +69,7 @@ def test_a_long_ledger_has_a_level_that_a_strategy_can_pass():
     assert found.p_value < level < 1 / (1 + ev.REPEATS)
 
 
+@pytest.mark.slow
 def test_small_p_values_are_those_of_a_larger_sample():
     """The tail of 9,999 samples against 500,000 samples of the same bootstrap."""
     ours, theirs = days(250)
@@ -131,6 +132,7 @@ def test_beta_is_no_alpha_and_the_benchmark_is_nothing_to_test():
     assert ev.alpha_test(ours[:11], theirs[:11], seed=0) is None
 
 
+@pytest.mark.slow
 def test_it_is_wrong_as_often_as_it_says_and_right_as_often_as_it_says():
     """A sketch of `benchmarks/calibration.py`: 4 standard errors either side."""
     tested = [ev.alpha_test(*days(125, beta=1.3, seed=k), seed=k, repeats=199) for k in range(300)]
@@ -179,6 +181,7 @@ def test_shifts_see_timing_and_not_choice():
     assert ev.shift_test([(np.zeros(80), rng.normal(size=80))], seed=0) is None
 
 
+@pytest.mark.slow
 def test_a_bettor_wins_where_there_is_alpha_and_hardly_ever_elsewhere():
     ours, theirs = days(60, ratio=4, beta=1.2)
     wealth = ev.e_process(ours, theirs)
@@ -198,6 +201,7 @@ def test_a_bettor_wins_where_there_is_alpha_and_hardly_ever_elsewhere():
     assert ev.e_process(*days(600, ratio=3, seed=2)).max() > 1 / ev.LEVEL
 
 
+@pytest.mark.slow
 def test_many_trials_together_are_called_skilled_as_rarely_as_one():
     rng = np.random.default_rng(0)
     false = [

@@ -18,6 +18,7 @@ from fintrader.progress import Progress
 from tests.backtesting import leak_lab as lab
 from tests.bars.tables import REAL_2016, REAL_2019
 from tests.factories import make_market, planted_market
+from tests.quick import slow_but
 
 
 def with_column(values, seed=3):
@@ -58,7 +59,7 @@ def test_a_column_that_speaks_once_a_session_raises_an_alarm():
     assert set(with_column(spoken)) == {"f0"}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_but(0, every=range(3)))
 def test_clean_columns_raise_no_alarm(seed):
     assert implausible(make_market(2000, 4, 6, seed=seed, events=True)) == ()
     planted = planted_market(4000, seed=seed)
@@ -130,6 +131,7 @@ def test_a_scrambled_future_raises_no_warning(tmp_path, capfd):
     assert "WARNING" not in "".join(capfd.readouterr())
 
 
+@pytest.mark.slow
 def test_a_feature_that_opens_a_file_is_named(tmp_path):
     path = lab.write_bars(tmp_path, sessions=6)
     names = [lab.column(lab.joined_table), "return_1"]
@@ -258,6 +260,7 @@ def test_bad_settings_are_a_typed_error():
         LookaheadSettings(budget_minutes=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "error", "problem"),
     [

@@ -12,6 +12,7 @@ from fintrader.backtesting.sensitivity import Choices, sensitivity
 from fintrader.backtesting.simulation import is_predictor
 from fintrader.errors import BacktestError
 from tests.factories import make_market
+from tests.quick import mostly_slow, slow_but
 
 SETTINGS = EnvSettings(num_envs=4, episode_bars=20)
 
@@ -65,7 +66,7 @@ CASES = [("PPO", True), ("PPO", False), ("A2C", True), ("SAC", True), ("TD3", Fa
 CASES += [("DDPG", True), ("TQC", True), ("RecurrentPPO", True), ("RecurrentPPO", False)]
 
 
-@pytest.mark.parametrize(("algo", "normalise"), CASES)
+@pytest.mark.parametrize(("algo", "normalise"), slow_but(0, 4, every=CASES))
 def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
     sb3, algo, normalise, market
 ):
@@ -176,6 +177,7 @@ def test_a_recurrent_model_keeps_its_state_within_one_simulation(market):
     assert first.weights()[50, 0] == pytest.approx(0.49, abs=0.03)
 
 
+@pytest.mark.slow
 def test_variations_of_a_model_begin_with_a_state_of_their_own(market):
     few = Choices(costs_bps=(0,), fills=(), capitals=(), start_shifts=())
     test = market.split().test
@@ -246,7 +248,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", mostly_slow("array", "list of a row", every=FORMS))
 def test_a_policy_may_be_in_numpy_and_return_a_row_or_a_list(form, market):
     test = market.split().test
     tests = fintrader.backtest(FORMS[form], test)

@@ -66,6 +66,7 @@ def passing(searches):
     return found
 
 
+@pytest.mark.slow
 def test_noise_passes_undeflated_and_fails_the_verdicts_test():
     """The best of 80 strategies of pure noise: most pass the plain test, at most one search in a
     hundred the other."""
@@ -143,6 +144,7 @@ def autoregressive(rng, size, phi):
     return values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", [-0.4, 0.0, 0.3, 0.8])
 def test_block_length_agrees_with_arch(phi):
     from arch.bootstrap import optimal_block_length
@@ -180,6 +182,7 @@ def test_samples_do_not_follow_how_many_are_drawn_at_once(at_once, monkeypatch):
         assert sample.tolist() == expected
 
 
+@pytest.mark.slow
 def test_intervals_hold_the_truth_as_often_as_they_say():
     """True annual Sharpe ratio 1 over a year: 95 % intervals hold it about 19 times in 20."""
     rng = np.random.default_rng(1)

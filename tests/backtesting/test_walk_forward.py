@@ -167,6 +167,7 @@ def test_a_bar_of_delay_moves_every_fill_by_one_bar(interval):
     assert sorted(set(late.trades["fill_bar"])) == [bar for bar in expected if bar < 60]
 
 
+@pytest.mark.slow
 def test_a_walk_forwards_rows_are_its_folds_put_together():
     market = make_market(20 * 12, 4, session_bars=20)
     settings = EnvSettings(cost_bps=7)

@@ -328,6 +328,7 @@ def test_pieces_and_further_trainings_add_to_what_was_seen():
     assert agent.policy.meta["seen"] == [piece.span.to_json() for piece in pieces]
 
 
+@pytest.mark.slow
 def test_a_model_that_holds_its_environment_knows_its_bars():
     sb3 = pytest.importorskip("stable_baselines3")
     import gymnasium

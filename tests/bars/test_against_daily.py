@@ -22,6 +22,7 @@ from tests.bars.tables import (
 )
 from tests.engines import partial_faults as engine
 from tests.engines.partial_faults import DAYS, MARKETS, WEEK, away, late, make_clean, part, pasted
+from tests.quick import slow_but
 
 ALL = range(40)
 
@@ -57,7 +58,7 @@ def test_clean_bars_agree_with_their_days_on_any_scale(market, tmp_path):
         assert found(market, market.table, tmp_path, scale) == []
 
 
-@pytest.mark.parametrize("days", [WEEK, DAYS, ALL])
+@pytest.mark.parametrize("days", slow_but(1, every=[WEEK, DAYS, ALL]))
 def test_early_bars_of_a_single_symbol_are_refused(market, tmp_path, days):
     for crop in (True, False):
         if crop or market.kind in ("24/7", "fx"):

@@ -51,6 +51,7 @@ def adjusting(kind):
     return {"adjustment": "split"} if kind == "alpaca" else {}
 
 
+@pytest.mark.slow
 def test_a_store_that_grew_across_a_split_has_one_scale(kind, fake, tmp_path):
     splitting(fake)
     fake.now = "2016-01-13"
@@ -80,6 +81,7 @@ def test_a_store_that_grew_across_a_split_has_one_scale(kind, fake, tmp_path):
     assert again.inputs == grown.inputs
 
 
+@pytest.mark.slow
 def test_announcements_are_asked_for_once(kind, fake, tmp_path):
     splitting(fake)
     prepared(kind, tmp_path)

@@ -30,6 +30,7 @@ def mixed(table):
     return table.assign(ts=table.ts.astype(str).where(table.index < 40, zoned))
 
 
+@pytest.mark.slow
 def test_a_zone_that_comes_and_goes_between_blocks_and_in_pandas_is_refused(tmp_path):
     table = mixed(minute_table(1, 5)).assign(note="x" * 20_000)  # more than a block of 32 MiB
     with pytest.raises(BarError, match=r"row 42, column 'ts'"):

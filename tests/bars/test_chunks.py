@@ -27,6 +27,7 @@ from fintrader.results.verify import list_problems
 from tests.bars.tables import assert_same_market, minute_table, write_csv
 from tests.bars.tables import file_settings as settings
 from tests.engines.killing import killed_at, writes_of
+from tests.quick import mostly_slow, slow_but
 
 
 def chunk_times(store):
@@ -35,7 +36,7 @@ def chunk_times(store):
     }
 
 
-@pytest.mark.parametrize("order", ["symbol", "time", "shuffled"])
+@pytest.mark.parametrize("order", mostly_slow("shuffled", every=["symbol", "time", "shuffled"]))
 def test_the_order_of_a_file_does_not_change_the_market(tmp_path, order, monkeypatch):
     table = minute_table(3, 30)
     expected = make_market(settings(write_csv(tmp_path / "a", table)))
@@ -277,7 +278,7 @@ def choosing(bars, values):
     return settings(bars, features=features, **values)
 
 
-@pytest.mark.parametrize("choice", CHOICES)
+@pytest.mark.parametrize("choice", slow_but(0, 3, every=CHOICES))
 def test_every_symbol_is_decoded_cleaned_and_gridded_once(bars, tmp_path, monkeypatch, choice):
     build_market(choosing(bars, {"bar_minutes": 30}), cache=tmp_path)  # cuts the file into chunks
     spies = {}
@@ -299,7 +300,7 @@ def test_every_symbol_is_decoded_cleaned_and_gridded_once(bars, tmp_path, monkey
 
 
 @pytest.mark.parametrize("block", [7_000, 1 << 20])
-@pytest.mark.parametrize("choice", CHOICES[1:4])
+@pytest.mark.parametrize("choice", slow_but(0, 3, every=CHOICES[1:4]))
 def test_a_market_of_chosen_symbols_is_the_market_of_a_list_of_them(
     bars, monkeypatch, choice, block
 ):

@@ -28,6 +28,7 @@ from tests.bars.tables import (
     write_csv,
 )
 from tests.oracles.trade_list import trade_list_profit
+from tests.quick import slow_but
 
 EX_DAY = dt.date(2016, 1, 7)
 EX_BAR = 3 * 390
@@ -288,8 +289,9 @@ def test_a_reverse_split_of_few_shares_leaves_cash_and_figures(tmp_path, held, l
     assert result.metrics["round_trips"] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.real_data(REAL_2019)
-@pytest.mark.parametrize("fractional", [False, True])
+@pytest.mark.parametrize("fractional", slow_but(1, every=[False, True]))
 def test_a_million_dollars_of_aapl_earn_its_prices_and_dividends_to_the_cent(fractional):
     """2019 and 2020 as they were: eight dividends and a 4-for-1 split, from the vendor's adjusted
     bars."""

@@ -36,6 +36,7 @@ from tests.bars.tables import (
     write_csv,
 )
 from tests.engines.runs import fintrader
+from tests.quick import mostly_slow, slow_but
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +222,9 @@ def plain(bars, tmp_path_factory):
     return make_market(built(detect(str(write_csv(folder, bars))), folder))
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name", mostly_slow("lean", "fixed_point", "german", "many", every=LAYOUTS)
+)
 def test_any_layout_becomes_the_market_of_its_bars(name, bars, plain, tmp_path):
     found = detect(str(LAYOUTS[name](tmp_path, bars)))
     market = make_market(built(found, tmp_path))
@@ -232,7 +235,7 @@ def test_any_layout_becomes_the_market_of_its_bars(name, bars, plain, tmp_path):
     assert "waive" not in render_yaml(found, tmp_path / "x.yaml")
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", slow_but(0, 3, every=PRESETS))
 def test_each_preset_reads_its_vendors_files(preset, bars, plain, tmp_path):
     path = str(LAYOUTS[preset](tmp_path, bars))
     told = built(detect(path), tmp_path).model_copy(update={"source": DataSettings().source})
@@ -304,7 +307,10 @@ def test_the_time_of_a_bad_row_is_told_as_it_was_written(offset, told, tmp_path)
         detect(str(write_csv(tmp_path, table)))
 
 
-@pytest.mark.parametrize(("sessions", "tested"), [(100, 40), (320, 126), (800, 160)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sessions", "tested"), slow_but(1, every=[(100, 40), (320, 126), (800, 160)])
+)
 def test_few_sessions_are_tested_on_half_a_year_where_they_hold_one(sessions, tested, tmp_path):
     days = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2019, 12, 30), 390).dates[:sessions]
     prices = dict.fromkeys(("Open", "High", "Low", "Close"), np.linspace(50.0, 60.0, sessions))
@@ -351,10 +357,17 @@ MARKETS = {
 
 @pytest.mark.parametrize(
     ("name", "missing"),
-    [
-        *((name, 0.0) for name in MARKETS),
-        *((name, 0.6) for name in MARKETS if SURE in MARKETS[name]),
-    ],
+    slow_but(
+        0,
+        4,
+        6,
+        8,
+        13,
+        every=[
+            *((name, 0.0) for name in MARKETS),
+            *((name, 0.6) for name in MARKETS if SURE in MARKETS[name]),
+        ],
+    ),
 )
 def test_the_times_show_the_calendar_and_the_zone(name, missing, tmp_path):
     calendar, first, days, step, zone, sure = MARKETS[name]
@@ -373,7 +386,9 @@ def test_the_times_show_the_calendar_and_the_zone(name, missing, tmp_path):
     assert (traded.astype("datetime64[ns]") == stamps.to_numpy()).all()
 
 
-@pytest.mark.parametrize("calendar", ["XNAS", "XLON", "XTKS", "XHKG", "24/5", "24/7"])
+@pytest.mark.parametrize(
+    "calendar", mostly_slow("XNAS", "24/7", every=["XNAS", "XLON", "XTKS", "XHKG", "24/5", "24/7"])
+)
 def test_the_days_with_bars_show_the_calendar(calendar, tmp_path):
     whole = session_grid(calendar, dt.date(2022, 1, 3), dt.date(2022, 12, 30), 1440)
     table = walk_on("24/7", dt.date(2022, 1, 1), 364, 1440)
@@ -388,6 +403,7 @@ def test_the_days_with_bars_show_the_calendar(calendar, tmp_path):
     assert (market.symbols, market.bar_minutes) == (("AAA",), found.session_minutes)
 
 
+@pytest.mark.slow
 def test_without_volume_nothing_is_certain(tmp_path):
     table = walk_on(FX, SPRING, 40, 60, "America/New_York").assign(volume=0)
     noted = findings(write_csv(tmp_path, table, "AAA.csv"))
@@ -426,7 +442,7 @@ def repeated(table):
 
 
 @pytest.mark.parametrize("change", [scaled, repeated])
-@pytest.mark.parametrize("label", ["start", "end"])
+@pytest.mark.parametrize("label", mostly_slow("end", every=["start", "end"]))
 def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(change, label, tmp_path):
     table = change(minute_table(2, 10))
     if label == "end":
@@ -559,7 +575,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", mostly_slow("columns", "numbers", "time format", every=ANSWERS))
 def test_the_options_that_a_refusal_names_answer_it(name, bars, plain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     change, how, steps = ANSWERS[name]
@@ -609,6 +625,7 @@ def test_all_columns_without_known_names_are_asked_for_at_once(bars, plain, tmp_
     assert (market.volume == plain.volume[:, :1]).all()
 
 
+@pytest.mark.slow
 def test_flat_days_without_volume_count_for_no_calendar(tmp_path):
     days = pd.bdate_range("2023-01-02", "2024-12-31")
     stamps = pd.DatetimeIndex(xc.get_calendar("XSHG").sessions_in_range(days[0], days[-1]))
@@ -668,17 +685,27 @@ def test_given_settings_are_not_guessed(bars, tmp_path):
 
 @pytest.mark.parametrize(
     ("layout", "options", "said"),
-    [
-        (polygon_api, ["--zone", "UTC"], "carry their zone, .*omit --zone"),
-        (single, ["--symbol", "AAA"], "the symbols are in column 'ticker'"),
-        (single, ["--ts", "when"], "no column 'when'; it has ts, .*correct --ts"),
-        (single, ["--zone", "Mars"], "--zone: not a time zone"),
-        (kibot, ["--close", "4"], "one column is taken for both high and close; name .*--high or"),
-        (kibot, ["--close", "9"], "no column '9'; its columns have no names.* correct --close"),
-        (chicago, ["--zone", "America/New_York"], "outside of the sessions.*with --zone"),
-        (many, ["--label", "start"], "is not written.* set --label to end"),
-        (many, ["--name-pattern", "*"], "give the one symbol of all bars: --symbol"),
-    ],
+    slow_but(
+        0,
+        4,
+        6,
+        7,
+        every=[
+            (polygon_api, ["--zone", "UTC"], "carry their zone, .*omit --zone"),
+            (single, ["--symbol", "AAA"], "the symbols are in column 'ticker'"),
+            (single, ["--ts", "when"], "no column 'when'; it has ts, .*correct --ts"),
+            (single, ["--zone", "Mars"], "--zone: not a time zone"),
+            (
+                kibot,
+                ["--close", "4"],
+                "one column is taken for both high and close; name .*--high or",
+            ),
+            (kibot, ["--close", "9"], "no column '9'; its columns have no names.* correct --close"),
+            (chicago, ["--zone", "America/New_York"], "outside of the sessions.*with --zone"),
+            (many, ["--label", "start"], "is not written.* set --label to end"),
+            (many, ["--name-pattern", "*"], "give the one symbol of all bars: --symbol"),
+        ],
+    ),
 )
 def test_wrong_answers_are_refused(layout, options, said, bars, tmp_path):
     path = layout(tmp_path, bars)
@@ -700,6 +727,7 @@ def test_nothing_is_written_where_the_first_bars_make_no_market(bars, plain, tmp
     assert_same_market(make_market(settings_of(Path("bars.yaml").read_text())), plain)
 
 
+@pytest.mark.slow
 def test_the_first_slice_is_bounded(tmp_path):
     table = minute_table(7, 70)
     feed, days = open_slice(FilesSettings(), str(write_csv(tmp_path, table)), "XNAS")
@@ -728,6 +756,7 @@ def test_a_given_close_alone_fills_the_orders(bars, tmp_path, capsys):
     assert [columns[name] for name in PRICES] == ["Kurs"] * 4
 
 
+@pytest.mark.slow
 def test_given_divisors_and_zones_are_written(bars, tmp_path):
     whole = bars.assign(**{name: (bars[name] * 100).round().astype(int) for name in PRICES})
     known = {"price_divisor": 100, "timezone": "America/New_York"}
@@ -754,7 +783,7 @@ def test_bids_and_asks_are_not_mixed(bars, tmp_path):
 
 @pytest.mark.parametrize(
     ("calendar", "count", "sure"),
-    [("XNAS", 40, "sure"), ("XNAS", 8, "assumed"), ("24/7", 40, "assumed")],
+    slow_but(0, every=[("XNAS", 40, "sure"), ("XNAS", 8, "assumed"), ("24/7", 40, "assumed")]),
 )
 def test_days_counted_by_excel_are_sure_where_weekends_are_missing(calendar, count, sure, tmp_path):
     table = walk_on(calendar, dt.date(2024, 3, 4), 70, 1440)[:count]
@@ -784,6 +813,7 @@ def test_a_zone_with_an_unknown_name_is_asked_for(bars, plain, tmp_path):
     assert_same_market(make_market(settings_of(out.read_text())), plain)
 
 
+@pytest.mark.slow
 def test_one_of_two_volumes_can_be_named(bars, tmp_path):
     one = bars[bars.ticker == "AAA"].drop(columns=["ticker", "volume"]).assign(Up=7, Down=3)
     path = str(write_csv(tmp_path, one, "AAA.txt"))

@@ -25,6 +25,7 @@ from tests.bars.tables import (
     minute_table,
     write_csv,
 )
+from tests.quick import slow_but
 
 GRID = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 15))
 
@@ -187,8 +188,9 @@ def fives(bars, _):
     return bars.take(bars.ts // MINUTE_NS % 5 == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data(REAL_2016, REAL_2019)
-@pytest.mark.parametrize("path", [REAL_2016, REAL_2019], ids=["2016", "2019"])
+@pytest.mark.parametrize("path", slow_but(0, every=[REAL_2016, REAL_2019]), ids=["2016", "2019"])
 def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
     bars = read_files(FilesSettings(), str(path))
     first, last = (session_date("XNAS", int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
@@ -209,6 +211,7 @@ def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
     evidence.judge()
 
 
+@pytest.mark.slow
 @pytest.mark.real_data(REAL_FOLDER / "lean_raw")
 def test_raw_lean_bars_equal_those_filtered_outside():
     folder = REAL_FOLDER / "lean_raw"

@@ -34,6 +34,7 @@ from tests.bars.tables import (
     write_csv,
 )
 from tests.bars.test_partial_faults import documented
+from tests.quick import slow_but
 
 DAY = "2016-01-06"
 NOW = dt.datetime(2016, 3, 1, tzinfo=dt.UTC).timestamp()
@@ -214,7 +215,7 @@ def examined(table, *announced, **settings):
     return examine(raw_rows(as_bars(table), announced), DataSettings(**settings), now=NOW)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", slow_but(*range(0, len(FAULTS), 3), every=FAULTS))
 def test_an_injected_fault_is_found(name, healthy):
     kind, change, day = FAULTS[name]
     report = examined(change(healthy.copy()))
@@ -249,16 +250,21 @@ def test_false_alarms_stay_below_a_thousandth():
 
 @pytest.mark.parametrize(
     ("declared", "found"),
-    [
-        ({}, [("split", "BBB", "4 to 1, and none is declared")]),
-        ({"BBB": 4.0}, []),
-        ({"BBB": 2.0}, [("split", "BBB", "4 to 1, and 2 to 1 is declared")]),
-        ({"BBB": 4.0, "AAA": 3.0}, [("split", "AAA", "no split, and 3 to 1 is declared")]),
-        ({"BBB": 4.0, "AAA": 1.05}, []),  # less than a day moves it
-        ({"BBB": 3.0}, [("split", "BBB", "4 to 1, and 3 to 1 is declared")]),
-        ({"BBB": 0.25}, [("split", "BBB", "4 to 1, and 0.25 to 1 is declared")]),
-        ({"BBB": 4.0, "AAA": 7.5}, [("split", "AAA", "no split, and 7.5 to 1 is declared")]),
-    ],
+    slow_but(
+        0,
+        1,
+        5,
+        every=[
+            ({}, [("split", "BBB", "4 to 1, and none is declared")]),
+            ({"BBB": 4.0}, []),
+            ({"BBB": 2.0}, [("split", "BBB", "4 to 1, and 2 to 1 is declared")]),
+            ({"BBB": 4.0, "AAA": 3.0}, [("split", "AAA", "no split, and 3 to 1 is declared")]),
+            ({"BBB": 4.0, "AAA": 1.05}, []),  # less than a day moves it
+            ({"BBB": 3.0}, [("split", "BBB", "4 to 1, and 3 to 1 is declared")]),
+            ({"BBB": 0.25}, [("split", "BBB", "4 to 1, and 0.25 to 1 is declared")]),
+            ({"BBB": 4.0, "AAA": 7.5}, [("split", "AAA", "no split, and 7.5 to 1 is declared")]),
+        ],
+    ),
 )
 def test_declared_splits_are_compared_with_what_the_prices_show(tmp_path, healthy, declared, found):
     table = FAULTS["unadjusted split"][1](healthy.copy())
@@ -297,7 +303,7 @@ def test_dividends_are_compared_with_the_prices_and_with_each_other(healthy):
         assert {fault.kind for fault in faults} <= {"paid_twice"}
 
 
-@pytest.mark.parametrize("ratio", [1.74, 1.25, 0.83, 0.6, 1.21, 0.8])
+@pytest.mark.parametrize("ratio", slow_but(0, 5, every=[1.74, 1.25, 0.83, 0.6, 1.21, 0.8]))
 def test_a_large_night_is_no_split(healthy, ratio):
     loud = moved(healthy, ratio)
     if ratio != 0.8:  # to the cent what a split of 5 for 4 does, but a split makes nobody trade
@@ -307,7 +313,14 @@ def test_a_large_night_is_no_split(healthy, ratio):
 
 
 @pytest.mark.parametrize(
-    "ratio", [1.25, 1.5, 2, 3, 4, 5, 7, 10, 12, 15, 20, 25, 30, 40, 50, 1 / 2, 1 / 10, 1 / 40]
+    "ratio",
+    slow_but(
+        0,
+        2,
+        11,
+        17,
+        every=[1.25, 1.5, 2, 3, 4, 5, 7, 10, 12, 15, 20, 25, 30, 40, 50, 1 / 2, 1 / 10, 1 / 40],
+    ),
 )
 def test_the_ratios_that_boards_choose_are_known(healthy, ratio):
     report = examined(moved(healthy, 1 / ratio))
@@ -333,7 +346,7 @@ def test_what_returns_the_day_after_was_no_split(healthy):
         assert [(fault.kind, fault.day) for fault in faults] == [("excursion_day", DAY)]
 
 
-@pytest.mark.parametrize("length", [1, 2, 5, 30])
+@pytest.mark.parametrize("length", slow_but(1, 3, every=[1, 2, 5, 30]))
 @pytest.mark.parametrize("factor", [1.12, 1.5, 3.0, 0.8])
 def test_bad_prices_are_found_however_long_they_last(healthy, length, factor):
     report = examined(

@@ -17,6 +17,7 @@ from fintrader.market.build import build_market, make_market, try_build
 from fintrader.market.inspect import dry_run
 from fintrader.market.settings import DataSettings
 from tests.bars.tables import COLUMNS, file_settings, minute_table, write_csv
+from tests.quick import mostly_slow
 
 
 def read(path, **values):
@@ -248,7 +249,7 @@ def test_names_again_and_remarks_are_left_out_by_their_lines(tmp_path, caplog):
             read(write_lines(path, *rows, cut_off))
 
 
-@pytest.mark.parametrize("kind", ["json", "xlsx"])
+@pytest.mark.parametrize("kind", mostly_slow("json", every=["json", "xlsx"]))
 def test_a_build_parses_a_file_once(kind, tmp_path, monkeypatch):
     table = minute_table(1, 5)[::10]
     path = tmp_path / f"x.{kind}"

@@ -28,12 +28,13 @@ from tests.bars.tables import (
     write_csv,
 )
 from tests.bars.test_faults import DAY, FAULTS, moved
+from tests.quick import slow_but
 
 DAILY = "daily_n100_20151001_20180215.parquet"
 PLANTED = {name: fault for name, fault in FAULTS.items() if fault[0] in STOPPING}
 
 
-@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("name", slow_but(*range(0, len(PLANTED), 4), every=PLANTED))
 def test_a_certain_fault_stops_the_build_until_it_is_waived(name, tmp_path, healthy, caplog):
     kind, change, day = PLANTED[name]
     path = write_csv(tmp_path, change(healthy.copy()))
@@ -77,6 +78,7 @@ def test_the_first_of_contradicting_rows_is_kept(tmp_path, healthy):
     assert market.provenance.repairs["exact_duplicates"] == 1
 
 
+@pytest.mark.slow
 def test_an_empty_row_before_it_costs_no_row_its_price(tmp_path, healthy):
     row = healthy[(healthy.ticker == "BBB") & (healthy.ts == f"{DAY} 12:00")]
     empty = row.assign(**dict.fromkeys(PRICES, np.nan))

@@ -27,6 +27,7 @@ from tests.bars.tables import (
     write_csv,
 )
 from tests.bars.test_files import read
+from tests.quick import mostly_slow, slow_but
 
 TABLE = minute_table(2, 3)
 ISO = TABLE.assign(ts=TABLE.ts.astype(str))
@@ -118,7 +119,12 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow(
+        "bars.feather", "records.json", "lines.jsonl", "bars.xlsx", "bars.tsv", every=WRITERS
+    ),
+)
 def test_every_cell_of_each_kind_is_read(name, tmp_path):
     WRITERS[name](tmp_path / name)
     check_detected(tmp_path / name, TABLE)
@@ -178,6 +184,7 @@ def test_an_index_of_times_is_a_column(tmp_path):
         check(read(tmp_path / "AAA.json", columns=columns, name_pattern="{symbol}"), first)
 
 
+@pytest.mark.slow
 def test_a_workbook_keeps_its_tickers_and_needs_its_package(tmp_path, monkeypatch):
     table = TABLE.assign(ticker=TABLE.ticker.map({"AAA": "NA", "BBB": "TRUE"}))
     path = tmp_path / "bars.xlsx"
@@ -219,8 +226,11 @@ def test_text_of_any_encoding_grows_and_may_be_cut_off(encoding, tmp_path, caplo
 
 @pytest.mark.parametrize(
     ("swap", "how"),
-    [(str.maketrans("", ""), {}), (str.maketrans("", ""), {"sep": ";"})]
-    + [(str.maketrans(",.", ".,"), {"sep": ";"}), (str.maketrans(",", "'"), {})],
+    slow_but(
+        0,
+        every=[(str.maketrans("", ""), {}), (str.maketrans("", ""), {"sep": ";"})]
+        + [(str.maketrans(",.", ".,"), {"sep": ";"}), (str.maketrans(",", "'"), {})],
+    ),
 )
 def test_digits_in_threes(swap, how, tmp_path):
     dear = TABLE.assign(**{name: (TABLE[name] * 100).round(2) for name in COLUMNS})
@@ -246,7 +256,7 @@ def test_a_comma_that_may_part_thousands_or_decimals_is_refused_and_the_remedy_w
     check_detected(write_csv(tmp_path, million), dear.assign(volume=1234567))
 
 
-@pytest.mark.parametrize("word", ["null", "NaN", "N/A", "-", ""])
+@pytest.mark.parametrize("word", mostly_slow("null", "", every=["null", "NaN", "N/A", "-", ""]))
 def test_a_row_without_a_price_is_left_out_and_counted(word, tmp_path):
     table = minute_table(2, 5)
     table["ticker"] = table.ticker.map({"AAA": "NA", "BBB": "null"})
@@ -340,6 +350,7 @@ def test_a_faulty_file_of_the_folders_layout_still_stops(tmp_path, caplog):
         read(tmp_path, **settings)
 
 
+@pytest.mark.slow
 def test_texts_are_read_beside_a_foreign_table(tmp_path):
     table = minute_table(2, 5)
     for ticker, rows in table.groupby("ticker"):

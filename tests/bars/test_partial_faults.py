@@ -22,6 +22,7 @@ from tests.engines.partial_faults import (
     make_clean,
     shown_future,
 )
+from tests.quick import slow_but
 
 
 def documented():
@@ -36,7 +37,7 @@ def clean():
     return clean_markets()
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", slow_but(*range(0, len(FAULTS), 8), every=FAULTS))
 def test_a_fault_is_answered_as_documented(name, clean):
     market = clean[FAULTS[name].kind]
     table = FAULTS[name].apply(market)
@@ -55,14 +56,17 @@ def test_the_documented_faults_are_all():
 @pytest.mark.parametrize("kind", MARKETS)
 @pytest.mark.parametrize(
     "how",
-    [
-        {},
-        {"thin": 4, "common": 0.3},
-        {"thin": 2, "common": 0.05, "names": 3},
-        {"common": 0.98, "names": 2},
-        {"names": 1},
-        {"common": 0.0},
-    ],
+    slow_but(
+        0,
+        every=[
+            {},
+            {"thin": 4, "common": 0.3},
+            {"thin": 2, "common": 0.05, "names": 3},
+            {"common": 0.98, "names": 2},
+            {"names": 1},
+            {"common": 0.0},
+        ],
+    ),
 )
 def test_clean_markets_raise_no_alarm(kind, how):
     for seed in (1, 2):

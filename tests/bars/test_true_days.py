@@ -13,6 +13,7 @@ from fintrader.market.inspect import examine
 from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
 from tests.bars.tables import PRICES, WINDOWS, as_bars, raw_rows
+from tests.quick import slow_but
 
 DATES = pd.bdate_range("2016-01-04", "2019-12-31")
 
@@ -70,7 +71,7 @@ def crash(table, day, fall=0.2):
     return table
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", slow_but(0, every=range(6)))
 @pytest.mark.parametrize(
     "how",
     [
@@ -95,7 +96,7 @@ def test_a_bounce_after_a_crash_is_named_at_most(seed):
     assert set(named) <= {"quiet_jump"}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but(0, every=range(4)))
 @pytest.mark.parametrize("factor", [0.01, 0.1, 0.5, 1.6, 10, 100])
 def test_a_day_that_cannot_be_true_still_stops(seed, factor):
     table = make_days(seed)
@@ -110,7 +111,7 @@ def test_an_excursion_that_may_be_true_is_named():
     assert find(table) == ({}, {"quiet_jump": 1})
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_but(0, every=range(3)))
 def test_repeated_bars_stop_where_chance_makes_none(seed):
     fine = make_days(seed)
     copied = [*PRICES, "volume"]
@@ -130,7 +131,7 @@ def test_a_filled_holiday_is_named():
     assert (stopping, named["filled_day"]) == ({}, 1)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but(0, every=range(4)))
 def test_volumes_of_news_and_of_thin_trading_are_named(seed):
     table = make_days(seed)
     rng = np.random.default_rng(seed)
@@ -147,7 +148,7 @@ def test_volumes_of_news_and_of_thin_trading_are_named(seed):
         assert "volume_jump" in named
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", slow_but(0, every=range(4)))
 @pytest.mark.parametrize("factor", [0.001, 0.01, 100, 1000])
 def test_volumes_in_another_unit_still_stop(seed, factor):
     table = make_days(seed)

@@ -24,6 +24,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.storage.objects import ObjectStore
 from tests.bars.tables import COLUMNS, assert_same_market, minute_table, stamps_of, write_csv
 from tests.engines.servers import Fake, alpaca, serve, yahoo
+from tests.quick import slow_but
 
 TODAY = dt.date(2016, 1, 29)
 KEY = "PKTESTKEY123"
@@ -149,6 +150,7 @@ def test_bars_come_as_they_are_and_once(kind, fake, tmp_path, bars):
     assert feed.bars("AAA").ts.max() < longer.bars("AAA").ts.max()
 
 
+@pytest.mark.slow
 def test_yahoo_is_asked_for_seven_days_at_most(fake_yahoo, tmp_path):
     prepared("yahoo", tmp_path)
     spans = [int(item["period2"]) - int(item["period1"]) for item in fake_yahoo.requests]
@@ -172,7 +174,8 @@ def test_an_unknown_ticker_is_named(kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "fault"), [("alpaca", 429), ("alpaca", 500), ("alpaca", 503), ("yahoo", 429)]
+    ("kind", "fault"),
+    slow_but(0, 3, every=[("alpaca", 429), ("alpaca", 500), ("alpaca", 503), ("yahoo", 429)]),
 )
 def test_passing_faults_are_tried_again_and_lasting_ones_told(kind, fault, fake, tmp_path):
     fake.faults = [fault, fault]
@@ -218,7 +221,14 @@ def without(table, symbol, first, last):
 
 @pytest.mark.parametrize(
     ("first", "last"),
-    [("2016-01-04", "2016-01-25"), ("2016-01-11", "2016-01-25"), ("2016-01-06", "2016-01-08")],
+    slow_but(
+        2,
+        every=[
+            ("2016-01-04", "2016-01-25"),
+            ("2016-01-11", "2016-01-25"),
+            ("2016-01-06", "2016-01-08"),
+        ],
+    ),
 )
 def test_an_empty_answer_is_asked_for_again(kind, fake, first, last, tmp_path, caplog):
     """A server that gives nothing for a while, at the start, the end or in between: the same call
@@ -241,6 +251,7 @@ def test_an_empty_answer_is_asked_for_again(kind, fake, first, last, tmp_path, c
     assert len(fake.requests) == asked
 
 
+@pytest.mark.slow
 def test_silence_is_believed_when_another_day_confirms_it(fake_alpaca, tmp_path):
     fake_alpaca.table = without(fake_alpaca.table, "BBB", "2016-01-06", "2016-01-08")
 
@@ -270,6 +281,7 @@ def test_alpaca_declares_feed_and_adjustment_and_pages(fake_alpaca, tmp_path):
     assert set(fake_alpaca.keys) == {(KEY, SECRET)}
 
 
+@pytest.mark.slow
 def test_alpaca_hours_outside_the_session_are_left_out(bars, tmp_path, fake_alpaca):
     early = bars[bars.ts.dt.strftime("%H") == "10"].assign(
         ts=lambda rows: rows.ts - pd.Timedelta("3h")
@@ -360,6 +372,7 @@ def test_a_vendors_market_is_the_files_market(fake_alpaca, tmp_path, bars):
     assert_same_market(files, built)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param("yahoo", marks=pytest.mark.slow), "alpaca"], indirect=True
 )

@@ -921,6 +921,7 @@ def hours_of(calendar, zone):
     return walk(hours.tz_localize(zone).tz_convert("UTC"), 100.0, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("calendar", "zone", "label"),
     [

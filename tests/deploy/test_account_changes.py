@@ -21,6 +21,7 @@ from fintrader.deploy.reconcile import expect_holdings
 from fintrader.errors import DataError, DeployError, EnvError
 from tests.engines.alpaca_paper import ConstantPolicy, Killed, account, trade
 from tests.engines.deployments import MINUTE, OddFeed, frozen
+from tests.quick import mostly_slow, slow_but
 
 HELD = {"S000": 585.0, "S001": 374.0, "S002": 673.0, "S003": 438.0}
 HOLDS = LimitSettings(turnover=1e-9, day_loss=0.06, drawdown=0.06)
@@ -163,7 +164,7 @@ SPLITS = [
 @pytest.mark.parametrize(
     ("ratio", "fraction", "announced", "listed"),
     [
-        pytest.param(*how, marks=() if number in (1, 8) else pytest.mark.slow)
+        pytest.param(*how, marks=() if number == 8 else pytest.mark.slow)
         for number, how in enumerate(SPLITS)
     ],
 )
@@ -176,6 +177,7 @@ def test_a_split_overnight_is_no_difference_and_no_loss(desk, ratio, fraction, a
     assert desk.largest_step() < 0.01
 
 
+@pytest.mark.slow
 def test_a_split_that_is_booked_late_is_neither_a_loss_nor_traded(desk):
     desk.events = {"S000": (0.1, 0.0)}
     desk.action = lambda now: -30.0 if now > desk.opened else 1.0
@@ -210,7 +212,7 @@ def first_reports(desk):
     }
 
 
-@pytest.mark.parametrize("ratio", [2.0, 0.1])
+@pytest.mark.parametrize("ratio", slow_but(1, every=[2.0, 0.1]))
 def test_an_order_of_the_evening_leaves_in_new_shares(desk, ratio):
     buy_in_the_evening(desk)
     desk.events = {"S000": (ratio, 0.0)}
@@ -228,6 +230,7 @@ def test_an_order_of_the_evening_leaves_in_new_shares(desk, ratio):
     assert reports["S001"][-1].filled == decided.orders["S001"]
 
 
+@pytest.mark.slow
 def test_an_order_of_less_than_a_new_share_is_dropped_with_its_reason(desk):
     buy_in_the_evening(desk)
     desk.events = {"S000": (0.0001, 0.0)}
@@ -280,6 +283,7 @@ def test_no_order_of_the_evening_leaves_while_splits_cannot_be_read(desk):
     desk.check()
 
 
+@pytest.mark.slow
 def test_a_stock_without_bars_keeps_its_last_price(desk):
     desk.server.positions = {"S001": 10_000.0, "S002": 2_000.0}
     minutes = desk.market.minutes.numpy()[OPEN : OPEN + 8]
@@ -289,6 +293,7 @@ def test_a_stock_without_bars_keeps_its_last_price(desk):
     assert desk.largest_step() < 0.02
 
 
+@pytest.mark.slow
 def test_bars_without_volume_are_decided_upon_later(desk):
     def refuse(*_):
         raise EnvError("the bars hold no volume, of which an order may take a share")
@@ -312,7 +317,7 @@ def test_bars_without_volume_are_decided_upon_later(desk):
     assert len(desk.equity()) == 7
 
 
-@pytest.mark.parametrize("how", ["listed", "not listed"])
+@pytest.mark.parametrize("how", mostly_slow("listed", every=["listed", "not listed"]))
 def test_fees_halt_no_quiet_minute(desk, how):
     desk.server.positions.clear()  # it buys, and has traded enough for 28 USD of fees
     desk.at[int(desk.market.minutes[8])] = lambda: desk.server.book(
@@ -335,7 +340,7 @@ def test_dividends_count_from_their_day_on_and_once(desk):
     assert desk.largest_step() < 0.02
 
 
-@pytest.mark.parametrize("usd", [-4e5, 1e6])
+@pytest.mark.parametrize("usd", slow_but(0, every=[-4e5, 1e6]))
 def test_a_deposit_and_a_withdrawal_are_no_gain_and_no_loss(desk, usd):
     desk.at[int(desk.market.minutes[6])] = lambda: desk.server.book(
         "CSD" if usd > 0 else "CSW", usd
@@ -446,6 +451,7 @@ def lose(desk, share):
     desk.announced = False
 
 
+@pytest.mark.slow
 def test_a_resumption_after_a_drawdown_outlives_the_process(desk):
     lose(desk, 0.3)
     desk.live(OPEN + 3, limits=LimitSettings(day_loss=1.0, drawdown=0.03))
@@ -484,6 +490,7 @@ def test_a_capped_account_halts_at_a_loss_of_its_own(desk, monkeypatch):
     assert desk.news("consent")[0].startswith("the consent lapses on 2019-03-06")  # days before
 
 
+@pytest.mark.slow
 def test_a_withdrawal_from_beyond_the_cap_changes_nothing_inside(desk, monkeypatch):
     monkeypatch.setattr(runner, "refuse_real_money", lambda is_wanted: None)
     desk.server.positions.clear()

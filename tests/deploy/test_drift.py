@@ -38,6 +38,7 @@ def measured(home, bundle):
         return drift.measure(journal, bundle, Recorder(bundle, journal).recorded(), FREE)
 
 
+@pytest.mark.slow
 def test_a_replay_does_not_drift(made):
     home, bundle, market = made
     report = measured(home, bundle)
@@ -124,6 +125,7 @@ def test_an_account_that_earns_less_is_found_and_an_equal_one_is_not():
     assert found >= 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sessions", [20, 60])
 def test_a_short_backtest_raises_no_false_alarm_over_a_year(sessions):
     """The mean of twenty days is off by more than most years are."""

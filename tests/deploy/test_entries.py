@@ -19,6 +19,7 @@ from fintrader.deploy.reconcile import expect_holdings
 from fintrader.errors import DeployError
 from fintrader.records import RecordError
 from tests.engines.deployments import make_older
+from tests.quick import slow_but
 
 EXAMPLES = [
     entries.DeploymentStart(
@@ -104,7 +105,7 @@ def test_a_journal_of_a_later_format_is_refused_and_left_as_it_is(tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("steps", [0, 3, 10, 30, 100, 300])
+@pytest.mark.parametrize("steps", slow_but(0, 3, every=[0, 3, 10, 30, 100, 300]))
 def test_a_kill_while_a_journal_is_completed_costs_nothing(tmp_path, steps, monkeypatch):
     """Killed after so many thousands of the database's steps; readers look before and after."""
     path = tmp_path / JOURNAL

@@ -19,6 +19,7 @@ from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import DeployError
 from tests.engines.alpaca_paper import ConstantPolicy, Killed, account, trade
 from tests.engines.deployments import MINUTE, frozen, run_live, settings
+from tests.quick import mostly_slow
 
 HELD = {"S000": 64.0, "S001": 374.0, "S002": 673.0, "S003": 438.0}
 
@@ -159,6 +160,7 @@ def test_one_order_that_cannot_be_cancelled_keeps_no_other_position(deployed):
     assert deployed.is_flat()
 
 
+@pytest.mark.slow
 def test_a_stock_without_bars_and_fills_is_tried_with_every_bar(deployed, monkeypatch):
     monkeypatch.setattr(
         alerts, "PAUSE_SECONDS", 0.0
@@ -203,6 +205,7 @@ def test_fractions_are_sold_too(deployed):
     assert status.read_status(deployed.home).held == {}
 
 
+@pytest.mark.slow
 def test_a_fraction_that_the_broker_refuses_keeps_no_whole_share(deployed):
     server = deployed.server
     server.whole_only = {"S001"}
@@ -221,7 +224,9 @@ def test_a_fraction_that_the_broker_refuses_keeps_no_whole_share(deployed):
     assert deployed.is_flat()
 
 
-@pytest.mark.parametrize("fault", ["503", "403", "reset", "504_after"])
+@pytest.mark.parametrize(
+    "fault", mostly_slow("503", "504_after", every=["503", "403", "reset", "504_after"])
+)
 def test_errors_of_the_broker_end_no_flatten(deployed, fault):
     server = deployed.server
     deployed.hold()
@@ -388,6 +393,7 @@ def test_what_is_not_its_own_stays_and_is_named(deployed):
     assert "7 MINE are not of its symbols and stay" in flat.body.text
 
 
+@pytest.mark.slow
 def test_shares_bound_by_an_order_of_others_are_named_until_they_are_free(deployed):
     server = deployed.server
     deployed.hold()

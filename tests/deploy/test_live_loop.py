@@ -203,6 +203,7 @@ def test_clock_changes_and_half_days(tmp_path, start, what):
     )
 
 
+@pytest.mark.slow
 def test_a_split_over_night(tmp_path):
     source = {
         "kind": "synthetic",

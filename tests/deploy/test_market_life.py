@@ -33,6 +33,7 @@ def test_market_years_with_every_kind_of_event(bundle, tmp_path):
     assert set(KINDS) - {"symbol_change", "delisting"} <= set(years.events)
 
 
+@pytest.mark.slow
 def test_months_in_which_one_stock_goes_and_another_gets_a_new_name(bundle, tmp_path):
     gone = set()
     for seed in range(3):
@@ -59,6 +60,7 @@ def test_long_lives_hold_each_pair_of_events(bundle, tmp_path):
     assert years.memory_mib[-1] - years.memory_mib[min(4, len(years.memory_mib) - 1)] < 60
 
 
+@pytest.mark.slow
 def test_a_seed_lives_the_same_year_again(bundle, tmp_path):
     lives = []
     for place in ("one", "other"):
@@ -168,6 +170,7 @@ def test_a_halt_within_a_minute_of_another_is_told(bundle, tmp_path):
     assert life.run().problems == []
 
 
+@pytest.mark.slow
 def test_a_flatten_that_cannot_end_says_so_every_minute(bundle, tmp_path):
     def halt_trading(life, session):
         for stock in life.world.stocks.values():
@@ -207,6 +210,7 @@ def test_the_close_of_a_session_counts_among_the_losses(bundle, tmp_path, drift)
 # --- through HTTP ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("minutes", "interval", "sessions"),
     [

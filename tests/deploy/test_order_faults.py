@@ -127,7 +127,7 @@ def test_some_faults_that_pass_change_nothing(tmp_path):
 
 
 def test_some_faults_of_all_kinds_and_crashes_lose_nothing(tmp_path):
-    check_faults(tmp_path, 20, TRANSIENT + REFUSALS, crash=400)
+    check_faults(tmp_path, 10, TRANSIENT + REFUSALS, crash=400)
 
 
 @pytest.mark.slow

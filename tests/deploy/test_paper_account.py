@@ -25,6 +25,7 @@ from fintrader.errors import DeployError, RunError
 from fintrader.storage.lease import claim
 from tests.engines.alpaca_paper import ConstantPolicy, account, trade
 from tests.engines.deployments import frozen, make_older
+from tests.quick import slow_but
 
 
 @pytest.fixture
@@ -283,11 +284,14 @@ def with_a_full_disk(runner):
 
 @pytest.mark.parametrize(
     ("fault", "error", "why"),
-    [
-        (with_nan, DeployError, "the policy's action holds NaN or infinity"),
-        (with_a_bug, ZeroDivisionError, "ZeroDivisionError a bug"),
-        (with_a_full_disk, DeployError, "database or disk is full"),
-    ],
+    slow_but(
+        2,
+        every=[
+            (with_nan, DeployError, "the policy's action holds NaN or infinity"),
+            (with_a_bug, ZeroDivisionError, "ZeroDivisionError a bug"),
+            (with_a_full_disk, DeployError, "database or disk is full"),
+        ],
+    ),
 )
 def test_what_ends_it_is_told_before_it_ends(mine, tmp_path, fault, error, why):
     _home, _bundle, _market, server = mine

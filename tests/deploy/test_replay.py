@@ -16,6 +16,7 @@ from fintrader.deploy.entries import BarDecision, Mark
 from fintrader.deploy.journal import Journal
 from tests.bars.tables import as_bars, minute_table
 from tests.engines.deployments import MINUTE, equities, frozen, replayed, settings
+from tests.quick import slow_but
 
 
 def same(journal, market, equity):
@@ -44,33 +45,37 @@ EVENTFUL = {
 
 @pytest.mark.parametrize(
     ("data", "env"),
-    [
-        (SHORT, {}),
-        (
-            SHORT,
-            {
-                "decision_interval": 1,
-                "cost_bps": 5,
-                "half_spread_bps": 2,
-                "impact_bps": 50,
-                "min_commission_usd": 1,
-            },
-        ),
-        (EVENTFUL, {"decision_interval": 9}),
-        (
-            {**SHORT, "features": {"scaling": "zscore"}},
-            {"benchmark": "equal_weight", "fractional": True},
-        ),
-        (
-            {
-                **SHORT,
-                "features": {
-                    "context": ["time_of_day", "turbulence_8", "index_return_5"],
+    slow_but(
+        1,
+        2,
+        every=[
+            (SHORT, {}),
+            (
+                SHORT,
+                {
+                    "decision_interval": 1,
+                    "cost_bps": 5,
+                    "half_spread_bps": 2,
+                    "impact_bps": 50,
+                    "min_commission_usd": 1,
                 },
-            },
-            {},
-        ),
-    ],
+            ),
+            (EVENTFUL, {"decision_interval": 9}),
+            (
+                {**SHORT, "features": {"scaling": "zscore"}},
+                {"benchmark": "equal_weight", "fractional": True},
+            ),
+            (
+                {
+                    **SHORT,
+                    "features": {
+                        "context": ["time_of_day", "turbulence_8", "index_return_5"],
+                    },
+                },
+                {},
+            ),
+        ],
+    ),
 )
 def test_a_replay_is_the_backtest(tmp_path, data, env):
     bundle, market = frozen(tmp_path, settings(**data), **env)

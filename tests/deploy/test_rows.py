@@ -11,6 +11,7 @@ from fintrader.deploy.rows import RecentMarket
 from fintrader.errors import DataError
 from fintrader.market.build import make_market
 from tests.engines.deployments import MINUTE, settings
+from tests.quick import slow_but
 
 EVENTS = {"splits": 2, "dividends": 3, "halts": 4}
 FAULTY = {"missing": 0.15, "events": EVENTS, "num_symbols": 6, "num_sessions": 60}
@@ -175,6 +176,7 @@ def test_a_restart_and_missed_decisions_change_no_row(tmp_path):
             live.compare(bar)
 
 
+@pytest.mark.slow
 def test_a_symbol_that_stops_trading_and_begins_again(tmp_path):
     live = Live(tmp_path, settings(source=FAULTY, features=EVERY))
     name = live.symbols[2]
@@ -195,7 +197,9 @@ def test_a_symbol_that_stops_trading_and_begins_again(tmp_path):
     assert not market.close[-1, 2].isnan()
 
 
-@pytest.mark.parametrize(("bar_minutes", "lookback"), [(78, 1), (195, 20), (390, 1)])
+@pytest.mark.parametrize(
+    ("bar_minutes", "lookback"), slow_but(2, every=[(78, 1), (195, 20), (390, 1)])
+)
 def test_turbulence_is_known_at_the_opening_of_a_session(tmp_path, bar_minutes, lookback):
     """Symbols are silent for days, return in the middle of one, and decisions are missed."""
     features = {"names": ["return_1"], "context": ["turbulence_8"]}
@@ -222,6 +226,7 @@ def test_turbulence_is_known_at_the_opening_of_a_session(tmp_path, bar_minutes, 
         bar += int(random.choice([1, length - 1, length, 3 * length]))
 
 
+@pytest.mark.slow
 def test_a_symbol_that_is_listed_later_waits_for_its_history(tmp_path):
     source = FAULTY | {"events": {"late_listings": 1}}
     live = Live(tmp_path, settings(source=source, features=EVERY))
@@ -238,6 +243,7 @@ def test_a_symbol_that_is_listed_later_waits_for_its_history(tmp_path):
     assert whole[-1]
 
 
+@pytest.mark.slow
 def test_minutes_of_a_day_of_a_faulty_market(tmp_path):
     source = {**FAULTY, "num_sessions": 26}
     names = ["return_30", "gap_2", "volatility_390", "relative_volume_30", "beta_60", "rsi_5"]

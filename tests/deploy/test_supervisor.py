@@ -22,6 +22,7 @@ from fintrader.deploy.settings import AlertSettings
 from fintrader.errors import ConfigError, RunError
 from tests.engines import waiting
 from tests.engines.deployments import FREE
+from tests.quick import slow_but
 
 LOOP = """
 import json, os, sys, time
@@ -116,7 +117,7 @@ def watched(home, web, what, **settings):
         process.wait()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("number", slow_but(0, every=[signal.SIGKILL, signal.SIGSEGV]))
 def test_a_killed_loop_is_told_with_what_it_held(home, web, number):
     with watched(home, web, SLEEP) as (process, loop):
         os.kill(loop, number)
@@ -138,11 +139,14 @@ def test_a_killed_loop_is_told_with_what_it_held(home, web, number):
 
 @pytest.mark.parametrize(
     ("what", "status", "told"),
-    [
-        ("pass", 0, []),
-        ("alerts.send(Alert('ended', 'a bug')); sys.exit(1)", 1, ["a bug"]),
-        ("os._exit(3)", 3, ["the process ended with status 3; these positions stay"]),
-    ],
+    slow_but(
+        2,
+        every=[
+            ("pass", 0, []),
+            ("alerts.send(Alert('ended', 'a bug')); sys.exit(1)", 1, ["a bug"]),
+            ("os._exit(3)", 3, ["the process ended with status 3; these positions stay"]),
+        ],
+    ),
 )
 def test_an_end_is_told_once(home, web, what, status, told):
     with watched(home, web, what) as (process, _):
@@ -153,7 +157,9 @@ def test_an_end_is_told_once(home, web, what, status, told):
     assert all(text.startswith(start) for text, start in zip(ends, told, strict=True))
 
 
-@pytest.mark.parametrize(("number", "status", "told"), [("INT", 130, False), ("TERM", 143, True)])
+@pytest.mark.parametrize(
+    ("number", "status", "told"), slow_but(1, every=[("INT", 130, False), ("TERM", 143, True)])
+)
 def test_signals_reach_the_loop(home, web, number, status, told):
     name = f"SIG{number}"
     what = f"import signal; signal.signal(signal.{name}, lambda *_: sys.exit({status})); {SLEEP}"

@@ -58,6 +58,7 @@ def steps(monkeypatch):
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("days", [pytest.param(YEAR, marks=pytest.mark.slow), 25])
 def test_a_look_costs_the_same_after_a_year(tmp_path, steps, days):
     costs = []

@@ -4,6 +4,7 @@ no waiting."""
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -63,18 +64,47 @@ def settings(**changes: Any) -> DataSettings:
     return read_settings(values)
 
 
+_FROZEN: dict[str, tuple[dict[Path, bytes], MarketTensors]] = {}
+"""What was frozen from made-up bars, which always gives the same: its files and its window."""
+
+
 def frozen(
+    folder: Path, data: DataSettings | None = None, **how: Any
+) -> tuple[Bundle, MarketTensors]:
+    """A bundle in `folder/bundle` whose policy holds weights that nobody trained, and the window it
+    trades. Frozen once in a process where no file is read."""
+    data = data or settings()
+    made_up = data.source.kind == "synthetic" and not _reads_files(data)
+    key = repr((data, sorted(how.items())))
+    if not made_up or (folder / "bundle").exists():
+        return _freeze(folder, data, **how)
+    if key not in _FROZEN:
+        bundle, market = _freeze(folder, data, **how)
+        made = [folder / "policy.safetensors", *bundle.folder.rglob("*")]
+        files = {one.relative_to(folder): one.read_bytes() for one in made if one.is_file()}
+        _FROZEN[key] = files, copy.deepcopy(market)
+        return bundle, market
+    files, market = _FROZEN[key]
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return Bundle.open(folder / "bundle"), copy.deepcopy(market)
+
+
+def _reads_files(data: DataSettings) -> bool:
+    named = (data.universe.membership, data.universe.shares_outstanding, data.actions)
+    return any(named) or bool(data.features.daily) or data.benchmark is not None
+
+
+def _freeze(
     folder: Path,
-    data: DataSettings | None = None,
+    data: DataSettings,
     *,
     seed: int = 0,
     private: Sequence[str] = (),
     daily_returns: Sequence[float] = (),
     **env: Any,
 ) -> tuple[Bundle, MarketTensors]:
-    """A bundle in `folder/bundle` whose policy holds weights that nobody trained, and the window it
-    trades."""
-    data = data or settings()
     whole = make_market(data)
     market = whole.split().test
     chosen = EnvSettings(**{"num_envs": 1, "decision_interval": 5, "trade_rate": 0.5, **env})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,12 +13,6 @@ from fintrader.agents import AgentSettings
 from fintrader.envs.observation import FlatLayout, Layout, ObservationLayout
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-def mostly_slow(*quick: str, every: Iterable[str]) -> list[Any]:
-    """Parameters of a test: the `quick` ones, and the others for `make test-all`."""
-    slow = pytest.mark.slow
-    return [name if name in quick else pytest.param(name, marks=slow) for name in every]
 
 
 def agent_settings(algo: str, values: dict[str, Any]) -> Any:

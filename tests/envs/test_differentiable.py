@@ -11,6 +11,7 @@ from fintrader.envs.reward import make_reward
 from fintrader.envs.settings import REWARDS
 from tests.engines.twins import refused
 from tests.factories import make_market
+from tests.quick import slow_but
 
 CASES = [
     {"action": "target"},
@@ -60,7 +61,7 @@ def draw_actions(steps):
     return [action.requires_grad_() for action in actions]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", slow_but(0, 2, every=CASES), ids=str)
 def test_gradients_through_the_environment_are_finite_differences(case):
     config = EnvSettings(fractional=True, random_start=False, initial_cash_usd=1e5, **case)
     env = TradingEnv(make_market(30, 3, gaps=False, events=True), config, num_envs=2)
@@ -80,7 +81,7 @@ def test_gradients_through_the_environment_are_finite_differences(case):
     assert torch.autograd.gradcheck(three_steps, draw_actions(3), eps=1e-6, atol=1e-7, rtol=1e-5)
 
 
-@pytest.mark.parametrize("reward_name", REWARDS)
+@pytest.mark.parametrize("reward_name", slow_but(0, 2, 4, every=REWARDS))
 def test_gradients_of_rewards_and_observations_are_finite_differences(reward_name):
     config = EnvSettings(
         fractional=True, random_start=False, reward=reward_name, reward_scale=100.0

@@ -185,13 +185,14 @@ def compare(config, seed, steps, count=NUM_ENVS, mode=AutoresetMode.SAME_STEP, g
     return compared
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(100, quick=12))
 @given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10_000), mode=MODES, given=GIVEN)
 def test_the_environment_agrees_with_the_oracle(config, sight, seed, mode, given):
     config = config.model_copy(update=sight)
     assert compare(config, seed, 40, mode=mode, given=given) > 0
 
 
+@pytest.mark.slow
 def test_every_option_is_drawn():
     """An option added to the settings must be added to what the tests draw."""
     drawn = {name: set() for name in EnvSettings.model_fields}

@@ -13,6 +13,7 @@ from fintrader.errors import CheckpointError, ConfigError, EnvError
 from fintrader.seeding import create_generator
 from tests.engines.twins import assert_same
 from tests.factories import make_market
+from tests.quick import slow_but
 
 SESSION = 20
 MARKET = make_market(10 * SESSION, 4, events=True, session_bars=SESSION, seed=3)
@@ -233,7 +234,7 @@ AGENTS = [
 ]
 
 
-@pytest.mark.parametrize("settings", AGENTS, ids=lambda settings: settings.algo)
+@pytest.mark.parametrize("settings", slow_but(0, every=AGENTS), ids=lambda settings: settings.algo)
 def test_training_in_variants_resumes_bit_exactly_and_is_judged_without_them(settings, tmp_path):
     given = EnvSettings(fractional=True, episode_bars=15, randomise=ALL, benchmark="equal_weight")
 

@@ -61,6 +61,7 @@ def test_trials_on_the_same_returns_divide_the_level():
     assert many.state == "not_told_from_luck"
 
 
+@pytest.mark.slow
 def test_the_best_of_many_without_skill_passes_as_rarely_as_its_level():
     """Stated as one trial, the best of 20 passes more often than not."""
     rng = np.random.default_rng(0)
@@ -158,6 +159,7 @@ def test_the_door_prints_three_sentences_and_a_table(tmp_path):
     assert judge_record(read(make_returns()), trials=10**9).evidence.level < 1e-10
 
 
+@pytest.mark.slow
 def test_a_page_omits_what_returns_do_not_show(tmp_path):
     page = tmp_path / "page.html"
     fintrader.judge(make_returns(), "SPY", trials=1, report=page)
@@ -174,6 +176,7 @@ def test_a_page_omits_what_returns_do_not_show(tmp_path):
     assert "ahead of cash" in page.read_text().lower()
 
 
+@pytest.mark.slow
 def test_the_command_judges_a_file_in_a_clean_folder(tmp_path):
     """One process, no torch and no numba; the page lies in the folder, the ledger in the home."""
     make_returns().to_csv(tmp_path / "mine.csv")
@@ -232,6 +235,7 @@ def test_the_command_reads_weights_and_names_its_options(tmp_path, monkeypatch, 
     main(["judge", "percent.csv", "--column", "mine", "--kind", "percent"])
 
 
+@pytest.mark.slow
 def test_a_page_of_months_speaks_of_months(tmp_path):
     frame = make_returns(150, 0.004, freq="ME")
     fintrader.judge(frame, "SPY", trials=1, report=tmp_path / "page.html")

@@ -14,6 +14,7 @@ import yaml
 from fintrader.tournament.prometheus import CATALOGUE
 from tests import ROOT
 from tests.engines.manifests import CLUSTER_WIDE, cluster_spec, matches, render, templates
+from tests.quick import slow_but
 
 kubernetes_validate = pytest.importorskip(
     "kubernetes_validate", reason="kubernetes-validate is missing: pip install '.[dev]'"
@@ -66,6 +67,7 @@ def test_every_file_belongs_to_an_overlay():
     assert files == used
 
 
+@pytest.mark.slow
 @every_overlay
 def test_kubectl_renders_the_same(name):
     if shutil.which("kubectl") is None:
@@ -108,7 +110,7 @@ def autoscaler(name):
     return [(name, cluster_spec(m)["autoscalerOptions"]) for m in overlay(name) if m["kind"] in RAY]
 
 
-@every_overlay
+@pytest.mark.parametrize("name", slow_but(0, 4, 8, every=OVERLAYS))
 def test_every_manifest_is_valid(name):
     """By Kubernetes' own schemas, an old version's and the newest one's; of Ray's resources, the
     pods in them."""

@@ -174,6 +174,7 @@ def test_a_page_says_what_is_missing_and_escapes_names():
     assert report.days["close"][0] == (0.0, None, 0.0)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data(DAILY)
 def test_real_minutes_against_real_days():
     (a, calendar), (b, _) = (

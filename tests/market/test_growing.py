@@ -16,6 +16,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.storage.objects import ObjectStore
 from tests.bars.tables import file_settings, minute_table, write_csv
 from tests.engines.killing import killed_at, writes_of
+from tests.quick import mostly_slow
 
 TABLE = minute_table(3, 24, missing=0.02)  # 4 January to 5 February
 DAYS = TABLE.ts.dt.strftime("%Y-%m-%d")
@@ -41,7 +42,7 @@ def put(folder, table, kind):
     return folder / "bars.parquet"
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", mostly_slow("csv", every=["csv", "parquet"]))
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_grown_file_adds_the_chunks_of_its_new_day(tmp_path, kind, layout):
     table = LAYOUTS[layout](TABLE)
@@ -63,6 +64,7 @@ def test_a_grown_file_adds_the_chunks_of_its_new_day(tmp_path, kind, layout):
     assert MarketTensors.stored_hash(grown) == MarketTensors.stored_hash(fresh)
 
 
+@pytest.mark.slow
 def test_what_was_read_of_a_csv_is_not_read_again(tmp_path, monkeypatch):
     table = LAYOUTS["by time"](TABLE)
     rows = []
@@ -91,7 +93,7 @@ def test_what_was_read_of_a_csv_is_not_read_again(tmp_path, monkeypatch):
         build_market(file_settings(path), cache=tmp_path / "cache")
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
+@pytest.mark.parametrize("kind", mostly_slow("parquet", every=["csv", "parquet"]))
 def test_a_changed_bar_costs_its_own_month(tmp_path, kind):
     store = tmp_path / "store"
     table = TABLE.copy()
@@ -143,6 +145,7 @@ def write_days(folder, table):
     ]
 
 
+@pytest.mark.slow
 def test_files_of_days_are_one_collection_to_which_days_are_added(tmp_path):
     """A day after the last costs its chunks, one that comes late its month."""
     table = LAYOUTS["by time"](TABLE)

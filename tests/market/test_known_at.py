@@ -9,6 +9,7 @@ from fintrader.backtesting.lookahead import lookahead
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.settings import DataSettings
 from tests.backtesting import leak_lab as lab
+from tests.quick import mostly_slow
 
 DAYS = pd.bdate_range("2024-01-02", "2024-06-28")
 DAYS = DAYS[~DAYS.isin(pd.to_datetime(["2024-01-15", "2024-02-19", "2024-03-29", "2024-05-27"]))]
@@ -109,6 +110,7 @@ def test_a_date_among_times_is_known_when_it_is_over():
     assert first_day(built, "eps", 2.0) == pd.Timestamp("2024-05-03")
 
 
+@pytest.mark.slow
 def test_days_pass_by_the_clock_where_summer_time_ends(tmp_path):
     path = tmp_path / "gdp.csv"
     path.write_text("date,close\n2023-06-30,1\n2023-10-02,2\n")
@@ -188,7 +190,9 @@ def test_the_check_changes_what_was_not_known(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["stamps", "words"])
-@pytest.mark.parametrize("place", ["table", "bars.csv", "bars.parquet"])
+@pytest.mark.parametrize(
+    "place", mostly_slow("table", "bars.csv", every=["table", "bars.csv", "bars.parquet"])
+)
 def test_empty_cells_keep_the_last_value_and_its_time(form, place, tmp_path):
     """Joined tables hold nothing before the first report, and often nothing between reports."""
     sparse = bars()

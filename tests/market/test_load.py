@@ -18,6 +18,7 @@ from fintrader.market.settings import read_settings
 from fintrader.market.starter import write_config
 from fintrader.market.synthetic import SyntheticSettings, generate, synthetic_grid
 from tests.bars.tables import assert_same_market
+from tests.quick import mostly_slow, slow_but
 
 SOURCE = SyntheticSettings(num_symbols=3, num_sessions=6, missing=0.01)
 SETTINGS = {
@@ -64,41 +65,51 @@ def _days(long, zone):
 
 @pytest.mark.parametrize(
     ("form", "settings"),
-    [
-        (lambda long: long.sample(frac=1, random_state=0), {}),
-        (
-            lambda long: long.rename(columns=str.lower).rename(
-                columns={"date": "timestamp", "tic": "ticker"}
+    slow_but(
+        0,
+        2,
+        5,
+        8,
+        10,
+        every=[
+            (lambda long: long.sample(frac=1, random_state=0), {}),
+            (
+                lambda long: long.rename(columns=str.lower).rename(
+                    columns={"date": "timestamp", "tic": "ticker"}
+                ),
+                {},
             ),
-            {},
-        ),
-        (lambda long: long.set_index(["Tic", "Date"]), {}),
-        (lambda long: long.set_index(["Date", "Tic"]).rename_axis([None, None]), {}),
-        (lambda long: long.set_index("Date"), {}),
-        (_wide, {}),
-        (lambda long: _wide(long).swaplevel(axis=1), {}),
-        (lambda long: _wide(long).rename_axis(None), {}),
-        (
-            lambda long: {
-                name: part.drop(columns="Tic").set_index("Date")
-                for name, part in long.groupby("Tic")
-            },
-            {},
-        ),
-        (lambda long: dict(iter(long.groupby("Tic"))), {}),
-        (_naive, {"timezone": ZONE}),
-        (
-            lambda long: _naive(long).assign(Date=lambda table: table["Date"].astype(str)),
-            {"timezone": ZONE},
-        ),
-        (lambda long: long.assign(Date=long["Date"].astype(str)), {}),
-        (lambda long: long.assign(Date=long["Date"] + pd.Timedelta(minutes=1)), {"label": "end"}),
-        (
-            lambda long: long.rename(columns={"Close": "last"}),
-            {"source": {"columns": {"close": "last"}}},
-        ),
-        (lambda long: long.assign(note="x", rank=1), {}),
-    ],
+            (lambda long: long.set_index(["Tic", "Date"]), {}),
+            (lambda long: long.set_index(["Date", "Tic"]).rename_axis([None, None]), {}),
+            (lambda long: long.set_index("Date"), {}),
+            (_wide, {}),
+            (lambda long: _wide(long).swaplevel(axis=1), {}),
+            (lambda long: _wide(long).rename_axis(None), {}),
+            (
+                lambda long: {
+                    name: part.drop(columns="Tic").set_index("Date")
+                    for name, part in long.groupby("Tic")
+                },
+                {},
+            ),
+            (lambda long: dict(iter(long.groupby("Tic"))), {}),
+            (_naive, {"timezone": ZONE}),
+            (
+                lambda long: _naive(long).assign(Date=lambda table: table["Date"].astype(str)),
+                {"timezone": ZONE},
+            ),
+            (lambda long: long.assign(Date=long["Date"].astype(str)), {}),
+            (
+                lambda long: long.assign(Date=long["Date"] + pd.Timedelta(minutes=1)),
+                {"label": "end"},
+            ),
+            (
+                lambda long: long.rename(columns={"Close": "last"}),
+                {"source": {"columns": {"close": "last"}}},
+            ),
+            (lambda long: long.assign(note="x", rank=1), {}),
+        ],
+    ),
 )
 def test_every_form_is_the_same_market(form, settings, long, expected):
     market = load_market(form(long), **SETTINGS, **settings)
@@ -257,8 +268,8 @@ def days():
     return pd.concat(parts, ignore_index=True)
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("settings", [{}, {"timezone": ZONE}])
+@pytest.mark.parametrize("form", mostly_slow("%Y-%m-%d", "%d.%m.%Y", every=FORMATS))
+@pytest.mark.parametrize("settings", slow_but(0, every=[{}, {"timezone": ZONE}]))
 def test_days_in_words_are_days(form, settings, days):
     expected = load_market(days, **DAILY)
     worded = days.assign(Date=days["Date"].dt.strftime(form))
@@ -269,7 +280,9 @@ def test_days_in_words_are_days(form, settings, days):
     assert "guessed calendar XNAS" in repr(market).splitlines()[4]
 
 
-@pytest.mark.parametrize("place", ["my.csv", "my.parquet", "folder", "m*"])
+@pytest.mark.parametrize(
+    "place", mostly_slow("my.csv", "folder", every=["my.csv", "my.parquet", "folder", "m*"])
+)
 def test_files_of_bars_are_read_as_init_reads_them(place, days, tmp_path):
     worded = days.assign(Date=days["Date"].dt.strftime("%d.%m.%Y"))
     if place == "my.parquet":
@@ -294,11 +307,14 @@ def test_files_of_bars_are_read_as_init_reads_them(place, days, tmp_path):
 
 @pytest.mark.parametrize(
     ("dates", "calendar"),
-    [
-        (pd.bdate_range("2022-01-03", periods=300), "24/5"),
-        (pd.date_range("2022-01-01", periods=300), "24/7"),
-        (pd.date_range("2012-01-06", periods=300, freq="W-FRI"), None),
-    ],
+    slow_but(
+        1,
+        every=[
+            (pd.bdate_range("2022-01-03", periods=300), "24/5"),
+            (pd.date_range("2022-01-01", periods=300), "24/7"),
+            (pd.date_range("2012-01-06", periods=300, freq="W-FRI"), None),
+        ],
+    ),
 )
 def test_days_of_any_type_are_one_market(dates, calendar):
     table = pd.DataFrame({"date": dates, "ticker": "AAA", "volume": 1e6})
@@ -314,6 +330,7 @@ def test_days_of_any_type_are_one_market(dates, calendar):
             assert any(f"calendar {calendar}" in guess for guess in market.guesses)
 
 
+@pytest.mark.slow
 def test_an_index_that_was_written_to_a_file_is_the_time(days, tmp_path):
     one = days[days["Symbol"] == "AAA"].drop(columns="Symbol").set_index("Date")
     one.rename_axis(None).to_csv(tmp_path / "one.csv")
@@ -347,6 +364,7 @@ class Foreign:
         return self.table
 
 
+@pytest.mark.slow
 def test_tables_of_other_libraries_are_taken(days):
     expected = load_market(days, **DAILY)
     parts = {symbol: Foreign(part) for symbol, part in days.groupby("Symbol")}
@@ -397,7 +415,7 @@ def of_three(bars):
     return closes.groupby(np.arange(len(bars)) // 3).transform("last")
 
 
-@pytest.mark.parametrize("own", [ahead, centred, standardised, of_three])
+@pytest.mark.parametrize("own", slow_but(0, 1, every=[ahead, centred, standardised, of_three]))
 def test_a_feature_that_looks_ahead_is_refused(own, days):
     for rows in range(3):  # wherever blocks of bars end
         table = days.groupby("Symbol").head(len(days) // days["Symbol"].nunique() - rows)
@@ -480,6 +498,7 @@ def test_a_configuration_takes_own_functions_and_keeps_nothing_of_them(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sessions", [577, 2000])
 def test_a_synthetic_market_is_as_long_as_asked_for(sessions):
     settings = SyntheticSettings(num_sessions=sessions)
@@ -533,12 +552,15 @@ def test_a_feature_that_keeps_what_it_made_of_all_bars_is_refused(days):
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [
-        (["close"], "'close' is no feature by itself"),
-        (["Close"], "'Close' is no feature by itself"),
-        ([["return_1"]], "expected text"),
-        ({"mom": change}, "functions as a list"),
-    ],
+    slow_but(
+        0,
+        every=[
+            (["close"], "'close' is no feature by itself"),
+            (["Close"], "'Close' is no feature by itself"),
+            ([["return_1"]], "expected text"),
+            ({"mom": change}, "functions as a list"),
+        ],
+    ),
 )
 def test_names_that_are_none_are_answered(names, message, days):
     with pytest.raises(ConfigError, match=message):

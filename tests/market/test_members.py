@@ -17,6 +17,7 @@ from fintrader.bars.companies import NEVER, index_companies, index_digest
 from fintrader.errors import DataError
 from fintrader.market.universe import index_membership, index_tickers
 from tests.bars.tables import REAL_FOLDER
+from tests.quick import slow_but
 
 HERE = Path(__file__).resolve().parent
 DIFFERENCES = HERE.parents[1] / "docs" / "assets" / "members_differences.csv"
@@ -153,7 +154,7 @@ def told(name):
     return {(row["company"], row["only_here"], row["only_there"]) for row in rows}
 
 
-@pytest.mark.parametrize("name", list(REFERENCES))
+@pytest.mark.parametrize("name", slow_but(0, every=list(REFERENCES)))
 def test_every_difference_to_a_reference_is_listed_and_no_other(name):
     assert differences(name) == told(name)
 

@@ -15,6 +15,7 @@ from fintrader.market.planted import oracle_policy, planted_optimum
 from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import drift_states
 from fintrader.results.market_description import PlantedDrift
+from tests.quick import slow_but
 
 
 def synthetic(**source):
@@ -70,7 +71,7 @@ def test_the_optimum_agrees_with_brute_force(drift_bps, switch, cost_bps):
         )
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", slow_but(0, every=range(3)))
 def test_the_oracle_reaches_the_optimum(seed):
     calm = {"volatility_bps": 0.5, "num_sessions": 12}
     market = make_market(synthetic(seed=seed, num_symbols=5, **calm))

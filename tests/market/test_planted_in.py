@@ -8,6 +8,7 @@ from fintrader.market.planted import planted_optimum
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import PLAIN, minute_table, stamps_of, write_csv
+from tests.quick import slow_but
 
 WINDOWS = {"fractions": [0.5, 0.25, 0.25], "embargo_sessions": 1}
 
@@ -41,7 +42,7 @@ def coefficients(market, signal, horizon):
     )
 
 
-@pytest.mark.parametrize(("ic", "horizon"), [(0.05, 1), (0.15, 6), (0.6, 20)])
+@pytest.mark.parametrize(("ic", "horizon"), slow_but(1, every=[(0.05, 1), (0.15, 6), (0.6, 20)]))
 def test_every_window_has_the_coefficient_asked_for(bars, ic, horizon):
     market = make_market(planted(bars, ic=ic, horizon=horizon))
     assert market.feature_names[-1] == "signal"

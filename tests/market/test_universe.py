@@ -18,6 +18,7 @@ from fintrader.market.universe import (
     survivorship,
 )
 from tests.bars.tables import PLAIN, minute_table, write_csv
+from tests.quick import slow_but
 
 
 def test_membership_stops_buying_but_keeps_the_prices(tmp_path):
@@ -53,13 +54,17 @@ def market_with_ipo(folder, **values):
 
 @pytest.mark.parametrize(
     ("names", "first"),
-    [
-        (["return_1"], "2016-01-22"),  # part of its first day is over
-        (["return_1", "sma_400"], "2016-01-25"),
-        (["return_1", "beta_900"], "2016-01-26"),  # of the members' returns
-        (["gap_3"], "2016-01-26"),  # days, not bars
-        (["sma_4000"], None),
-    ],
+    slow_but(
+        1,
+        3,
+        every=[
+            (["return_1"], "2016-01-22"),  # part of its first day is over
+            (["return_1", "sma_400"], "2016-01-25"),
+            (["return_1", "beta_900"], "2016-01-26"),  # of the members' returns
+            (["gap_3"], "2016-01-26"),  # days, not bars
+            (["sma_4000"], None),
+        ],
+    ),
 )
 def test_a_late_listing_is_bought_once_its_features_have_history(tmp_path, caplog, names, first):
     market = market_with_ipo(tmp_path, features={"names": names, "context": []})
@@ -196,6 +201,7 @@ def test_members_without_bars_are_counted_by_company():
     assert missing_members(["AAA"], None, dates, {}) == {}
 
 
+@pytest.mark.slow
 def test_survivors_are_reported_with_the_market(tmp_path, caplog):
     values = {
         "source": {"kind": "synthetic", "num_sessions": 70, "num_symbols": 12},

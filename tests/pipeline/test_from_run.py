@@ -73,6 +73,7 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier, tmp_path):
     assert check_replay(run, "again").is_ok
 
 
+@pytest.mark.slow
 def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(earlier, tmp_path):
     source = Path(shutil.copytree(earlier, tmp_path / "source" / "old"))
     expected = run_tournament(configured(tmp_path, source))
@@ -96,6 +97,7 @@ def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(earlier, t
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
 
 
+@pytest.mark.slow
 def test_other_symbols_start_from_what_was_learned(earlier, tmp_path):
     """Of another market the statistics are moved, and nothing else; `mlp` is refused."""
     source = TINY["data"]["source"] | {"num_symbols": 6, "seed": 5}
@@ -124,6 +126,7 @@ def refused(config):
     return str(told.value)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier, tmp_path):
     def tried(name, **changes):
         return refused(configured(tmp_path / name, earlier, **changes))
@@ -150,6 +153,7 @@ def test_learners_that_are_judged_on_blocks_they_have_not_seen_start_from_no_oth
         run_tournament(configured(tmp_path / "a", earlier, tournament=folds))
 
 
+@pytest.mark.slow
 def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path):
     folds = ONE | {"validation_folds": 2}
     earlier = run_tournament(
@@ -166,6 +170,7 @@ def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path):
     assert all(torch.equal(began[name], there[f"whole.{name}"]) for name in networks)
 
 
+@pytest.mark.slow
 def test_the_option_is_called_from(earlier, tmp_path):
     config = write_config(tmp_path, tournament=ONE, name="new")
     done = fintrader("tournament", str(config), "--from", str(earlier))

@@ -14,6 +14,7 @@ from fintrader.runs import Manifest
 from fintrader.verdict.looks import FILE, HOME, Ledger
 from tests.cli.test_commands import complaint
 from tests.engines.runs import TINY, write_config
+from tests.quick import slow_but
 
 OTHERWISE = [
     *("--env.fill", "close", "--env.decision-interval", "60", "--env.cost-bps", "5"),
@@ -102,15 +103,19 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [
-        *(
-            ("--tournament.pods", "99"),
-            ("--agent.gamma", "0.5"),
-            ("--env.action", "trade"),
-            ("--seed", "7"),
-        ),
-        *(("--data.source.num-sessions", "31"), ("--device", "cuda:7"), ("--name", "other")),
-    ],
+    slow_but(
+        2,
+        4,
+        every=[
+            *(
+                ("--tournament.pods", "99"),
+                ("--agent.gamma", "0.5"),
+                ("--env.action", "trade"),
+                ("--seed", "7"),
+            ),
+            *(("--data.source.num-sessions", "31"), ("--device", "cuda:7"), ("--name", "other")),
+        ],
+    ),
 )
 def test_what_a_policy_was_trained_with_is_refused(judged, option, value):
     before = {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()}
@@ -121,6 +126,7 @@ def test_what_a_policy_was_trained_with_is_refused(judged, option, value):
     assert {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_the_control_is_the_same_search_whatever_the_backtest_changes(
     raced, judged, tmp_path, blank_reports
 ):

@@ -95,6 +95,7 @@ def test_the_command_runs_it_again_and_finds_every_metric_equal(report, tmp_path
     assert "is there already; choose another folder for --keep" in done.err
 
 
+@pytest.mark.slow
 def test_a_backtest_made_again_is_reproduced_with_its_own_settings_and_a_touched_number_found(
     finished, tmp_path
 ):

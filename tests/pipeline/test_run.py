@@ -151,6 +151,7 @@ def test_a_run_folder_belongs_to_its_settings(undisturbed):
         run(config.model_copy(update={"seed": 5}))
 
 
+@pytest.mark.slow
 def test_more_pods_extend_a_finished_run(undisturbed, tmp_path, blank_reports):
     shutil.copytree(undisturbed.parent / "runs", tmp_path / "runs")
     config = write_config(
@@ -168,6 +169,7 @@ def test_more_pods_extend_a_finished_run(undisturbed, tmp_path, blank_reports):
     )
 
 
+@pytest.mark.slow
 def test_windows_too_short_for_the_control_are_judged_without_it(
     undisturbed, tmp_path, capsys, blank_reports
 ):

@@ -133,6 +133,7 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(tmp_p
     assert [path.name for path in open_store(URL).iterdir() if path.is_dir()] == ["tiny"]
 
 
+@pytest.mark.slow
 def test_the_bars_and_the_disk_are_gone(tmp_path, capsys):
     bars = write_csv(tmp_path, minute_table(3, 12))
     source = {"path": str(bars)}
@@ -176,6 +177,7 @@ def test_a_vendors_bars_are_kept_in_the_store(tmp_path):
     assert data_of(config).store is None
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(tmp_path, s3):
     config = str(write(tmp_path))
     mistakes = {

@@ -61,6 +61,7 @@ def test_the_trading_environment_is_the_default_kind():
         validate(RunConfig, {"env": {"kind": "chess"}}, "here")
 
 
+@pytest.mark.slow
 def test_a_classic_environment_is_trained_and_judged(tmp_path):
     path = classic(tmp_path)
     main(["train", str(path)])
@@ -161,6 +162,7 @@ def test_what_cannot_be_trained(tmp_path, changes, said, monkeypatch):
         train_one(load_config(classic(tmp_path, **changes)))
 
 
+@pytest.mark.slow
 def test_locomotion_trains(tmp_path):
     pytest.importorskip("mujoco", reason="mujoco is missing: pip install '.[classic]'")
     sac = {

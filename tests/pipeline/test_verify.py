@@ -25,6 +25,7 @@ from fintrader.tournament.events import EventLog
 from fintrader.verdict.looks import HOME, Ledger
 from tests.cli.test_commands import complaint
 from tests.engines.runs import TINY, fintrader, write_config
+from tests.quick import slow_but
 
 pytestmark = pytest.mark.usefixtures("in_this_process")
 SMALL = TINY["tournament"] | {
@@ -425,7 +426,7 @@ def answers(run):
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("name", slow_but(0, 4, 7, every=PLACES))
 def test_a_pipe_in_the_place_of_a_file_holds_up_no_command(run, name):
     os.mkfifo(cleared(run / name))
     found = answers(run)
@@ -433,7 +434,7 @@ def test_a_pipe_in_the_place_of_a_file_holds_up_no_command(run, name):
     assert found["backtest"].status == 2
 
 
-@pytest.mark.parametrize("name", [*PLACES[::2], *FOLDERS])
+@pytest.mark.parametrize("name", slow_but(0, 3, 5, 8, every=[*PLACES[::2], *FOLDERS]))
 def test_no_command_writes_through_a_link_into_another_run(run, name):
     other = Path(shutil.copytree(run, run.parent / "other"))
     if not (other / name).exists():
@@ -446,6 +447,7 @@ def test_no_command_writes_through_a_link_into_another_run(run, name):
     assert {path: path.read_bytes() for path in other.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_the_folder_of_runs_and_that_of_a_run_may_be_links(run, tmp_path):
     (tmp_path / "linked").symlink_to(run.parent)
     (run.parent / "also").symlink_to(run)

@@ -46,6 +46,7 @@ def test_the_python_door_says_it(tests, tmp_path):
     assert str(verdict).startswith(BANNER)
 
 
+@pytest.mark.slow
 def test_a_context_without_the_market_does_not_drop_it(tests, tmp_path):
     results = dict(tests)
     for context in (BacktestContext(), BacktestContext(market=REAL)):
@@ -67,6 +68,7 @@ def test_real_bars_have_none(tests):
     assert not any("Synthetic" in str(result) for result in results.values())
 
 
+@pytest.mark.slow
 def test_the_tear_sheet_carries_it(tests):
     pytest.importorskip("pyfolio")
     figure = tear_sheet(tabulate(dict(tests)), "policy")

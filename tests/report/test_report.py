@@ -43,6 +43,7 @@ def charts_of(page):
     return json.loads(gzip.decompress(base64.b64decode(packed.group(1))))
 
 
+@pytest.mark.slow
 def test_every_odd_result_has_a_report():
     market = make_market(60, 4)
     settings = EnvSettings()
@@ -61,6 +62,7 @@ def test_every_odd_result_has_a_report():
     assert "Not assessed" in render_report(tabulate({"ensemble": tiny}))
 
 
+@pytest.mark.slow
 def test_charts_hold_what_was_simulated():
     market = make_market(45 * 20, 4, session_bars=20)
     settings = EnvSettings(cost_bps=3)

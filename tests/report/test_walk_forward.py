@@ -62,6 +62,7 @@ def test_all_test_windows_are_one_backtest_with_its_verdict_and_page(tmp_path):
     assert tests.plot().data[0].name == "Rule"
 
 
+@pytest.mark.slow
 def test_the_markets_own_training_window_is_the_first_folds():
     market = replace(MARKET, windows=Windows((0, 150), (155, 200), (205, 400)))
     folds = make_folds(market, 4)
@@ -78,6 +79,7 @@ def test_the_markets_own_training_window_is_the_first_folds():
     assert len(tests.windows) == len(make_folds(market, WalkForwardSettings(sessions=(20, 10, 10))))
 
 
+@pytest.mark.slow
 def test_a_trained_result_is_its_policy():
     def make_agent(train, validation):
         return fintrader.train(agents.PPO(), TradingEnv(train, num_envs=4), env_steps=600)

@@ -51,6 +51,7 @@ def test_figures_become_light_and_keep_extremes():
         assert len(trace.x) == len(drawn)
 
 
+@pytest.mark.slow
 def test_clouds_are_sampled_with_all_that_belongs_to_a_point():
     size = 60_000
     index = np.arange(size)
@@ -73,6 +74,7 @@ def test_clouds_are_sampled_with_all_that_belongs_to_a_point():
     assert {int(np.argmin(y)), int(np.argmax(y))} <= set(kept.tolist())
 
 
+@pytest.mark.slow
 def test_segments_stay_whole():
     size = 40_000
     x = [value for k in range(size) for value in (k % 7, k % 7 + 1, None)]

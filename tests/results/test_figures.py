@@ -200,6 +200,7 @@ def test_report_and_app_draw_the_same_numbers(site, stored, open_page):
         assert "Asia/Tokyo" in drawn["layout"]["xaxis"]["title"]["text"]
 
 
+@pytest.mark.slow
 def test_comparison_and_app_draw_the_same_numbers(site, open_page):
     lines = {name: f"{name} / ensemble" for name in ("demo", "second")}
     page = render_comparison(

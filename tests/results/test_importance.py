@@ -44,6 +44,7 @@ def test_what_was_planted_is_found_and_nothing_else(planted, size):
     assert all(one.share < found.luck for one in found.shares[1:])
 
 
+@pytest.mark.slow
 def test_luck_is_called_important_in_one_of_twenty_tournaments_at_most():
     alarms = [
         any(one.important for one in importance(race(24, seed)).shares) for seed in range(300)

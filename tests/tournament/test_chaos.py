@@ -37,7 +37,7 @@ def points(tmp_path_factory):
         ("kill", 61),
         pytest.param("kill", amount(23, 1), marks=SLOW),
         pytest.param("torn", amount(41, 1), marks=SLOW),
-        ("full", 41),
+        pytest.param("full", 41, marks=SLOW),
         pytest.param("full", amount(19, 1), marks=SLOW),
     ],
 )
@@ -54,6 +54,7 @@ def test_struck_at_many_operations(tmp_path, undisturbed, points, mode, stride):
     assert sum(hits) >= 0.5 * len(hits) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moments", [(3, 14), pytest.param((), marks=SLOW, id="all along")])
 def test_pods_struck_in_their_own_process(
     tmp_path,

@@ -31,6 +31,7 @@ from tests.engines.chaos import DONE, everything, fork
 from tests.engines.orphans import trainings
 from tests.engines.races import settings, stub_race
 from tests.engines.waiting import PATIENCE_SECONDS, gone, until
+from tests.quick import mostly_slow, slow_but
 from tests.tournament.conftest import PODS
 
 BODY = "tests.engines.orphans:body"
@@ -75,7 +76,9 @@ def killed_with_pods_at_work(run, pods):
     os.waitpid(pid, 0)
 
 
-@pytest.mark.parametrize("at_work_still", [True, False], ids=["at work still", "ended meanwhile"])
+@pytest.mark.parametrize(
+    "at_work_still", slow_but(0, every=[True, False]), ids=["at work still", "ended meanwhile"]
+)
 def test_the_same_command_takes_over_what_a_killed_one_left(run, undisturbed, at_work_still):
     killed_with_pods_at_work(run, ["p0001", "p0002"])
     left = dict(trainings(run))
@@ -177,7 +180,9 @@ def test_two_trainings_of_one_pod_at_once_are_impossible(run):
         assert futures[0].result() == futures[1].result() == RunStore(run).read_result("p0000")
 
 
-@pytest.mark.parametrize("how", ["close", "hung", "before it was taken over"])
+@pytest.mark.parametrize(
+    "how", mostly_slow("close", every=["close", "hung", "before it was taken over"])
+)
 def test_whoever_ends_pods_ends_those_it_took_over(run, how):
     stubs.plant(run, "p0000", "wait")
     orphan = left_behind(run, stubs.spec(0))
@@ -193,6 +198,7 @@ def test_whoever_ends_pods_ends_those_it_took_over(run, how):
     assert len(trainings(run)) == 1
 
 
+@pytest.mark.slow
 def test_an_orphan_that_nobody_takes_over_ends_at_a_checkpoint(run):
     spec = stubs.spec(0, hyper={"counts": True})
     orphan = left_behind(run, spec, OperationsSettings(patience_seconds=0.2))

@@ -100,6 +100,7 @@ def test_a_pod_is_scored_out_of_fold_and_is_the_learner_who_saw_everything(tmp_p
         assert not any(torch.equal(a, b) for a, b in pairs if a.ndim == 2)
 
 
+@pytest.mark.slow
 def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(tmp_path, monkeypatch):
     spec = first_spec(**KFOLD)
     result, context = train_pod(tmp_path, spec)
@@ -149,6 +150,7 @@ def test_a_killed_pod_resumes_and_an_evaluator_elsewhere_comes_to_the_same(tmp_p
     assert replace(there, seconds=here.seconds) == here
 
 
+@pytest.mark.slow
 def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path):
     run = RunFolder(tmp_path / "run")
     market = market_file(tmp_path)

@@ -121,6 +121,7 @@ def test_threads_and_turns_agree_and_kills_change_nothing(tmp_path, monkeypatch)
     )
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_bytes_of_one_process(tmp_path):
     """Three replicas on two ranks: the second turn is not full."""
     spec = fused_spec(replicas=3, fusions=2)

@@ -36,6 +36,7 @@ from tests.engines.chaos import DONE, Faults, everything, forked
 from tests.engines.object_stores import BUCKET
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import gone, until
+from tests.quick import mostly_slow
 from tests.tournament.conftest import PODS
 
 
@@ -69,7 +70,7 @@ def test_a_clock_that_jumps_an_hour_costs_nothing(race, run, monkeypatch, hours)
     )
 
 
-@pytest.mark.parametrize("kind", ["memory", "file", "s3", "gs"])
+@pytest.mark.parametrize("kind", mostly_slow("file", every=["memory", "file", "s3", "gs"]))
 @pytest.mark.parametrize(
     "how",
     [
@@ -228,7 +229,14 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path, run, url, race)
     assert [event["event"] for event in read_jsonl(run.events)][: len(told)] == told
 
 
-@pytest.mark.parametrize("victim", ["snapshot", "snapshot gone", "policy", "result", "half result"])
+@pytest.mark.parametrize(
+    "victim",
+    mostly_slow(
+        "snapshot",
+        "half result",
+        every=["snapshot", "snapshot gone", "policy", "result", "half result"],
+    ),
+)
 def test_a_damaged_object_is_made_again(run, url, undisturbed, victim):
     assert forked(run, PODS - 1).status == DONE
     store = ObjectStore(url)

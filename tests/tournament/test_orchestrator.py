@@ -12,6 +12,7 @@ from tests.engines.chaos import events_of, everything
 from tests.engines.races import ORDER
 from tests.engines.stubs import plant
 from tests.engines.thread_launcher import ThreadLauncher
+from tests.quick import slow_but
 
 
 def test_same_seed_same_leaderboard_and_pod_k_sees_the_results_up_to_k_minus_pool_size(
@@ -83,12 +84,15 @@ def test_other_devices_may_go_on_with_the_same_number_of_learners(race):
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [
-        ("kill", "killed"),
-        ("nan", "nan"),
-        pytest.param("exit", "error", marks=pytest.mark.slow),
-        pytest.param("oom", "oom", marks=pytest.mark.slow),
-    ],
+    slow_but(
+        0,
+        every=[
+            ("kill", "killed"),
+            ("nan", "nan"),
+            pytest.param("exit", "error", marks=pytest.mark.slow),
+            pytest.param("oom", "oom", marks=pytest.mark.slow),
+        ],
+    ),
 )
 def test_a_lost_pod_is_noted_and_tried_again(race, tmp_path, kind, reason):
     undisturbed = race("a", pods=4)
@@ -102,6 +106,7 @@ def test_a_lost_pod_is_noted_and_tried_again(race, tmp_path, kind, reason):
     assert RunStore(disturbed.folder).read_result("p0001").attempts == 2
 
 
+@pytest.mark.slow
 def test_what_is_killed_from_outside_has_not_failed_however_often(race, tmp_path):
     plant(RunFolder(tmp_path / "a"), "p0001", "kill", times=4)
     run = race("a", pods=2, processes=True, retries=0).folder

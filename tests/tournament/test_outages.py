@@ -16,6 +16,7 @@ from fintrader.tournament.pod import run_pod
 from fintrader.tournament.pod_context import PodContext
 from tests.engines import emptied, outages, stubs
 from tests.engines.chaos import events_of, everything
+from tests.quick import slow_but
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ class Outage:
             ends.start()
 
 
-@pytest.mark.parametrize("processes", [False, True])
+@pytest.mark.parametrize("processes", slow_but(0, every=[False, True]))
 def test_pods_train_on_and_their_results_are_delivered(race, away, processes, stored_run, url):
     """Ten times as long as a store is waited for by default, and longer than a pod may be
     silent."""

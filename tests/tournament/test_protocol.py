@@ -13,7 +13,7 @@ from tests.engines import schedules
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(40), pytest.param(range(40, 1400), marks=pytest.mark.slow)], ids=len
+    "seeds", [range(20, 40), pytest.param(range(1400), marks=pytest.mark.slow)], ids=len
 )
 def test_the_real_code_on_schedules_of_seeds(tmp_path, seeds):
     adopted = is_superseded = killed = taken_over = 0
@@ -36,6 +36,7 @@ def _own_spec(store, spec):
     return spec
 
 
+@pytest.mark.slow
 def test_real_code_without_a_rule_is_found_out(tmp_path, monkeypatch):
     monkeypatch.setattr(MirroredStore, "write_spec", _own_spec)
     for seed in range(200):

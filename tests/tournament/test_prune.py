@@ -17,6 +17,7 @@ from fintrader.storage.objects import ObjectStore
 from tests.engines import chaos, emptied, object_stores
 from tests.engines.chaos import DONE, Faults, everything, forked
 from tests.engines.waiting import until
+from tests.quick import mostly_slow
 from tests.tournament.conftest import PODS
 
 
@@ -43,6 +44,7 @@ def litter(url, count=3):
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stride", [601, pytest.param(chaos.amount(101, 7), marks=pytest.mark.slow)]
 )
@@ -76,7 +78,7 @@ def test_a_run_that_was_struck_anywhere_is_pruned_and_goes_on(tmp_path, undistur
     assert left > 3 * len(range(50, points, stride))  # kills alone leave objects, too
 
 
-@pytest.mark.parametrize("kind", ["memory", "file", "s3", "gs"])
+@pytest.mark.parametrize("kind", mostly_slow("file", every=["memory", "file", "s3", "gs"]))
 def test_every_kind_of_store_is_pruned(tmp_path, kind, monkeypatch):
     with object_stores.place(kind, tmp_path, monkeypatch) as store:
         mirror = attach(tmp_path / "run", f"{store}/run")
@@ -109,6 +111,7 @@ def test_every_kind_of_store_is_pruned(tmp_path, kind, monkeypatch):
         assert not Markets(store).fetch("gone", tmp_path / "fetched")
 
 
+@pytest.mark.slow
 def test_a_killed_prune_leaves_garbage_and_nothing_else(tmp_path, undisturbed, monkeypatch):
     run, url = emptied.place(tmp_path, "run")
     store = url.rpartition("/")[0]

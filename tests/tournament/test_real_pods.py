@@ -29,6 +29,7 @@ from tests.engines.killing import Killed, dies_at
 from tests.engines.races import AGENT, ENV, SETTINGS, first_spec, market_file, real_race, train_pod
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.factories import make_market
+from tests.quick import slow_but
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,7 @@ def test_the_benchmark_has_a_row_and_no_rank(finished):
     assert [line[0] if line[0] == "benchmark" else line[1] for line in lines] == list(rows["pod"])
 
 
+@pytest.mark.slow
 def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path, monkeypatch):
     """Two algorithms, halving, parts of the validation window with a penalty, seconds on the
     clock."""
@@ -222,7 +224,7 @@ PIPELINE = SAC(
 
 @pytest.mark.usefixtures("frequent_reports")
 @pytest.mark.parametrize(
-    "agent", [AGENT, LEARNERS, PIPELINE], ids=["plain", "learners", "pipeline"]
+    "agent", slow_but(0, every=[AGENT, LEARNERS, PIPELINE]), ids=["plain", "learners", "pipeline"]
 )
 def test_a_killed_pod_resumes_bit_exactly_and_its_child_goes_on(agent, tmp_path, monkeypatch):
     train = learners.train

@@ -23,6 +23,7 @@ from fintrader.tournament.store import RunStore
 from tests.engines import chaos, faults
 from tests.engines.chaos import everything
 from tests.engines.races import settings
+from tests.quick import mostly_slow, slow_but
 from tests.tournament.conftest import PODS
 
 WANTED = settings(pods=PODS, workers=2, order="submission", fresh=0.2)
@@ -60,8 +61,10 @@ def again(run):
 @pytest.mark.parametrize(
     ("seeds", "whole"),
     [
-        (range(20), True),
-        (range(24, 40), False),
+        (range(10), True),
+        (range(24, 32), False),
+        pytest.param(range(10, 20), True, marks=pytest.mark.slow),
+        pytest.param(range(32, 40), False, marks=pytest.mark.slow),
         pytest.param(range(100, 600), True, marks=pytest.mark.slow),
         pytest.param(range(600, 1100), False, marks=pytest.mark.slow),
     ],
@@ -169,7 +172,7 @@ def test_a_pod_folder_that_is_gone_is_made_again(run, undisturbed):
     assert everything(run) == everything(undisturbed)
 
 
-@pytest.mark.parametrize("what", faults.PLACED)
+@pytest.mark.parametrize("what", mostly_slow("nowhere", every=faults.PLACED))
 def test_what_stands_in_the_place_of_a_file_or_a_folder_is_moved_away(tmp_path, undisturbed, what):
     files = ["spec.json", "result.json", "policy.safetensors"]
     names = [
@@ -219,7 +222,7 @@ HELD = ("lease", ".tournament.lock")
 """Nothing can be set aside without these."""
 
 
-@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize("name", slow_but(0, 5, 8, every=LINKS))
 def test_nothing_is_written_through_a_link_into_another_run(run, undisturbed, tmp_path, name):
     other = Path(shutil.copytree(run.root, tmp_path / "other"))
     place = run.root / name
@@ -253,7 +256,10 @@ def test_nothing_is_written_through_a_link_into_another_run(run, undisturbed, tm
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", [*LINKS, "lease/000001.json", "pods/p0001/metrics.jsonl", "logs"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(0, 5, 12, every=[*LINKS, "lease/000001.json", "pods/p0001/metrics.jsonl", "logs"]),
+)
 def test_a_pipe_is_set_aside_or_refused_and_not_waited_for(run, undisturbed, name):
     place = run.root / name
     if place.is_dir():

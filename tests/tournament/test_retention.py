@@ -22,6 +22,7 @@ from fintrader.tournament.store import RunStore
 from tests.engines import chaos, stubs
 from tests.engines.chaos import DONE, Faults, events_of
 from tests.engines.races import settings
+from tests.quick import mostly_slow, slow_but
 
 MANY = {"pods": 40, "leaderboard_size": 4, "ensemble_size": 2, "fresh": 0.2}
 
@@ -62,7 +63,7 @@ def ancestors(run, pods):
     return found
 
 
-@pytest.mark.parametrize("order", ["submission", "arrival"])
+@pytest.mark.parametrize("order", mostly_slow("submission", every=["submission", "arrival"]))
 def test_leaders_or_their_lineage_stay_and_the_outcome_is_the_same(race, order):
     runs = {
         keep: race(keep, keep=keep, order=order, **MANY) for keep in ("all", "lineage", "leaders")
@@ -85,7 +86,10 @@ def test_leaders_or_their_lineage_stay_and_the_outcome_is_the_same(race, order):
         )
 
 
-@pytest.mark.parametrize("how", [{}, {"order": "generations", "pool_size": 6, "survivors": 2}])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", slow_but(0, every=[{}, {"order": "generations", "pool_size": 6, "survivors": 2}])
+)
 def test_it_goes_on_where_much_was_dropped(race, how):
     whole = race("b", keep="all", **{**MANY, **how, "pods": 60})
     for pods in (36, 60, 60):
@@ -134,7 +138,9 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race):
     assert store.has_leftovers(store.read_result(parent)) == (parent in kept(ended))
 
 
-@pytest.mark.parametrize("stride", [83, pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "stride", [167, *(pytest.param(stride, marks=pytest.mark.slow) for stride in (83, 11))]
+)
 def test_killed_anywhere_nothing_that_is_kept_is_gone(tmp_path, stride):
     how = {
         "pods": 10,
@@ -212,6 +218,7 @@ def test_the_state_of_a_training_goes_with_its_result(race):
     assert failed == ended | {"metrics.jsonl", "failed.safetensors"}
 
 
+@pytest.mark.slow
 def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race, tmp_path, stored_run, url):
     first = race("run", keep="leaders", order="submission", **MANY)
     objects = {path.name for path in (tmp_path / "store" / "run" / "objects").iterdir()}

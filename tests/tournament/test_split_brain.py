@@ -180,6 +180,7 @@ def test_locks_that_keep_nobody_out_are_noticed(tmp_path, race, monkeypatch):
         race("run", pods=2)
 
 
+@pytest.mark.slow
 def test_never_one_token_for_two_where_each_machine_keeps_its_locks_to_itself(
     tmp_path,
 ):

@@ -34,6 +34,7 @@ def stored(url, pod):
     return {} if state is None else dict(state["files"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "changes", "state"),
     [

@@ -256,6 +256,7 @@ def test_the_time_left_counts_this_sitting_only(race, capsys, monkeypatch):
     assert read_status(run).eta_seconds is None, "nobody races it"
 
 
+@pytest.mark.slow
 def test_scaling_down_processes_drains_without_orphans_or_losses(race, tmp_path):
     run = RunFolder(tmp_path / "b")
     pods = [f"p{number:04d}" for number in range(3)]

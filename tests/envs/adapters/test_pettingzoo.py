@@ -64,6 +64,7 @@ def test_agrees_with_the_vectorised_game():
     assert all(torch.equal(one, kept) for one, kept in zip(env.env.account, before, strict=True))
 
 
+@pytest.mark.slow
 def test_every_temporal_difference_is_zero():
     env = TradersParallelEnv(
         oracle_market(), oracle_settings(), TraderSettings(num_traders=3), seed=2

@@ -9,6 +9,7 @@ import fintrader
 from fintrader.agents import PPO, SAC
 from fintrader.envs.adapters.simulators import SimulatorEnv
 from fintrader.errors import EnvError
+from tests.quick import slow_but
 
 COPIES = 32
 LENGTH = 20
@@ -89,9 +90,16 @@ def test_actions_are_scaled_to_the_simulators():
     torch.testing.assert_close(reward, torch.ones(COPIES))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "steps"),
-    [(PPO(num_steps=16, gamma=0.5), 20_000), (SAC(gamma=0.5, learning_starts=512), 6_000)],
+    slow_but(
+        1,
+        every=[
+            (PPO(num_steps=16, gamma=0.5), 20_000),
+            (SAC(gamma=0.5, learning_starts=512), 6_000),
+        ],
+    ),
 )
 def test_our_agents_learn_there(agent, steps, tmp_path):
     env = SimulatorEnv(Tracker())

@@ -16,7 +16,7 @@ from tests.engines.twins import assert_bit_equal
 from tests.factories import examples, make_market, reprice
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(100, quick=12))
 @given(
     config=env_settings(),
     seed=st.integers(0, 10_000),

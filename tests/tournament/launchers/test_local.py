@@ -131,6 +131,7 @@ def test_the_cpu_has_a_slot_a_core(monkeypatch):
             find_slots((unknown,))
 
 
+@pytest.mark.slow
 def test_workers_are_reused_with_one_thread_and_their_own_device(tmp_path):
     run = RunFolder(tmp_path)
     slots = [Slot("a", cards="3")]
@@ -150,6 +151,7 @@ def waiting(run, slots=None):
     return launcher(run, slots)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("starved", "reason", "detail"),
     [
@@ -182,6 +184,7 @@ def test_a_killed_worker_loses_only_its_own_pod(tmp_path, monkeypatch, starved, 
         assert again.result(timeout=PATIENCE_SECONDS).attempts == 2
 
 
+@pytest.mark.slow
 def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path):
     run = RunFolder(tmp_path)
     places = [Slot("x"), Slot("y")]
@@ -199,6 +202,7 @@ def test_a_vanished_device_drains_its_pod_and_frees_nothing_else(tmp_path):
         assert futures[0].result(timeout=PATIENCE_SECONDS).status == "done"
 
 
+@pytest.mark.slow
 def test_idle_workers_are_kept_for_the_next_launcher(tmp_path):
     other = [Slot("z")]
     with keep_workers():
@@ -215,6 +219,7 @@ def test_idle_workers_are_kept_for_the_next_launcher(tmp_path):
     assert all(map(gone, pids[0] | pids[2]))
 
 
+@pytest.mark.slow
 def test_a_lost_worker_is_not_kept(tmp_path):
     with keep_workers():
         pids = []
