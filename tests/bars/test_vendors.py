@@ -150,7 +150,6 @@ def test_bars_come_as_they_are_and_once(kind, fake, tmp_path, bars):
     assert feed.bars("AAA").ts.max() < longer.bars("AAA").ts.max()
 
 
-@pytest.mark.slow
 def test_yahoo_is_asked_for_seven_days_at_most(fake_yahoo, tmp_path):
     prepared("yahoo", tmp_path)
     spans = [int(item["period2"]) - int(item["period1"]) for item in fake_yahoo.requests]

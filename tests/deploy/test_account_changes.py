@@ -451,7 +451,6 @@ def lose(desk, share):
     desk.announced = False
 
 
-@pytest.mark.slow
 def test_a_resumption_after_a_drawdown_outlives_the_process(desk):
     lose(desk, 0.3)
     desk.live(OPEN + 3, limits=LimitSettings(day_loss=1.0, drawdown=0.03))

@@ -192,7 +192,6 @@ def test_the_environment_agrees_with_the_oracle(config, sight, seed, mode, given
     assert compare(config, seed, 40, mode=mode, given=given) > 0
 
 
-@pytest.mark.slow
 def test_every_option_is_drawn():
     """An option added to the settings must be added to what the tests draw."""
     drawn = {name: set() for name in EnvSettings.model_fields}

@@ -201,7 +201,6 @@ def test_members_without_bars_are_counted_by_company():
     assert missing_members(["AAA"], None, dates, {}) == {}
 
 
-@pytest.mark.slow
 def test_survivors_are_reported_with_the_market(tmp_path, caplog):
     values = {
         "source": {"kind": "synthetic", "num_sessions": 70, "num_symbols": 12},

@@ -43,7 +43,6 @@ def charts_of(page):
     return json.loads(gzip.decompress(base64.b64decode(packed.group(1))))
 
 
-@pytest.mark.slow
 def test_every_odd_result_has_a_report():
     market = make_market(60, 4)
     settings = EnvSettings()
