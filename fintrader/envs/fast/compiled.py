@@ -9,9 +9,38 @@ none has one for C, and only those of `njit_entry` have one for Python. A call o
 Python ends the process.
 """
 
+import contextlib
+import os
 from functools import partial
+from pathlib import Path
 
 from numba import njit
+
+
+def drop_old_code(package: Path) -> None:
+    """Remove compiled functions that numba keeps below `package` if any source has changed since.
+
+    numba compares the file of a function alone, not those of the functions and numbers that became
+    part of it: after an update it would go on with the old ones.
+    """
+    folders = [package / "envs" / "fast", package / "agents" / "fast"]
+    sources = [path for folder in (package / "envs", *folders) for path in folder.glob("*.py")]
+    stats = ((path.name, path.stat()) for path in sorted(sources))
+    stamp = "\n".join(f"{name} {found.st_mtime_ns} {found.st_size}" for name, found in stats)
+    kept = folders[0] / "__pycache__" / "sources.txt"
+    with contextlib.suppress(OSError):  # in a folder without rights numba keeps nothing either
+        if kept.is_file() and kept.read_text() == stamp:
+            return
+        for folder in folders:
+            for index in (folder / "__pycache__").glob("*.nbi"):
+                index.unlink(missing_ok=True)
+        kept.parent.mkdir(exist_ok=True)
+        fresh = kept.with_suffix(f".{os.getpid()}")
+        fresh.write_text(stamp)
+        fresh.replace(kept)
+
+
+drop_old_code(Path(__file__).parents[2])
 
 njit_entry = partial(njit, error_model="numpy", cache=True, no_cfunc_wrapper=True, nogil=True)
 """Functions that Python calls; they run without the GIL."""
