@@ -13,6 +13,7 @@ from fintrader.errors import EnvError
 from tests.engines.strategies import env_settings, random_actions
 from tests.factories import examples, make_market
 from tests.oracles.ledger_oracle import LedgerOracle
+from tests.oracles.limit_oracle import LimitOracle
 
 NUM_ENVS = 4
 NUM_ASSETS = 5
@@ -89,7 +90,8 @@ class Episodes:
         assert end == (
             min(start + self.length[i], NUM_BARS - 1) if self.length[i] else NUM_BARS - 1
         )
-        return LedgerOracle(
+        kind = LimitOracle if self.env.settings.action == "limit" else LedgerOracle
+        return kind(
             self.env.market,
             self.env.settings,
             start=start,
@@ -130,7 +132,7 @@ def compare(config, seed, steps, count=NUM_ENVS, mode=AutoresetMode.SAME_STEP, g
     cheapest = float(market.close[market.close > 0].min())
     compared = 0
     begins = torch.zeros(count, dtype=torch.bool)  # NEXT_STEP: this step only begins the episode
-    for action in random_actions(seed, steps, count, NUM_ASSETS):
+    for action in random_actions(seed, steps, count, env.layout.num_actions):
         _, reward, terminated, truncated, info = env.step(action)
         for i, slow in enumerate(episodes.oracles):
             if begins[i]:
