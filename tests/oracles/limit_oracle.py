@@ -61,6 +61,8 @@ class LimitOracle(LedgerOracle):
             if n in self.orders:
                 self.orders[n].shares = self.split(self.orders[n].shares, ratio)
                 self.orders[n].price /= ratio
+                if self.orders[n].shares == 0.0:
+                    del self.orders[n]
 
     def find_fill(self, n: int) -> Fill | None:
         """What the bar would trade of the order, if its account can pay."""
@@ -102,12 +104,8 @@ class LimitOracle(LedgerOracle):
             found = self.find_fill(n)
             if found is not None:
                 fills[n] = found
-        # What the bar's purchases may take: from before its sales.
-        values = [h * self.open[self.t][n] if h else 0.0 for n, h in enumerate(self.shares)]
-        room = self.cash
-        if s.short:
-            gross = sum(abs(value) for value in values)
-            room = s.max_leverage * (self.cash + sum(values)) - gross
+        worth = [fills[n].price if n in fills else self.carried(n) for n in range(self.N)]
+        room = self.room(worth)  # before the bar's sales
         # Each fill brings a position nearer to zero, then farther from it.
         additions = {}
         for n, fill in fills.items():
@@ -125,7 +123,8 @@ class LimitOracle(LedgerOracle):
                 turnover += x
                 traded[n] += nearer
                 prices[n] = fill.price
-        scale = self.share_paid(additions, fills, room)
+        # Costs of what went nearer to zero may have taken more room than it gave.
+        scale = self.share_paid(additions, fills, min(room, self.room(worth)))
         for n, wish in additions.items():
             q = wish if scale == 1.0 else self.whole(scale * wish)
             if q == 0:
@@ -139,6 +138,18 @@ class LimitOracle(LedgerOracle):
             traded[n] += q
             prices[n] = fill.price
         return traded, prices, cost, turnover
+
+    def carried(self, n: int) -> float:
+        """The close before, as it is worth after the bar's split and dividend."""
+        ratio, dividend = self.events.get((self.t, n), (1.0, 0.0))
+        return (self.mark(n, self.t - 1) - dividend) / ratio
+
+    def room(self, worth: list[float]) -> float:
+        """What additions may take: cash, or what is left below the largest leverage."""
+        if not self.s.short:
+            return self.cash
+        values = [h * worth[n] for n, h in enumerate(self.shares)]
+        return self.s.max_leverage * (self.cash + sum(values)) - sum(abs(v) for v in values)
 
     def book(self, n: int, shares: float, price: float, cost: float) -> None:
         self.cash -= shares * price + cost
