@@ -354,9 +354,7 @@ class LedgerOracle:
         """Sells what can be sold; returns costs and turnover."""
         return self.close_out([n for n in range(self.N) if self.tradable[self.t][n]])
 
-    def conclude(
-        self, result: OracleStep, before: float, peak_before: float, began: int
-    ) -> None:
+    def conclude(self, result: OracleStep, before: float, peak_before: float, began: int) -> None:
         """Flags and reward of a decision taken at bar `began`."""
         s = self.s
         after = self.equity()

@@ -9,6 +9,10 @@ from typing import Any
 
 from tests.oracles.ledger_oracle import LedgerOracle, OracleStep
 
+CANCELS_AT_MARGIN_CALL = False
+"""Whether a broker who closes all positions cancels what is ordered, too: the contract does not say
+so."""
+
 
 @dataclass
 class Order:
@@ -89,13 +93,15 @@ class LimitOracle(LedgerOracle):
             shares = min(max(shares, -most), most)
         return Fill(shares, price, waited)
 
+    def has_ended(self, n: int) -> bool:
+        """Is this symbol n's last bar before the data's end, or one after it?"""
+        return self.last[n] < self.T - 1 and self.t >= self.last[n]
+
     def may_grow(self, n: int) -> bool:
-        t = self.t
-        return self.member[t][n] and not (self.last[n] < self.T - 1 and t >= self.last[n])
+        return self.member[self.t][n] and not self.has_ended(n)
 
     def trade(self) -> tuple[list[float], list[float], float, float]:
         """The bar's fills; returns shares and prices of each symbol, costs and turnover."""
-        s = self.s
         cost = turnover = 0.0
         traded = [0.0] * self.N
         prices = [0.0] * self.N
@@ -159,9 +165,7 @@ class LimitOracle(LedgerOracle):
         if order.shares == 0.0:
             del self.orders[n]
 
-    def share_paid(
-        self, additions: dict[int, float], fills: dict[int, Fill], room: float
-    ) -> float:
+    def share_paid(self, additions: dict[int, float], fills: dict[int, Fill], room: float) -> float:
         """The factor by which all additions fit into the room."""
         s = self.s
         L = s.max_leverage if s.short else 1.0
@@ -181,12 +185,12 @@ class LimitOracle(LedgerOracle):
         s = self.s
         for n, order in list(self.orders.items()):
             order.bars += 1
-            if order.bars == s.time_in_force or self.ended_at(n, self.t):
+            if order.bars == s.time_in_force or self.has_ended(n):
                 del self.orders[n]
 
     def call_margin(self) -> tuple[float, float]:
-        """A broker who closes positions cancels what is ordered."""
-        self.orders = {}
+        if CANCELS_AT_MARGIN_CALL:
+            self.orders = {}
         return super().call_margin()
 
     # --- one decision -----------------------------------------------------------------------------
@@ -233,6 +237,9 @@ class LimitOracle(LedgerOracle):
         for n, order in self.orders.items():
             mark = self.mark(n, self.t)
             seen[0][n] = order.shares * mark / self.equity()
-            seen[1][n] = min(1.0, max(-1.0, order.price / mark - 1.0))
+            distance = order.price / mark - 1.0
+            if order.at_any_price:
+                distance = math.copysign(1.0, order.shares)
+            seen[1][n] = min(1.0, max(-1.0, distance))
             seen[2][n] = order.bars / (self.s.time_in_force or self.s.decision_interval)
         return seen
