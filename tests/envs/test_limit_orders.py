@@ -240,23 +240,23 @@ def test_a_sale_pays_for_no_purchase_of_its_bar(engine, short, interval, bought,
 
 
 def test_what_a_sale_costs_is_not_spent_on_a_purchase(engine):
-    """Half a share sold frees 50 USD of room, but costs 100 USD of equity at leverage 2."""
+    """At leverage 2 a sale of 101 USD that costs as much takes more room than it gives."""
     above = (100.0, 102.0, 100.0, 100.0)
     env = open_account(
         engine,
-        *([QUIET, above], [QUIET, BELOW]),
-        cash=900.0,
-        shares=[1.0, 0.0],
+        *([QUIET, above], [QUIET, BELOW], [QUIET, QUIET]),
+        cash=0.0,
+        shares=[1.0, 0.0, 9.0],
         short=True,
         max_leverage=2.0,
-        fractional=True,
         min_commission_usd=101.0,
     )
-    cash, shares = decide(env, 0.0, 1.0, 1.0, -1.0)
-    # Sold for 101 USD, all of which the commission takes; 1,000 USD ordered are 10 shares.
-    assert shares == pytest.approx([0.0, 10.0])
-    assert cash == pytest.approx(900.0 - 990.0 - 101.0)
-    assert 2.0 * (cash + 990.0) >= 990.0
+    # Ten shares ordered. Before the sale there is room for 1,001 USD, after it for 900; twice the
+    # commission is kept back, which leaves 7.05 shares at 99.
+    cash, shares = decide(env, 0.0, 1.0, 0.9, 1.0, -1.0, 0.0)
+    assert shares == [0.0, 7.0, 9.0]
+    assert cash == 101.0 - 101.0 - 7 * 99.0 - 101.0
+    assert 2.0 * (cash + 7 * 99.0 + 900.0) >= 7 * 99.0 + 900.0
 
 
 @pytest.mark.parametrize(("low", "bought"), [(49.5, 0), (49.49, 20)])
