@@ -12,15 +12,24 @@ from fintrader.envs.settings import REWARDS
 
 @st.composite
 def env_settings(
-    draw: st.DrawFn, *, short: bool | None = None, fractional: bool | None = None
+    draw: st.DrawFn,
+    *,
+    short: bool | None = None,
+    fractional: bool | None = None,
+    limit: bool = False,
 ) -> EnvSettings:
-    """Any combination of options that is allowed."""
+    """Any combination of options that is allowed, with orders at the market or at a `limit`."""
     shorts = draw(st.booleans()) if short is None else short
     values = {
-        "action": draw(st.sampled_from(["target", "trade"])),
-        "fill": draw(st.sampled_from(["next_open", "next_close", "close"])),
+        "action": "limit" if limit else draw(st.sampled_from(["target", "trade"])),
+        "fill": "next_open"
+        if limit
+        else draw(st.sampled_from(["next_open", "next_close", "close"])),
         "fractional": draw(st.booleans()) if fractional is None else fractional,
         "max_shares": draw(st.sampled_from([3.0, 57.5, 1000.0])),
+        "limit_offset_bps": draw(st.sampled_from([50.0, 400.0, 5000.0])),
+        "limit_margin_bps": draw(st.sampled_from([0.0, 0.0, 60.0])),
+        "time_in_force": draw(st.sampled_from([None, 1, 3])),
         "dead_band": draw(st.sampled_from([None, 0.0, 0.02, 0.1])),
         "trade_rate": draw(st.sampled_from([1.0, 0.2])),
         "decision_interval": draw(st.sampled_from([1, 1, 2, 5])),

@@ -13,6 +13,7 @@ from fintrader.errors import EnvError
 from tests.engines.strategies import env_settings, random_actions
 from tests.factories import examples, make_market
 from tests.oracles.ledger_oracle import LedgerOracle
+from tests.oracles.limit_oracle import LimitOracle
 
 NUM_ENVS = 4
 NUM_ASSETS = 5
@@ -89,7 +90,8 @@ class Episodes:
         assert end == (
             min(start + self.length[i], NUM_BARS - 1) if self.length[i] else NUM_BARS - 1
         )
-        return LedgerOracle(
+        kind = LimitOracle if self.env.settings.action == "limit" else LedgerOracle
+        return kind(
             self.env.market,
             self.env.settings,
             start=start,
@@ -118,6 +120,20 @@ class Episodes:
             self.oracles[i] = self.oracle(i)
 
 
+def check_resting(obs, i, env, slow):
+    """Account i sees of its orders what the oracle knows of them."""
+    layout = env.layout
+    private = obs["private"] if isinstance(obs, dict) else obs[:, : layout.private_width]
+    seen = private[i, layout.account_width + layout.num_assets :].unflatten(0, (3, -1))
+    precise = env.settings.observation_dtype == "float32"
+    expected = np.array(slow.resting())
+    there = np.abs(expected[0]) > 1e-4  # less may be what rounding leaves of a fraction
+    assert (seen.double().numpy() * there) == pytest.approx(
+        expected * there, rel=1e-4 if precise else 1e-2, abs=1e-4
+    )
+    assert not (seen[0].double().numpy() * ~there).round(3).any()
+
+
 def compare(config, seed, steps, count=NUM_ENVS, mode=AutoresetMode.SAME_STEP, given=frozenset()):
     """Step environment and oracles side by side; returns the number of account steps compared."""
     volume = (1e9, 400.0)[seed % 2]
@@ -130,8 +146,8 @@ def compare(config, seed, steps, count=NUM_ENVS, mode=AutoresetMode.SAME_STEP, g
     cheapest = float(market.close[market.close > 0].min())
     compared = 0
     begins = torch.zeros(count, dtype=torch.bool)  # NEXT_STEP: this step only begins the episode
-    for action in random_actions(seed, steps, count, NUM_ASSETS):
-        _, reward, terminated, truncated, info = env.step(action)
+    for action in random_actions(seed, steps, count, env.layout.num_actions):
+        obs, reward, terminated, truncated, info = env.step(action)
         for i, slow in enumerate(episodes.oracles):
             if begins[i]:
                 assert float(reward[i]) == 0.0
@@ -177,6 +193,8 @@ def compare(config, seed, steps, count=NUM_ENVS, mode=AutoresetMode.SAME_STEP, g
                     if config.fractional
                     else slow.shares
                 )
+                if config.action == "limit":
+                    check_resting(obs, i, env, slow)
         ended = terminated | truncated
         episodes.restart(begins if mode is AutoresetMode.NEXT_STEP else ended)
         begins = ended if mode is AutoresetMode.NEXT_STEP else begins

@@ -105,7 +105,16 @@ class LedgerOracle:
 
     # --- costs ------------------------------------------------------------------------------------
 
-    def cost(self, n: int, t: int, shares: float, notional: float, least: bool = True) -> float:
+    def cost(
+        self,
+        n: int,
+        t: int,
+        shares: float,
+        notional: float,
+        least: bool = True,
+        waited: bool = False,
+    ) -> float:
+        """An order that `waited` at its own price pays the commission alone."""
         fee = self.s.cost_bps / 1e4 * notional
         spread = (
             self.s.half_spreads.get(self.symbols[n], self.s.half_spreads["others"]) / 1e4 * notional
@@ -114,7 +123,7 @@ class LedgerOracle:
         impact = self.s.impact_bps / 1e4 * notional * math.sqrt(taken)
         short_of = max(0.0, self.s.min_commission_usd - fee) if least and notional > 0.01 else 0.0
         capped = notional if self.s.impact_bps else math.inf
-        return short_of + min(fee + spread + impact, capped)
+        return short_of + (fee if waited else min(fee + spread + impact, capped))
 
     # --- what happens to shares -------------------------------------------------------------------
 
@@ -148,7 +157,7 @@ class LedgerOracle:
         if any(self.context[self.t][column] > most for column, most in self.watched):
             return [0.0] * self.N
         want = []
-        if s.action == "target":
+        if s.action != "trade":
             raw = [round(a * 2**24) / 2**24 for a in action]
             raw = raw if s.short else [max(0.0, a) for a in raw]
             gross = sum(abs(a) for a in raw)
@@ -297,43 +306,63 @@ class LedgerOracle:
                 more, gained = self.turn(self.t, reference)
                 income = income + more
                 pnl = pnl + gained
-            if s.short and s.borrow_bps_per_year > 0:
-                ratios = self.ratios(self.t)
-                borrowed = sum(
-                    -h * self.mark(n, self.t - 1) / ratios[n]
-                    for n, h in enumerate(self.shares)
-                    if h < 0
-                )
-                borrowed += max(0.0, -self.cash)
-                years = (self.minutes[self.t] - self.minutes[self.t - 1]) / YEAR_NS
-                interest = borrowed * s.borrow_bps_per_year / 1e4 * years
-                self.cash -= interest
-                cost += interest
-            for n in range(self.N):
-                mark = self.mark(n, self.t)
-                pnl += self.shares[n] * (mark - reference[n])
-                reference[n] = mark
-            c, x = self.close_out([n for n in range(self.N) if self.ended_at(n, self.t)])
+            gained, c, x = self.close_bar(reference)
+            pnl = pnl + gained
             cost = cost + c
             turnover = turnover + x
-            gross = sum(abs(h) * self.mark(n, self.t) for n, h in enumerate(self.shares))
-            if s.maintenance_margin > 0 and self.equity() < s.maintenance_margin * gross:
-                c, x = self.close_out([n for n in range(self.N) if self.tradable[self.t][n]])
-                cost = cost + c
-                turnover = turnover + x
-            self.peak = max(self.peak, self.equity())
             result.bar_equity.append(self.equity())
-        after = self.equity()
         result.pnl = pnl
         result.cost = cost
         result.turnover = turnover
         result.income = income
+        self.conclude(result, before, peak_before, began)
+        return result
+
+    def close_bar(self, reference: list[float]) -> tuple[float, float, float]:
+        """The end of a bar: interest, marks, ends of symbols, margin call. Returns price P&L since
+        the reference prices, costs and turnover."""
+        s = self.s
+        pnl = cost = turnover = 0.0
+        if s.short and s.borrow_bps_per_year > 0:
+            ratios = self.ratios(self.t)
+            borrowed = sum(
+                -h * self.mark(n, self.t - 1) / ratios[n]
+                for n, h in enumerate(self.shares)
+                if h < 0
+            )
+            borrowed += max(0.0, -self.cash)
+            years = (self.minutes[self.t] - self.minutes[self.t - 1]) / YEAR_NS
+            interest = borrowed * s.borrow_bps_per_year / 1e4 * years
+            self.cash -= interest
+            cost += interest
+        for n in range(self.N):
+            mark = self.mark(n, self.t)
+            pnl += self.shares[n] * (mark - reference[n])
+            reference[n] = mark
+        c, x = self.close_out([n for n in range(self.N) if self.ended_at(n, self.t)])
+        cost = cost + c
+        turnover = turnover + x
+        gross = sum(abs(h) * self.mark(n, self.t) for n, h in enumerate(self.shares))
+        if s.maintenance_margin > 0 and self.equity() < s.maintenance_margin * gross:
+            c, x = self.call_margin()
+            cost = cost + c
+            turnover = turnover + x
+        self.peak = max(self.peak, self.equity())
+        return pnl, cost, turnover
+
+    def call_margin(self) -> tuple[float, float]:
+        """Sells what can be sold; returns costs and turnover."""
+        return self.close_out([n for n in range(self.N) if self.tradable[self.t][n]])
+
+    def conclude(self, result: OracleStep, before: float, peak_before: float, began: int) -> None:
+        """Flags and reward of a decision taken at bar `began`."""
+        s = self.s
+        after = self.equity()
         result.terminated = after <= s.ruin_fraction * self.first
         result.truncated = self.t >= self.end and not result.terminated
         result.reward = s.reward_scale * self.reward(
             before, after, peak_before, self.benchmark[self.t] / self.benchmark[began]
         )
-        return result
 
     def reward(self, before: float, after: float, peak_before: float, benchmark: float) -> float:
         s = self.s
