@@ -139,6 +139,8 @@ class Change(NamedTuple):
     """`[B, N]` shares, signed as trades: closed because the symbol ended, or by a margin call."""
     closed_cost: Tensor
     """`[B, N]` USD."""
+    called: Tensor
+    """`[B]` bool: there was a margin call."""
 
 
 Books = Fills | Change
@@ -651,6 +653,7 @@ def change_books(
         interest=interest,
         closed=closed,
         closed_cost=closed,
+        called=torch.zeros_like(happens),
     )
     quote = view.quote(bar)._replace(price=mark)
     if view.has_ends:
@@ -664,6 +667,7 @@ def change_books(
         called = happens & (equity < settings.maintenance_margin * exposure)
         trades = view.quote(bar).price > 0
         change = close_positions(change, quote, called.unsqueeze(1) & trades, settings)
+        change = change._replace(called=called)
     return change
 
 

@@ -68,7 +68,7 @@ def advance_resting(
             cash=marks.books.cash,
             shares=marks.books.shares,
             equity=marks.equity,
-            resting=rest_on(view, orders, rested, fills, settings),
+            resting=rest_on(view, orders, rested, fills, marks, settings),
         )
         cost = cost + torch.where(moves, marks.books.cost, 0.0)
         turnover = turnover + torch.where(moves, marks.books.turnover, 0.0)
@@ -152,16 +152,23 @@ def meet_bar(
 
 
 def rest_on(
-    view: MarketView, orders: Orders, rested: Tensor, fills: Fills, settings: EnvSettings
+    view: MarketView,
+    orders: Orders,
+    rested: Tensor,
+    fills: Fills,
+    marks: Marks,
+    settings: EnvSettings,
 ) -> Tensor:
     """Find what still rests `[B, 4, N]` after a bar."""
     filled = fills.shares - orders.shares
     left, price, age, traded = rested.unbind(1)
     left = left - filled
     age = age + 1.0
-    # Fractions of a share may leave a rounding error.
-    over = (left.abs() * orders.mark.double() <= DUST_USD) & (filled != 0)
-    over = over | (left == 0) | (view.last_bar <= orders.bar.unsqueeze(1))
+    over = (left == 0) | (view.last_bar <= orders.bar.unsqueeze(1))
+    if settings.fractional:  # which may leave a rounding error
+        over = over | (left.abs() * orders.mark.double() <= DUST_USD) & (filled != 0)
+    for change in marks.changes:
+        over = over | change.called.unsqueeze(1)
     if settings.time_in_force is not None:
         over = over | (age >= settings.time_in_force)
     rests = torch.stack((left, price, age, traded + filled), 1)

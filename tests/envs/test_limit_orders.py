@@ -346,9 +346,6 @@ def squeezed(engine, context):
 
 
 @pytest.mark.parametrize("context", [5.0, 0.0], ids=["turbulence", "exit"])
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="what rests is not cancelled by a margin call"
-)
 def test_no_position_is_opened_by_what_a_margin_call_has_closed(engine, context):
     """In turbulence nothing is bought; five shares fill in each bar."""
     env = squeezed(engine, context)
@@ -357,11 +354,6 @@ def test_no_position_is_opened_by_what_a_margin_call_has_closed(engine, context)
     assert shares == [0.0]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="what is left for a cent or less is taken for a fraction",
-)
 def test_a_whole_share_rests_on_however_cheap(engine):
     cheap = (0.004,) * 4
     through = (0.004, 0.004, 0.003, 0.004)

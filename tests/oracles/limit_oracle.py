@@ -9,10 +9,6 @@ from typing import Any
 
 from tests.oracles.ledger_oracle import LedgerOracle, OracleStep
 
-CANCELS_AT_MARGIN_CALL = False
-"""Whether a broker who closes all positions cancels what is ordered, too: the contract does not say
-so."""
-
 
 @dataclass
 class Order:
@@ -189,8 +185,7 @@ class LimitOracle(LedgerOracle):
                 del self.orders[n]
 
     def call_margin(self) -> tuple[float, float]:
-        if CANCELS_AT_MARGIN_CALL:
-            self.orders = {}
+        self.orders = {}
         return super().call_margin()
 
     # --- one decision -----------------------------------------------------------------------------

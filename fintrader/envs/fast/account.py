@@ -656,8 +656,8 @@ def rest_on(
         age = resting[AGE, n] + 1.0
         mark = np.float64(prices.quotes[bar - 1, MARK, n]) - prices.dividends[row, n]
         # Fractions of a share may leave a rounding error.
-        is_done = abs(left) * (mark / prices.splits[row, n]) <= DUST_USD * USD_GRID
-        is_done = (is_done and filled != 0.0) or left == 0.0
+        is_dust = abs(left) * (mark / prices.splits[row, n]) <= DUST_USD * USD_GRID
+        is_done = (is_dust and filled != 0.0 and not rules.is_whole) or left == 0.0
         is_old = rules.time_in_force > 0 and age >= rules.time_in_force
         resting[LEFT, n] = left
         resting[AGE, n] = age
@@ -917,6 +917,9 @@ def close_positions(
             cost += closing
             record_trade(log, FORCED, bar, bar, n, -shares, price * UNIT, closing)
             state.shares[b, n] = 0.0
+        if is_called and rules.is_limit:
+            count_cancelled(bar, n, state.resting[b], prices, log)
+            clear_order(n, state.resting[b])
     if rules.is_proportional:
         # Compute proportional costs from the exact sum, as in `total_cost`.
         cost = rules.cost_rate * notional
