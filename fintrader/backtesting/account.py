@@ -85,7 +85,10 @@ class BacktestAccount:
         self._rules = Rules.from_settings(settings)
         columns = [np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS]
         curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
-        self._log = AccountLog._make([*curves, *columns, np.zeros(1, np.int64), np.zeros(4)])
+        filled = np.zeros(market.num_assets)
+        self._log = AccountLog._make(
+            [*curves, *columns, np.zeros(1, np.int64), filled, np.zeros(4)]
+        )
         self._seen = np.zeros(self.layout.private_width, np.float32)
         """The private part of the observation at bar `_seen_at`."""
         self._seen_at = -1

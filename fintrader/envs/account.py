@@ -49,9 +49,9 @@ MovePrices = Callable[[Tensor, Tensor], Tensor]
 # within a core's cache; beyond that, marking in parts is up to twice as fast.
 MARKS_AT_ONCE = 1 << 17
 
-RESTING = range(4)
+RESTING = range(3)
 """Rows of `Account.resting`."""
-LEFT, PRICE, AGE, TRADED = RESTING
+LEFT, PRICE, AGE = RESTING
 
 
 class Account(NamedTuple):
@@ -80,8 +80,8 @@ class Account(NamedTuple):
     finished: Tensor
     """`[B]` bool: the last step ended the episode and the account was not reset yet."""
     resting: Tensor
-    """`[B, 4, N]` float64, the orders that rest: shares still to trade, > 0 to buy; limit price,
-    USD; bars since the decision; shares that traded. `[B, 0, N]` unless orders rest."""
+    """`[B, 3, N]` float64, the orders that rest: shares still to trade, > 0 to buy; limit price,
+    USD; bars since the decision. `[B, 0, N]` unless orders rest."""
 
 
 class Orders(NamedTuple):

@@ -128,7 +128,7 @@ def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> T
     share = (1.0 / safe).unsqueeze(1)
     parts = [torch.stack(features, dim=1), account.shares * mark * share]
     if account.resting.shape[1]:
-        left, price, age, _ = account.resting.unbind(1)
+        left, price, age = account.resting.unbind(1)
         distance = (price / torch.where(mark > 0, mark, 1.0) - 1.0).clamp(-1.0, 1.0)
         parts += [left * mark * share, torch.where(left != 0, distance, 0.0), age * view.per_bar]
     return torch.cat([part.to(dtype) for part in parts], dim=1)

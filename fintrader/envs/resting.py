@@ -106,8 +106,7 @@ def place_limits(
         risk_off = view.risk_off[account.bar].unsqueeze(1)
         left = torch.where(risk_off, -account.shares, left)
         price = torch.where(risk_off, torch.where(left > 0, LARGEST, 0.0), price)
-    nothing = torch.zeros_like(left)
-    orders = torch.stack((left, price, nothing, nothing), 1)
+    orders = torch.stack((left, price, torch.zeros_like(left)), 1)
     return torch.where((left != 0).unsqueeze(1), orders, 0.0)
 
 
@@ -121,7 +120,7 @@ def meet_bar(
     cash = account.cash
     shares = account.shares
     income = torch.zeros_like(cash)
-    left, price, age, traded = account.resting.unbind(1)
+    left, price, age = account.resting.unbind(1)
     row = view.event_row.index_select(0, bar)
     if view.has_events and may_hold(row > 0):
         split = view.splits[row]
@@ -129,9 +128,8 @@ def meet_bar(
         cash, shares, income = apply_events(cash, shares, mark, split, dividends, settings)
         mark = (mark.double() - dividends) / split
         left = split_shares(left, split, settings)
-        traded = split_shares(traded, split, settings)
         price = price / split
-    rested = torch.stack((left, price, age, traded), 1)
+    rested = torch.stack((left, price, age), 1)
 
     quote = view.quote(bar)
     low, high = (view.ranges.index_select(0, bar).double() / USD_GRID).unbind(1)
@@ -159,9 +157,9 @@ def rest_on(
     marks: Marks,
     settings: EnvSettings,
 ) -> Tensor:
-    """Find what still rests `[B, 4, N]` after a bar."""
+    """Find what still rests `[B, 3, N]` after a bar."""
     filled = fills.shares - orders.shares
-    left, price, age, traded = rested.unbind(1)
+    left, price, age = rested.unbind(1)
     left = left - filled
     age = age + 1.0
     over = (left == 0) | (view.last_bar <= orders.bar.unsqueeze(1))
@@ -171,8 +169,7 @@ def rest_on(
         over = over | change.called.unsqueeze(1)
     if settings.time_in_force is not None:
         over = over | (age >= settings.time_in_force)
-    rests = torch.stack((left, price, age, traded + filled), 1)
-    return torch.where(over.unsqueeze(1), 0.0, rests)
+    return torch.where(over.unsqueeze(1), 0.0, torch.stack((left, price, age), 1))
 
 
 def join_records(entries: list[Record], placed: Tensor, marks: Marks) -> Record:

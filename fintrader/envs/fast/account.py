@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fintrader.envs.account import AGE, LEFT, PRICE, TRADED
+from fintrader.envs.account import AGE, LEFT, PRICE
 from fintrader.envs.fast.buffers import (
     BAR,
     CASH,
@@ -125,7 +125,7 @@ def make_workspace(size: int, num_assets: int) -> Workspace:
 @njit_inline
 def copy_accounts(first: int, last: int, old: State, new: State) -> None:
     """Begin a step: the new accounts are the old ones, until it changes them."""
-    # The step's results (`final_bar`, ...) are no part of an account; the step writes all of them.
+    # The step writes its results (`final_bar`, ...) and the orders that rest itself.
     for b in range(first, last):
         new.bar[b] = old.bar[b]
         new.start_bar[b] = old.start_bar[b]
@@ -137,8 +137,6 @@ def copy_accounts(first: int, last: int, old: State, new: State) -> None:
         new.first_equity[b] = old.first_equity[b]
         for n in range(new.shares.shape[1]):
             new.shares[b, n] = old.shares[b, n]
-            for row in range(new.resting.shape[1]):
-                new.resting[b, row, n] = old.resting[b, row, n]
 
 
 @njit(fastmath={"reassoc"}, error_model="numpy", forceinline=True, cache=True)
@@ -279,35 +277,39 @@ def trade_shares(action: Any, shares: Any, rules: Rules, desired: Any) -> None:
         desired[n] = shares[n] + (np.trunc(size) if rules.is_whole else size)
 
 
-@njit_call
+@njit_inline
 def place_limits(
     first: int, last: int, action: Any, work: Workspace, state: State, prices: Prices, rules: Rules
 ) -> float:
     """Turn the holdings to reach and the prices `action[:, N:]` into the orders that rest from now
     on. Return 0, or NaN where a price is not finite."""
     # The twin of `envs.resting.place_limits`: `size_orders` has written the holdings to reach.
+    # Loops over assets have no branches, so that they are vectorised.
     assets = state.shares.shape[1]
-    check = 0.0
+    floor = -np.inf if rules.is_short else 0.0
+    finite: Any = _ZERO
     for b in range(first, last):
         bar = state.bar[b]
         resting = state.resting[b]
+        shares = state.shares[b]
+        desired = work.desired[b - first]
+        mark = prices.quotes[bar, MARK]
         for n in range(assets):
             a = action[b, assets + n]
-            check += np.float64(a * _ZERO)
+            finite = add_any_order(finite, a * _ZERO)
             offset = np.float64(min(max(a, -_ONE), _ONE))
-            mark = np.float64(prices.quotes[bar, MARK, n])
-            left = work.desired[b - first, n]
-            left = (left if rules.is_short else max(left, 0.0)) - state.shares[b, n]
-            price: Any = mark * (1.0 + offset * rules.offset) * UNIT
-            if prices.risk_off[bar]:
-                price = LARGEST if left > 0.0 else 0.0
+            left = max(desired[n], floor) - shares[n]
+            price: Any = np.float64(mark[n]) * (1.0 + offset * rules.offset) * UNIT
             resting[LEFT, n] = left
             resting[PRICE, n] = price if left != 0.0 else 0.0
             resting[AGE, n] = 0.0
-            resting[TRADED, n] = 0.0
+        if prices.risk_off[bar]:
+            for n in range(assets):
+                resting[PRICE, n] = LARGEST if resting[LEFT, n] > 0.0 else 0.0
         work.fill_bar[b - first] = bar
         state.cost[b] = 0.0
         state.turnover[b] = 0.0
+    check: float = np.float64(finite)
     return check
 
 
@@ -362,7 +364,8 @@ def apply_events(
         if state.resting.shape[1] > 0:
             resting = state.resting[b]
             resting[LEFT, n] = split_shares(resting[LEFT, n], split, rules)
-            resting[TRADED, n] = split_shares(resting[TRADED, n], split, rules)
+            if len(log.filled) > 0:
+                log.filled[n] = split_shares(log.filled[n], split, rules)
             resting[PRICE, n] /= split
     if len(log.income) > 0:
         log.income[bar] += income * UNIT
@@ -549,7 +552,7 @@ def purchase_scale(
 # --- orders that rest ------------------------------------------------------------------------------
 
 
-@njit_call
+@njit_inline
 def fill_resting(
     b: int,
     bar: int,
@@ -560,7 +563,8 @@ def fill_resting(
     log: AccountLog,
 ) -> None:
     """Fill the orders of account b that `bar` trades through; the others rest on, or end."""
-    # The stages are those of `envs.resting`: `meet_bar`, `fill_orders` and `rest_on`.
+    # The stages are those of `envs.resting`: `meet_bar`, `fill_orders` and `rest_on`. All become
+    # part of their caller: to hand over the tuples of arrays takes longer than the work.
     shares = state.shares[b]
     desired = work.desired[0]
     kept = work.kept[0]
@@ -602,35 +606,47 @@ def fill_resting(
     rest_on(bar, desired, state.resting[b], shares, prices, rules, work, log)
 
 
-@njit_call
+@njit_inline
 def meet_bar(
     bar: int, resting: Any, shares: Any, prices: Prices, rules: Rules, work: Workspace
 ) -> None:
     """Write `work.desired[0]`, the holdings after all fills of a bar, and their prices and costs:
     `work.quote`, `work.root` and `work.spread`."""
     # A price of 0 stands for an order that does not fill, as for a symbol that does not trade.
+    below = 1.0 - rules.margin
+    above = 1.0 + rules.margin
+    floor = -np.inf if rules.is_short else 0.0
+    desired = work.desired[0]
+    most = work.quote[MOST]
+    fill = work.quote[FILL]
+    quote = prices.quotes[bar]
+    low = prices.ranges[bar, 0]
+    high = prices.ranges[bar, 1]
     for n in range(len(shares)):
-        signed = np.float64(prices.quotes[bar, FILL, n])
+        signed = np.float64(quote[FILL, n])
         opened = abs(signed)
         left = resting[LEFT, n]
         limit = resting[PRICE, n] * USD_GRID
-        if left > 0.0:
-            through = np.float64(prices.ranges[bar, 0, n]) < limit * (1.0 - rules.margin)
-            best = min(limit, opened)
-        else:
-            through = np.float64(prices.ranges[bar, 1, n]) > limit * (1.0 + rules.margin)
-            best = max(limit, opened)
-        fills = through and left != 0.0 and opened > 0.0
-        at_open = best == opened
-        work.quote[MOST, n] = np.float64(prices.quotes[bar, MOST, n])
-        work.quote[FILL, n] = (best if signed > 0.0 else -best) if fills else 0.0
-        work.root[n] = np.float64(prices.inverse_root_volume[bar, n]) if at_open else 0.0
-        work.spread[n] = prices.spread[n] if at_open else 0.0
-        goal = shares[n] + (left if fills else 0.0)
-        work.desired[0, n] = goal if rules.is_short else max(goal, 0.0)
+        is_reached = np.float64(low[n]) < limit * below
+        is_passed = np.float64(high[n]) > limit * above
+        through = is_reached if left > 0.0 else is_passed
+        lower = min(limit, opened)
+        higher = max(limit, opened)
+        best = lower if left > 0.0 else higher
+        best = best if signed > 0.0 else -best
+        fills = through & (left != 0.0) & (opened > 0.0)
+        most[n] = np.float64(quote[MOST, n])
+        fill[n] = best if fills else 0.0
+        desired[n] = max(shares[n] + (left if fills else 0.0), floor)
+    if not rules.is_proportional:
+        for n in range(len(shares)):
+            is_at_open = abs(fill[n]) == abs(np.float64(quote[FILL, n]))
+            root = np.float64(prices.inverse_root_volume[bar, n])
+            work.root[n] = root if is_at_open else 0.0
+            work.spread[n] = prices.spread[n] if is_at_open else 0.0
 
 
-@njit_call
+@njit_inline
 def rest_on(
     bar: int,
     held: Any,
@@ -644,28 +660,31 @@ def rest_on(
     """Age the orders of an account whose holdings were `held` `[N]` before the bar, and end those
     that are done or too old."""
     # The twin of `envs.resting.rest_on`, which also writes the log.
+    oldest = np.float64(rules.time_in_force) if rules.time_in_force > 0 else np.inf
     row = prices.event_row[bar]
-    for n in range(len(shares)):
-        if resting[LEFT, n] == 0.0:
-            clear_order(n, resting)
-            continue
-        filled = shares[n] - held[n]
-        if len(log.kind) > 0:
-            record_limit_fill(bar, n, filled, held[n], resting, rules, work, log)
-        left = resting[LEFT, n] - filled
-        age = resting[AGE, n] + 1.0
-        mark = np.float64(prices.quotes[bar - 1, MARK, n]) - prices.dividends[row, n]
+    if not rules.is_whole:
         # Fractions of a share may leave a rounding error.
-        is_dust = abs(left) * (mark / prices.splits[row, n]) <= DUST_USD * USD_GRID
-        is_done = (is_dust and filled != 0.0 and not rules.is_whole) or left == 0.0
-        is_old = rules.time_in_force > 0 and age >= rules.time_in_force
-        resting[LEFT, n] = left
-        resting[AGE, n] = age
-        resting[TRADED, n] += filled
-        if is_done or is_old or prices.last_bar[n] <= bar:
-            if not is_done:
-                count_cancelled(bar, n, resting, prices, log)
-            clear_order(n, resting)
+        for n in range(len(shares)):
+            filled = shares[n] - held[n]
+            mark = np.float64(prices.quotes[bar - 1, MARK, n]) - prices.dividends[row, n]
+            usd = abs(resting[LEFT, n] - filled) * (mark / prices.splits[row, n])
+            if filled != 0.0 and usd <= DUST_USD * USD_GRID:
+                resting[LEFT, n] = filled
+    if len(log.kind) > 0:
+        for n in range(len(shares)):
+            if resting[LEFT, n] != 0.0:
+                record_limit_fill(bar, n, shares[n], held[n], resting, rules, work, log)
+                if resting[AGE, n] + 1.0 >= oldest or prices.last_bar[n] <= bar:
+                    left = resting[LEFT, n] - (shares[n] - held[n])
+                    count_cancelled(bar, n, left, prices, log)
+    for n in range(len(shares)):
+        left = resting[LEFT, n] - (shares[n] - held[n])
+        age = resting[AGE, n] + 1.0
+        price = resting[PRICE, n]
+        is_over = (left == 0.0) | (age >= oldest) | (prices.last_bar[n] <= bar)
+        resting[LEFT, n] = 0.0 if is_over else left
+        resting[PRICE, n] = 0.0 if is_over else price
+        resting[AGE, n] = 0.0 if is_over else age
 
 
 @njit_inline
@@ -679,7 +698,7 @@ def clear_order(n: int, resting: Any) -> None:
 def record_limit_fill(
     bar: int,
     n: int,
-    filled: float,
+    shares: float,
     held: float,
     resting: Any,
     rules: Rules,
@@ -688,8 +707,11 @@ def record_limit_fill(
 ) -> None:
     """Write what filled of asset n's order into the log."""
     # What brings a position nearer to 0 costs at most its notional, as in `fill_orders`.
+    filled = shares - held
+    is_new = resting[AGE, n] == 0.0
+    log.filled[n] = filled if is_new else log.filled[n] + filled
     is_capped = work.quote[FILL, n] != 0.0 and abs(resting[LEFT, n]) > work.quote[MOST, n]
-    log.counts[CAPPED] += is_capped and resting[TRADED, n] == 0.0
+    log.counts[CAPPED] += is_capped and log.filled[n] == filled
     if filled == 0.0:
         return
     usd = abs(work.quote[FILL, n])
@@ -705,13 +727,12 @@ def record_limit_fill(
 
 
 @njit_call
-def count_cancelled(bar: int, n: int, resting: Any, prices: Prices, log: AccountLog) -> None:
-    """Count what is left of asset n's order as cancelled at the close of `bar`."""
+def count_cancelled(bar: int, n: int, left: float, prices: Prices, log: AccountLog) -> None:
+    """Count the shares left of asset n's order as cancelled at the close of `bar`."""
     # Only backtests keep counts.
-    if len(log.counts) > 0 and resting[LEFT, n] != 0.0:
-        mark = np.float64(prices.quotes[bar, MARK, n])
-        log.counts[CANCELLED] += abs(resting[LEFT, n]) * mark * UNIT
-        log.counts[UNFILLED] += resting[TRADED, n] == 0.0
+    if len(log.counts) > 0 and left != 0.0:
+        log.counts[CANCELLED] += abs(left) * np.float64(prices.quotes[bar, MARK, n]) * UNIT
+        log.counts[UNFILLED] += log.filled[n] == 0.0
 
 
 # --- costs ----------------------------------------------------------------------------------------
@@ -918,7 +939,7 @@ def close_positions(
             record_trade(log, FORCED, bar, bar, n, -shares, price * UNIT, closing)
             state.shares[b, n] = 0.0
         if is_called and rules.is_limit:
-            count_cancelled(bar, n, state.resting[b], prices, log)
+            count_cancelled(bar, n, state.resting[b, LEFT, n], prices, log)
             clear_order(n, state.resting[b])
     if rules.is_proportional:
         # Compute proportional costs from the exact sum, as in `total_cost`.

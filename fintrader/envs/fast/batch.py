@@ -102,5 +102,19 @@ def make_empty_log() -> AccountLog:
     flags = np.zeros(0, np.int64)
     rows = np.zeros((0, 0))
     return AccountLog(
-        rows, none, none, none, none, flags, flags, flags, flags, none, none, none, flags, none
+        rows,
+        none,
+        none,
+        none,
+        none,
+        flags,
+        flags,
+        flags,
+        flags,
+        none,
+        none,
+        none,
+        flags,
+        none,
+        none,
     )

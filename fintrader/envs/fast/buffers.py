@@ -159,7 +159,7 @@ class State(NamedTuple):
     shares: Any
     """`[B, N]`."""
     resting: Any
-    """`[B, 4, N]`, prices in USD; `[B, 0, N]` unless orders rest."""
+    """`[B, 3, N]`, prices in USD; `[B, 0, N]` unless orders rest."""
 
 
 class Workspace(NamedTuple):
@@ -219,6 +219,8 @@ class AccountLog(NamedTuple):
     cost: Any
     size: Any
     """`[1]` int64: trades so far."""
+    filled: Any
+    """`[N]`: shares that each order that rests has traded so far."""
     counts: Any
     """`[4]`: number of orders, of orders above the volume limit, and of orders without a fill; and
     USD of all cancelled parts."""
@@ -264,7 +266,7 @@ class Buffers(NamedTuple):
     shares: Tensor
     """`[B, N]` float64."""
     resting: Tensor
-    """`[B, 4, N]` float64, or `[B, 0, N]`."""
+    """`[B, 3, N]` float64, or `[B, 0, N]`."""
 
     @classmethod
     def empty(cls, count: int, num_assets: int, device: torch.device, *, rests: bool) -> Buffers:

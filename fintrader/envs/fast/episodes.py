@@ -83,17 +83,21 @@ def observe_private(b: int, state: State, prices: Prices, rules: Rules, out: Any
         observe_resting(state.resting[b], mark, share, rules, out[4 + len(shares) :])
 
 
-@njit_call
+@njit_inline
 def observe_resting(resting: Any, mark: Any, share: float, rules: Rules, out: Any) -> None:
     """Write to `out` `[3 N]` weight, distance and age of the orders that rest."""
-    # The formulas stand in `envs.episodes.observe_private`.
+    # The formulas stand in `envs.episodes.observe_private`. A loop for each column is vectorised.
     assets = len(mark)
+    left = resting[LEFT]
+    price = resting[PRICE]
     for n in range(assets):
-        left = resting[LEFT, n]
+        out[n] = np.float32(left[n] * np.float64(mark[n]) * share)
+    for n in range(assets):
         usd = np.float64(mark[n])
-        distance = resting[PRICE, n] * USD_GRID / (usd if usd > 0.0 else USD_GRID) - 1.0
-        out[n] = np.float32(left * usd * share)
-        out[assets + n] = np.float32(min(max(distance, -1.0), 1.0) if left != 0.0 else 0.0)
+        distance = price[n] * USD_GRID / (usd if usd > 0.0 else USD_GRID) - 1.0
+        distance = min(max(distance, -1.0), 1.0)
+        out[assets + n] = np.float32(distance if left[n] != 0.0 else 0.0)
+    for n in range(assets):
         out[2 * assets + n] = np.float32(resting[AGE, n] * rules.per_bar)
 
 

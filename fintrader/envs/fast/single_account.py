@@ -107,7 +107,7 @@ def cancel_orders(bar: int, state: State, prices: Prices, log: AccountLog) -> No
     """Cancel at the close of `bar` what still rests."""
     # At a decision, and at the window's end, where no bar is left to fill them.
     for n in range(state.shares.shape[1]):
-        count_cancelled(bar, n, state.resting[0], prices, log)
+        count_cancelled(bar, n, state.resting[0, LEFT, n], prices, log)
         clear_order(n, state.resting[0])
 
 
