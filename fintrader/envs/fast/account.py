@@ -638,7 +638,7 @@ def meet_bar(
         most[n] = np.float64(quote[MOST, n])
         fill[n] = best if fills else 0.0
         desired[n] = max(shares[n] + (left if fills else 0.0), floor)
-    if not rules.is_proportional:
+    if not rules.is_proportional:  # otherwise there is neither impact nor spread
         for n in range(len(shares)):
             is_at_open = abs(fill[n]) == abs(np.float64(quote[FILL, n]))
             root = np.float64(prices.inverse_root_volume[bar, n])
@@ -690,6 +690,7 @@ def rest_on(
 @njit_inline
 def clear_order(n: int, resting: Any) -> None:
     """Leave asset n without an order."""
+    # Rarely: `rest_on` ends orders in a loop that is vectorised.
     for row in range(resting.shape[0]):
         resting[row, n] = 0.0
 
@@ -718,8 +719,10 @@ def record_limit_fill(
     sale = abs(in_usd(work.kept[0, n] - held, usd))
     bought = filled - (work.kept[0, n] - held)
     purchase = abs(in_usd(bought, usd))
-    cost = closing_cost(work.kept[0, n] - held, sale, work.root[n], work.spread[n], rules)
-    cost += trade_cost(bought, purchase, work.root[n], work.spread[n], rules)
+    root = 0.0 if rules.is_proportional else work.root[n]
+    spread = 0.0 if rules.is_proportional else work.spread[n]
+    cost = closing_cost(work.kept[0, n] - held, sale, root, spread, rules)
+    cost += trade_cost(bought, purchase, root, spread, rules)
     decided = bar - 1 - int(resting[AGE, n])
     record_trade(log, ORDER, decided, bar, n, filled, usd * UNIT, cost)
     log.costs[bar] += cost
