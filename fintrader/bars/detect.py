@@ -70,6 +70,8 @@ _MORNING = 6 * _HOUR
 """No market closes before it, local time."""
 _EVENING = 17 * _HOUR
 """Earliest local time at which a market opens the next day's session."""
+_NEVER_CLOSED = 0.9
+"""Share of all hours that bars of a market without weekends fill."""
 _NEXT = 10 * _DAY
 """Consecutive files whose bars are less far apart leave no gap."""
 
@@ -168,13 +170,14 @@ def detect(
         proposal = propose(bars, (calendar,), tried, step, found.spans)
     found.calendar = proposal.best.calendar
     if is_naive:
+        if zone is None and found.calendar == "24/7" and proposal.best.filled > _NEVER_CLOSED:
+            _refuse_shifted(found, bars, step)
         bars, span = _zone(found, bars, span, proposal, zone)
     else:
         _note_zone(found, layout, midnight)
     grid = _grid(found, bars, step)
     _sessions_and_label(found, bars, grid, span, layout)
-    is_asked = calendar is not None and (zone is not None or not is_naive)
-    _calendar(found, bars, grid, proposal, calendar, is_asked, layout.whole_days)
+    _calendar(found, bars, grid, proposal, calendar, layout)
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
     if layout.actions:
@@ -478,6 +481,20 @@ def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
     return on_clock
 
 
+def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
+    """Raise BarError for bars of hours that would begin at no multiple of their length in UTC, as
+    they do where trading never stops: they would stand at earlier times in the market."""
+    length = step * MINUTE_NS
+    if step < 60 or 1440 % step or (bars.ts % length > 0).mean() <= MOST_OUTSIDE:
+        return
+    fitting = [zone for zone in ZONES if (move(bars.ts, zone) % length > 0).mean() <= MOST_OUTSIDE]
+    raise BarError(
+        f"{found.path}: bars of {step} minutes begin at {pd.Timestamp(bars.ts[0]):%H:%M}, and where"
+        " trading never stops they begin at multiples of their length in UTC; name the zone of the"
+        f" times with --zone, such as {', '.join(fitting) or 'Asia/Kolkata'}; --zone UTC keeps them"
+    )
+
+
 def _zone(
     found: Detection, bars: Bars, span: tuple[int, int], proposal: Proposal, named: str | None
 ) -> tuple[Bars, tuple[int, int]]:
@@ -513,11 +530,12 @@ def _calendar(
     grid: SessionGrid,
     proposal: Proposal,
     asked: str | None,
-    is_asked: bool,
-    is_daily: bool,
+    layout: Layout,
 ) -> None:
     """Note the calendar and the share of rows inside of its sessions. Raises BarError where more
-    than a few lie outside, unless calendar and zone are known (`is_asked`)."""
+    than a few lie outside, unless calendar and zone are known."""
+    is_naive = not (layout.zoned or layout.whole_days)
+    is_asked = asked and not (is_naive and found.known.get("timezone", layout.zone) is None)
     late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
     ts = day_starts(found.calendar, "UTC", bars.ts - late)
     # an opening print of bars that are labelled with their ends lies one bar before the open
@@ -527,7 +545,9 @@ def _calendar(
     zone = found.source.get("timezone", timezone_of(found.calendar))
     if share > MOST_OUTSIDE and not is_asked:
         placed = "; name the right calendar, such as --calendar 24/7, which has all days"
-        if not is_daily and "timezone" in found.source:
+        named = f"--calendar {found.calendar}"
+        if is_naive:
+            named += f" --zone {zone}"
             placed = (
                 f" with times in {zone}; name the right calendar with --calendar and the zone of"
                 " the times with --zone"
@@ -535,7 +555,7 @@ def _calendar(
         raise BarError(
             f"{share:.1%} of the rows lie outside of the sessions of {found.calendar}, as"
             f" {bars.symbols[bars.symbol[row]]} at {str(ts[row].astype('datetime64[ns]'))[:16]} UTC"
-            f"{placed}, or --calendar {found.calendar} to leave these rows out"
+            f"{placed}, or {named} to leave these rows out"
         )
     why = f"{1 - share:.1%} of the rows lie in its sessions, and {proposal.best.filled:.0%} of"
     why += " their time holds rows"
@@ -547,7 +567,7 @@ def _calendar(
         why += " which fits worse"
     elif proposal.calendars:
         why += f"; {', '.join(proposal.calendars[:3])} would fit too: a holiday of one tells"
-    elif proposal.may_be_sure and not (is_daily and share):
+    elif proposal.may_be_sure and not (layout.whole_days and share):
         sure = "sure"
         why += "; no other calendar fits"
     elif share:
@@ -593,7 +613,8 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
         found.source["bar_minutes"] = length
     elif "preset" not in found.source:
         found.source.pop("bar_minutes", None)
-    sure: Sure = "sure" if len(lengths) == 1 else "likely"
+    is_even = all((days.steps % length == 0).mean() > 0.99 for days in looked if len(days.steps))
+    sure: Sure = "sure" if len(lengths) == 1 and is_even else "likely"
     sure = "given" if "bar_minutes" in found.known else sure
     said = "so far" if length == usual else f"{usual} minutes"
     found.note("bar_minutes", length, sure, f"rows stand {said} apart")

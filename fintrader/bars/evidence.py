@@ -59,11 +59,15 @@ class BarsByDay:
 
     @cached_property
     def minutes(self) -> int | None:
-        """The length of the bars: that of which all steps but half a per cent are multiples. None:
-        too few to say."""
+        """The length of the bars: that of which all steps but half a per cent are multiples, or the
+        usual step where single bars begin late. None: too few to say."""
         if len(self.steps) < 20:
             return None
         counts = np.bincount(self.steps)
+        usual = int(counts.argmax())
+        # hours that begin at 22:05 and end at midnight are no bars of five minutes
+        if counts[usual] >= 0.85 * len(self.steps) and not counts[: usual // 2].any():
+            return usual
         fitting = [
             length for length in _LENGTHS if counts[::length].sum() >= 0.995 * len(self.steps)
         ]

@@ -70,6 +70,7 @@ _VOLUME = r"(?!.*(avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?
 """Names of a bar's volume that are spelt in no list, without averages, changes and volatility."""
 _IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
+_CLOCK = r"^\d{1,2}:\d\d"
 _NAMESAKES = {**dict.fromkeys(PRICES, _MARKED_DATE), "symbol": "^ok$"}
 """Role -> cells of a column that only shares its name: yfinance writes `Price` over the dates, and
 a chart service's `s` says ok."""
@@ -305,6 +306,9 @@ def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
             cells.append(cell or (cells[-1] if cells else ""))
         filled.append(cells)
     filled = [cells for cells in filled if any(cells)]
+    named = [cells for cells in filled if len(_FIELDS.intersection(map(plain, cells))) > 2]
+    # of the names in two languages the last
+    filled = [cells for cells in filled if cells not in named[:-1]]
     filled.sort(key=lambda cells: -sum(plain(cell) in _FIELDS for cell in cells))
     first = next((line[0].strip() for line in reversed(lines) if line[0].strip()), "") or "ts"
     return [
@@ -456,10 +460,21 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     missing = _list_missing(table, found, layout)
     if missing:
         raise _ask_for(missing, table, layout)
+    _refuse_parted_dates(table, found, layout)
     if plain(found["ts"]) in IN_UTC:
         layout.zone = "UTC"
     layout.notes.setdefault("columns", "by their names")
     return found
+
+
+def _refuse_parted_dates(table: pd.DataFrame, found: Roles, layout: Layout) -> None:
+    """Raise BarError where a column of days stands next to those of year and month."""
+    names = {*map(plain, table.columns)}
+    if {"year", "month"} <= names and plain(found.get("date", found["ts"])) == "day":
+        raise BarError(
+            f"{layout.name}: its dates are parted into columns of year, month and day; join them"
+            " into one column, like 2024-01-31"
+        )
 
 
 def _ask_for(missing: Sequence[str], table: pd.DataFrame, layout: Layout) -> BarError:
@@ -503,8 +518,8 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
             return f"{by_name['up']} + {by_name['down']}"
         return next((by_name[name] for name in by_name if re.fullmatch(_VOLUME, name)), None)
     if "close" in roles:  # as `quoteVolume` and its value, `volume`
-        volumes = [column for column in table.columns if "vol" in plain(column)]
-        used = [*dict.fromkeys((roles["close"], found, *volumes))]
+        volumes = [column for column in table.columns if column not in roles.values()]
+        used = [roles["close"], found, *volumes]
         numbers = _to_numbers(table[used], layout).replace(0, np.nan)
         close = numbers[roles["close"]]
         for column in volumes:
@@ -523,7 +538,12 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
 def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     """Find columns of date and time of day, or else of times."""
     dates = [column for column in table.columns if plain(column) in DATE_SPELLINGS]
-    clocks = [column for column in table.columns if plain(column) in CLOCK_SPELLINGS]
+    clocks = [
+        column
+        for column in table.columns
+        if plain(column) in CLOCK_SPELLINGS
+        or (plain(column) in SPELLINGS["ts"] and _holds_all(table[column], _CLOCK))
+    ]
     if dates and clocks:
         # a time may include its day
         whole = _clean(table[clocks[0]]).str.contains(r"^\d{10,}$|" + _MARKED_DATE).any()
@@ -541,7 +561,7 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     left = [column for column in table.columns if column not in found.values()]
     dated, clocked = (
         [column for column in left if _holds_all(table[column], pattern)]
-        for pattern in (_MARKED_DATE, r"^\d{1,2}:\d\d")
+        for pattern in (_MARKED_DATE, _CLOCK)
     )
     if len(dated) != 1 or len(clocked) > 1:
         return {}

@@ -114,6 +114,7 @@ def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryF
     days = np.array([], dtype="datetime64[D]")
     rows = 0
     for batch in _iterate_files(source, path):
+        batch = batch.without_empty()
         rows += len(batch)
         names += [name for name in batch.symbols if name not in names]
         wanted = [code for code, one in enumerate(batch.symbols) if one in names[:_SLICE_SYMBOLS]]

@@ -14,6 +14,7 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
 from fintrader.errors import BarError
 from fintrader.market.build import make_market
+from fintrader.market.starter import write_config
 from tests.bars.tables import COLUMNS, PRICES, write_csv
 from tests.bars.test_detect import built, findings, walk_on
 
@@ -214,3 +215,91 @@ def test_json_columns_of_several_lengths_are_named(days, tmp_path):
     (tmp_path / "AAA.json").write_text(json.dumps({**columns, "volume": [1, 2]}))
     with pytest.raises(BarError, match="its columns have several lengths"):
         detect(str(tmp_path / "AAA.json"))
+
+
+def test_hours_of_which_some_begin_late_are_hours(tmp_path):
+    hours = pd.date_range("2024-01-07 22:00", "2024-03-29 20:00", freq="h")
+    hours = hours[(hours.day_of_week < 4) | ((hours.day_of_week == 4) & (hours.hour < 22))]
+    late = hours.hour.isin([22, 23]).astype("int64") * pd.Timedelta(minutes=5)
+    close = 1.1 + 0.01 * np.sin(np.arange(len(hours)))
+    table = pd.DataFrame({"ts": (hours + late).strftime("%Y-%m-%d %H:%M"), "volume": 100.0})
+    table = table.assign(**dict.fromkeys(PRICES, close))
+    length = findings(write_csv(tmp_path, table, "EURUSD60.csv"))["bar_minutes"]
+    assert (length.value, length.sure) == ("60", "likely")
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "Asia/Kolkata"])
+def test_hours_that_do_not_begin_with_those_of_utc_ask_for_a_zone(zone, tmp_path):
+    step = 240 if zone == "Asia/Tokyo" else 60
+    ts = pd.date_range("2024-01-01", periods=408, freq=f"{step}min", tz="UTC").tz_convert(zone)
+    table = pd.DataFrame({"ts": ts.strftime("%Y-%m-%d %H:%M:%S"), "volume": 1.0})
+    table = table.assign(**dict.fromkeys(PRICES, np.arange(100.0, 508.0)))
+    path = str(write_csv(tmp_path, table, "BTCUSDT.csv"))
+    with pytest.raises(BarError, match=rf"multiples of their length in UTC; .*--zone.*{zone}"):
+        detect(path)
+    market = make_market(built(detect(path, known={"timezone": zone}), tmp_path))
+    assert np.array_equal(market.close[:, 0], table.close)
+
+
+def test_the_calendar_and_zone_that_a_refusal_names_leave_rows_out(tmp_path):
+    table = walk_on("XBOM", dt.date(2024, 1, 1), 60, 5, "Asia/Kolkata")
+    after = table.groupby(table.ts.dt.date).tail(2)
+    after = after.assign(ts=after.ts + pd.Timedelta(minutes=10))
+    table = pd.concat([table, after], ignore_index=True).sort_values("ts")
+    path = str(write_csv(tmp_path, table, "NIFTY.csv"))
+    with pytest.raises(BarError, match="or --calendar XBOM --zone Asia/Kolkata to leave"):
+        detect(path)
+    known = {"timezone": "Asia/Kolkata"}
+    assert detect(path, calendar="XBOM", known=known).calendar == "XBOM"
+
+
+@pytest.mark.parametrize("pad", ["  {}", "{}\u00a0"])
+def test_spaces_around_times_are_nothing(pad, days, tmp_path):
+    assert_market(write_csv(tmp_path, days.assign(ts=days.ts.map(pad.format))), days, tmp_path)
+
+
+def test_times_of_day_called_timestamp_stand_beside_dates(tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 1, 2), 8, 390)
+    clock = table.ts.dt.strftime("%H:%M:%S")
+    table = table.assign(ts=table.ts.dt.strftime("%Y%m%d"), Timestamp=clock)
+    table = table.rename(columns={"ts": "Date"})[["Date", "Timestamp", *COLUMNS]]
+    found = detect(str(write_csv(tmp_path, table, "AAPL.csv")))
+    assert found.source["columns"] == {"date": "Date", "ts": "Timestamp"}
+
+
+def test_pieces_and_not_their_value_are_the_volume(days, tmp_path):
+    names = ["Datum", "Erster", "Hoch", "Tief", "Schlusskurs", "Volumen"]
+    table = days[["ts", *COLUMNS]].set_axis(names, axis=1)
+    value = days.volume * days.close
+    table = table.assign(Stuecke=days.volume, Volumen=value)
+    assert_market(write_csv(tmp_path, table, "SAP.csv"), days, tmp_path)
+
+
+def test_years_of_closes_without_volume_are_days_without_trade(days, tmp_path):
+    cells = days[["ts", *COLUMNS]].astype(str)
+    cells.loc[:29, ["open", "high", "low"]] = ""
+    cells.loc[:29, "volume"] = "0"
+    cells.loc[50, ["open", "high", "low"]] = ""
+    found = detect(str(write_csv(tmp_path, cells, "SAP.csv")))
+    assert found.first == dt.date.fromisoformat(days.ts[30])
+    write_config(found, tmp_path / "sap.yaml")
+
+
+def test_parted_dates_are_refused_with_a_remedy(days, tmp_path):
+    parts = days.ts.str.split("-", expand=True).set_axis(["Year", "Month", "Day"], axis=1)
+    path = write_csv(tmp_path, pd.concat([parts, days[COLUMNS]], axis=1), "EURGBP.csv")
+    with pytest.raises(BarError, match="year, month and day; join them into one column"):
+        detect(str(path))
+
+
+def test_stars_behind_names_are_no_part_of_them(days, tmp_path):
+    table = days[["ts", *COLUMNS]].rename(columns={"open": "Open*", "close": "Close**"})
+    assert_market(write_csv(tmp_path, table, "BTC.csv"), days, tmp_path)
+
+
+def test_of_names_in_two_languages_the_last_count(days, tmp_path):
+    lines = [",CSI 300,,,,", ",000300.SH,,,,", "日期,开盘价,最高价,最低价,收盘价,成交量"]
+    text = days[["ts", *COLUMNS]].to_csv(index=False)
+    path = tmp_path / "000300.csv"
+    path.write_text("\n".join([*lines, text]), encoding="utf-8")
+    assert_market(path, days, tmp_path)

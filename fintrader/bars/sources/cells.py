@@ -100,17 +100,18 @@ class Column:
 
     @property
     def text(self) -> pa.ChunkedArray:
-        """The cells as text."""
+        """The cells as text, without spaces around it."""
         kind = self.cells.type
-        if not pa.types.is_dictionary(kind):
-            return self.cells.cast(pa.string())
-        return self.cells.cast(pa.dictionary(kind.index_type, pa.string())).cast(pa.string())
+        cells = self.cells
+        if pa.types.is_dictionary(kind):
+            cells = cells.cast(pa.dictionary(kind.index_type, pa.string()))
+        return pc.utf8_trim_whitespace(cells.cast(pa.string()))
 
     @cached_property
     def stripped(self) -> pd.Series[Any]:
-        """The cells as text, without spaces around it."""
+        """`text` as a series."""
         text: pd.Series[Any] = self.text.to_pandas()
-        return text.str.strip()
+        return text
 
     def unfit(self, said: str) -> BarError:
         """Return the error of a column that is wrong as a whole."""
@@ -405,8 +406,12 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     values = {name: _numbers(column, settings) for name, column in columns.items()}
     empty = np.logical_and.reduce([np.isnan(values[name]) for name in PRICES[:3]])
     closes = empty & ~np.isnan(values["close"])
+    untraded = np.zeros(len(empty), dtype=bool)
+    if set(values) > {*PRICES}:  # some write a day without trade as zeros, and the last close
+        traded = sum(np.nan_to_num(values[name]) for name in values if name != "close")
+        untraded = np.asarray(traded) == 0
     if closes.any():  # some fill holidays with the last close
-        if closes.mean() > _MOST_CLOSES:
+        if (closes & ~untraded).mean() > _MOST_CLOSES:
             empty &= np.isnan(values["close"])
         else:
             first = columns["close"]
@@ -414,9 +419,7 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
                 "%s: row %d and %d others hold only a close, like days without trade; left out",
                 *(first.origin, first.rows[closes][0], closes.sum() - 1),
             )
-    # some write a day without trade as zeros, and the last close
-    traded = sum(np.nan_to_num(values[name]) for name in values if name != "close")
-    empty |= np.asarray(traded) == 0 if set(values) > {*PRICES} else False
+    empty |= untraded
     for name, column in columns.items():
         lacking = np.isnan(values[name]) & ~empty
         if name.startswith("volume") and lacking.any():

@@ -98,7 +98,7 @@ IN_UTC = ("gmt_time", "utc_time", "timestamp_utc", "datetime_utc", "date_utc", "
 
 def plain(column: object) -> str:
     """A column's name as it stands in the lists above."""
-    name = re.sub(r"^\d+\.\s*", "", str(column).strip().strip("<>[]\"'"))  # "1. open"
+    name = re.sub(r"^\d+\.\s*", "", str(column).strip().strip("<>[]*\"'"))  # "1. open"
     return re.sub(r"[\s_]+", "_", name.lower()).rstrip("._")
 
 
