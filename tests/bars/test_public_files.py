@@ -303,3 +303,16 @@ def test_of_names_in_two_languages_the_last_count(days, tmp_path):
     path = tmp_path / "000300.csv"
     path.write_text("\n".join([*lines, text]), encoding="utf-8")
     assert_market(path, days, tmp_path)
+
+
+def test_a_blank_file_is_left_out_of_a_folder(days, tmp_path):
+    folder = tmp_path / "bars"
+    folder.mkdir()
+    for name in ("AAA", "BBB"):
+        write_csv(folder, days[["ts", *COLUMNS]], f"{name}.csv")
+    (folder / "ABX.csv").touch()
+    found = findings(str(folder))
+    assert found["symbols"].why == "AAA, BBB"
+    assert "ABX.csv: holds no row" in found["left out"].why
+    market = make_market(built(detect(str(folder)), tmp_path))
+    assert market.symbols == ("AAA", "BBB")

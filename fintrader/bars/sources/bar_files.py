@@ -102,7 +102,7 @@ def share_layout(
     none has.
 
     A file that lacks a single column is a faulty one of the same layout, and stays: its reading
-    says so. So does one that cannot be read, unless it is the only of its kind.
+    says so. So does one that cannot be read, unless it is blank or the only of its kind.
     """
     if len(files) == 1:
         return list(files), []
@@ -121,6 +121,9 @@ def share_layout(
     if not kinds:  # reading the first one says what is wrong
         return list(files), []
     shared = {file: file.kind in kinds and lacking.get(file, 0) < 2 for file in files}
+    for file in errors:
+        if file.kind == "csv" and _is_blank(file):
+            shared[file] = False
     left_out = [
         str(errors[file]) if file in errors else f"{file.name}, whose columns differ"
         for file, is_shared in shared.items()
@@ -358,6 +361,13 @@ def csv_line(file: BarFile, number: int = 0) -> str:
     for line in filter(str.strip, csv_head(file, _HEADER_BYTES).splitlines()[number:]):
         return line
     raise BarError(f"{file.name}: holds no row; check the file")
+
+
+def _is_blank(file: BarFile) -> bool:
+    try:
+        return not csv_head(file, _HEADER_BYTES).strip()
+    except BarError:
+        return False
 
 
 def csv_head(file: BarFile, size: int) -> str:
