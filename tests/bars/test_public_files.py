@@ -316,3 +316,5 @@ def test_a_blank_file_is_left_out_of_a_folder(days, tmp_path):
     assert "ABX.csv: holds no row" in found["left out"].why
     market = make_market(built(detect(str(folder)), tmp_path))
     assert market.symbols == ("AAA", "BBB")
+    with pytest.raises(BarError, match="holds no row; check the file"):
+        detect(str(folder / "ABX.csv"))
