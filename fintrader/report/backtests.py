@@ -359,6 +359,12 @@ def _check_width(policy: object, layout: ObservationLayout, name: str) -> None:
     own = getattr(policy, "layout", None)
     if not isinstance(own, ObservationLayout | FlatLayout) or own == layout:
         return
+    if isinstance(own, ObservationLayout) and own.resting != layout.resting:
+        action = "limit" if own.resting else "target"
+        raise BacktestError(
+            f"{name} was trained with env.action {action}, and these settings have another; give"
+            f" its own, such as EnvSettings(action={action!r})"
+        )
     assets = "" if own.num_actions == layout.num_assets else f" and trades {own.num_actions} assets"
     raise BacktestError(
         f"{name} was trained on another market or lookback: it reads {own.width} columns{assets},"

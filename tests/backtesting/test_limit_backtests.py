@@ -13,7 +13,7 @@ from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.multi_agent import MultiTraderEnv
-from fintrader.errors import ConfigError, EnvError
+from fintrader.errors import BacktestError, ConfigError, EnvError
 from tests.factories import make_market
 from tests.oracles.trade_list import trade_list_profit
 
@@ -90,6 +90,15 @@ def test_agents_learn_with_prices(algo, market):
     result = simulate(trained.policy, market, EnvSettings(action="limit"))
     assert np.isfinite(result.equity).all()
     assert result.orders.given > 0
+
+
+def test_a_policy_that_names_prices_needs_its_settings():
+    train, _, test = make_market(900, 4, 2, seed=5, gaps=False).split()
+    trained = fintrader.train("ppo", TradingEnv(train, action="limit", num_envs=8), env_steps=500)
+    with pytest.raises(BacktestError, match=r"EnvSettings\(action='limit'\)"):
+        fintrader.backtest(trained.policy, test)
+    chosen = EnvSettings(action="limit")
+    assert fintrader.backtest(trained.policy, test, chosen)["policy"].orders.given > 0
 
 
 def test_the_head_gives_weights_and_then_prices(market):
