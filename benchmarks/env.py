@@ -23,6 +23,7 @@ figure beside a peer that cannot be had is null.
 - `costs` is an impact by order, a least commission and a half-spread beside the proportional costs
   of `plain`. Every side of ours takes at most a tenth of a bar's volume, as by default; the peers
   know no volume.
+- `limit` names a price for each order, up to 20 basis points from the close.
 - Accounts begin in 16 groups, each on one bar, as by default: what they read of the market is then
   often in a cache. `single_starts` begins each by itself.
 - The roofline counts what a step must move at least, each byte once: it reads the market's row of
@@ -66,6 +67,7 @@ VARIANTS = {
     "plain": {},
     "costs": {"impact_bps": 10.0, "min_commission_usd": 1.0, "half_spread_bps": 1.0},
     "fractional": {"fractional": True},
+    "limit": {"action": "limit", "limit_offset_bps": 20.0},
     "short": {
         "short": True,
         "max_leverage": 2.0,
@@ -90,7 +92,7 @@ def make_env(market: MarketTensors, accounts: int, device: Any = "cpu", **change
 def run_random(env: Any) -> Run:
     """Random actions."""
     env.reset(seed=0)
-    shape = (env.num_envs, env.layout.num_assets)
+    shape = (env.num_envs, env.layout.num_actions)
     actions = [torch.rand(shape, device=env.device) * 2 - 1 for _ in range(4)]
     return make_run(env, actions, env.num_envs)
 
