@@ -11,6 +11,10 @@ from fintrader.errors import ConfigError
 
 MarketEnv: TypeAlias = TradingEnv | JoinedEnv | RandomisedEnv
 
+NO_GRADIENT = (
+    "agent.algo apg follows gradients, which orders that rest do not have: set it to ppo or sac, or"
+    " env.action to target"
+)
 MAX_CLOCK_BARS = 1 << 24
 """Largest number of bars that float32 can count exactly."""
 
@@ -24,10 +28,7 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
     when `env.randomise` is set for several windows.
     """
     if differentiable and env.settings.action == "limit":
-        raise ConfigError(
-            "agent.kind apg follows gradients, which orders that rest do not have: set it to ppo or"
-            " sac, or env.action to target"
-        )
+        raise ConfigError(NO_GRADIENT)
     if isinstance(env, RandomisedEnv):
         return env
     # The bar's number must be exact, and a market row wider than one.

@@ -16,7 +16,9 @@ from typing import Any
 from rich.console import Console
 
 from fintrader.agents.agent import refuse_idle
+from fintrader.agents.environment import NO_GRADIENT
 from fintrader.agents.limit_head import make_head
+from fintrader.agents.network_kinds import resolve_network
 from fintrader.backtesting.walk_forward import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
 from fintrader.envs.benchmark import lay_out
@@ -90,7 +92,7 @@ def walk_forward(config: RunConfig) -> Path:
         if not (manifest.done("backtest") and evaluation.as_configured(config, "test")):
             with manifest.stage("tournament"), keep_workers():
                 market = MarketTensors.load(path)
-                _refuse_idle_agents(config, market)
+                _refuse_unfit_agents(config, market)
                 folds = make_folds(market, config.walkforward, config.data.windows.embargo_sessions)
                 trials = [_race_fold(config, manifest, market, fold, len(folds)) for fold in folds]
                 manifest.update(trials=sum(trials) + _earlier_trials(manifest), best=None)
@@ -312,7 +314,7 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
     if manifest.done("tournament"):
         return
     with manifest.stage("tournament"):
-        _refuse_idle_agents(config, MarketTensors.load(market))
+        _refuse_unfit_agents(config, MarketTensors.load(market))
         start = _start(config, manifest)
         result = search(config, config.folder, market, start=start)
         manifest.update(trials=result.trials + _earlier_trials(manifest), best=result.best)
@@ -428,13 +430,17 @@ def search(
         )
 
 
-def _refuse_idle_agents(config: RunConfig, market: MarketTensors) -> None:
-    """Raise ConfigError before training for an agent that could not act in this market."""
-    if market.num_assets > 1:
-        return
+def _refuse_unfit_agents(config: RunConfig, market: MarketTensors) -> None:
+    """Raise ConfigError before training for an agent that could not act in this market, or not with
+    orders that rest."""
     layout = lay_out(market, config.trading)
     for agent in config.agents:
-        refuse_idle(make_head(layout, agent.head))
+        if market.num_assets == 1:
+            refuse_idle(make_head(layout, agent.head))
+        if layout.resting:
+            resolve_network(agent.network, layout)
+            if agent.algo == "apg":
+                raise ConfigError(NO_GRADIENT)
 
 
 def backtest_stage(

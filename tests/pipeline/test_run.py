@@ -70,6 +70,30 @@ def test_a_run_leaves_everything_behind(undisturbed):
     assert len(results) == 3
 
 
+@pytest.mark.parametrize(
+    ("option", "match"),
+    [
+        (["--agent.algo", "apg"], "gradients, which orders that rest do not have"),
+        (["--agent.network.kind", "market_once"], "does not see the orders that rest"),
+    ],
+)
+def test_agents_that_cannot_name_prices_are_refused_before_any_pod(config, option, match):
+    done = fintrader("run", str(config), "--env.action", "limit", *option)
+    assert done.status == 2
+    assert match in done.err
+    assert not list((config.parent / "runs" / "tiny").glob("pods/*"))
+
+
+@pytest.mark.slow
+def test_a_run_of_orders_that_rest_goes_to_its_verdict(config):
+    done = fintrader("run", str(config), "--env.action", "limit")
+    assert done.status == 0, done.err
+    assert "limit orders fill in bars that trade through their price" in " ".join(done.out.split())
+    refused = fintrader("paper", str(config.parent / "runs" / "tiny"))
+    assert refused.status == 2
+    assert "market orders alone" in refused.err
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(
     undisturbed, tmp_path, blank_reports
 ):
