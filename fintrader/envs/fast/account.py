@@ -622,22 +622,26 @@ def meet_bar(
     quote = prices.quotes[bar]
     low = prices.ranges[bar, 0]
     high = prices.ranges[bar, 1]
+    # Short loops over few arrays, a comparison a line: the compiler vectorises no others.
     for n in range(len(shares)):
         signed = np.float64(quote[FILL, n])
         opened = abs(signed)
         left = resting[LEFT, n]
         limit = resting[PRICE, n] * USD_GRID
-        is_reached = np.float64(low[n]) < limit * below
-        is_passed = np.float64(high[n]) > limit * above
-        through = is_reached if left > 0.0 else is_passed
+        extreme = np.float64(low[n]) if left > 0.0 else -np.float64(high[n])
+        bound = limit * below if left > 0.0 else -limit * above
         lower = min(limit, opened)
         higher = max(limit, opened)
-        best = lower if left > 0.0 else higher
-        best = best if signed > 0.0 else -best
-        fills = through & (left != 0.0) & (opened > 0.0)
+        price: Any = lower if left > 0.0 else higher
+        price = price if extreme < bound else 0.0
+        price = price if left != 0.0 else 0.0
+        price = price if opened > 0.0 else 0.0
+        fill[n] = price if signed > 0.0 else -price
+    for n in range(len(shares)):
+        filled = resting[LEFT, n] if fill[n] != 0.0 else 0.0
+        desired[n] = max(shares[n] + filled, floor)
+    for n in range(len(shares)):
         most[n] = np.float64(quote[MOST, n])
-        fill[n] = best if fills else 0.0
-        desired[n] = max(shares[n] + (left if fills else 0.0), floor)
     if not rules.is_proportional:  # otherwise there is neither impact nor spread
         for n in range(len(shares)):
             is_at_open = abs(fill[n]) == abs(np.float64(quote[FILL, n]))
@@ -680,11 +684,12 @@ def rest_on(
     for n in range(len(shares)):
         left = resting[LEFT, n] - (shares[n] - held[n])
         age = resting[AGE, n] + 1.0
+        left = left if age < oldest else 0.0
+        left = left if prices.last_bar[n] > bar else 0.0
         price = resting[PRICE, n]
-        is_over = (left == 0.0) | (age >= oldest) | (prices.last_bar[n] <= bar)
-        resting[LEFT, n] = 0.0 if is_over else left
-        resting[PRICE, n] = 0.0 if is_over else price
-        resting[AGE, n] = 0.0 if is_over else age
+        resting[LEFT, n] = left
+        resting[PRICE, n] = price if left != 0.0 else 0.0
+        resting[AGE, n] = age if left != 0.0 else 0.0
 
 
 @njit_inline
