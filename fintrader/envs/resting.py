@@ -62,6 +62,7 @@ def advance_resting(
         moves = now.bar < now.end_bar
         orders, quote, rested = meet_bar(view, now, settings)
         fills = fill_orders(orders, quote, settings, inside=True)
+        fills = fills._replace(cost=cost + fills.cost, turnover=turnover + fills.turnover)
         marks = mark_to_market(view, now, orders.bar, fills, settings, 1)
         after = now._replace(
             bar=orders.bar,
@@ -70,8 +71,8 @@ def advance_resting(
             equity=marks.equity,
             resting=rest_on(view, orders, rested, fills, marks, settings),
         )
-        cost = cost + torch.where(moves, marks.books.cost, 0.0)
-        turnover = turnover + torch.where(moves, marks.books.turnover, 0.0)
+        cost = torch.where(moves, marks.books.cost, cost)
+        turnover = torch.where(moves, marks.books.turnover, turnover)
         if record:
             passed = record_step(account.bar, orders, quote, fills, marks, settings)
             entries.append(passed.without(~moves))
