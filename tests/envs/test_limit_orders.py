@@ -1,8 +1,10 @@
 """Orders that rest at a price: against the one-account loop, engine against engine, and in numbers
 worked out by hand."""
 
+import pickle
 from dataclasses import replace
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.joined import JoinedEnv
+from fintrader.envs.randomised import RandomisedEnv
 from fintrader.market.tensors import Events
 from tests.engines.strategies import env_settings, random_actions
 from tests.engines.twins import assert_bit_equal
@@ -402,3 +406,40 @@ def test_nothing_is_seen_of_orders_that_ended(engine):
     env = open_account(engine, [QUIET, BELOW, QUIET, QUIET], time_in_force=1)
     assert not seen(env, 1.0, -1.0).any()  # filled
     assert not seen(env, 0.0, 1.0).any()  # its time is over
+
+
+def test_variants_pieces_and_numpy_take_prices():
+    market = make_market(200, 3, session_bars=20, gaps=False)
+    chosen = EnvSettings(
+        action="limit", num_envs=4, randomise={"variants": 2, "block_sessions": 2, "delay_bars": 1}
+    )
+    several = [
+        RandomisedEnv(TradingEnv(market, chosen, seed=1), seed=1),
+        JoinedEnv([market.window(0, 90), market.window(110, 200)], chosen, seed=1),
+    ]
+    for env in several:
+        env.reset()
+        for _ in range(20):
+            obs, reward, *_ = env.step(torch.rand(4, 6) * 2 - 1)
+        assert obs.shape == (4, env.layout.width)
+        assert reward.isfinite().all()
+    single = gymnasium.make("fintrader/Trading-v0", market=market, settings=chosen)
+    single.reset(seed=1)
+    assert single.action_space.shape == (6,)
+    assert np.isfinite(single.step(single.action_space.sample())[1])
+
+
+def test_a_copy_and_a_stored_state_go_on_with_what_rests():
+    market = make_market(100, 3, seed=2)
+    env = TradingEnv(market, action="limit", num_envs=8, seed=1)
+    env.reset()
+    action = torch.rand(3, 8, 6, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    env.step(action[0])
+    assert (env.account.resting[:, 0] != 0).any()
+    stored = TradingEnv(market, action="limit", num_envs=8, seed=9)
+    stored.reset()
+    stored.load_state_dict(env.state_dict())
+    for other in (pickle.loads(pickle.dumps(env)), stored):
+        assert torch.equal(other.account.resting, env.account.resting)
+    expected = env.step(action[1])[0]
+    assert torch.equal(stored.step(action[1])[0], expected)
