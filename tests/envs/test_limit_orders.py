@@ -1,7 +1,7 @@
 """Orders that rest at a price: against the one-account loop, engine against engine, and in numbers
 worked out by hand."""
 
-import pickle
+import copy
 from dataclasses import replace
 
 import gymnasium
@@ -439,7 +439,7 @@ def test_a_copy_and_a_stored_state_go_on_with_what_rests():
     stored = TradingEnv(market, action="limit", num_envs=8, seed=9)
     stored.reset()
     stored.load_state_dict(env.state_dict())
-    for other in (pickle.loads(pickle.dumps(env)), stored):
+    for other in (copy.deepcopy(env), stored):
         assert torch.equal(other.account.resting, env.account.resting)
     expected = env.step(action[1])[0]
     assert torch.equal(stored.step(action[1])[0], expected)
