@@ -27,7 +27,7 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
     With the number, all accounts at a bar share one pass through the networks. Raises ConfigError
     when `env.randomise` is set for several windows.
     """
-    if differentiable and env.settings.action == "limit":
+    if differentiable and env.settings.orders_rest:
         raise ConfigError(NO_GRADIENT)
     if isinstance(env, RandomisedEnv):
         return env

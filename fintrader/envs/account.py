@@ -80,8 +80,8 @@ class Account(NamedTuple):
     finished: Tensor
     """`[B]` bool: the last step ended the episode and the account was not reset yet."""
     resting: Tensor
-    """`[B, 3, N]` float64, the orders that rest: shares still to trade, > 0 to buy; limit price,
-    USD; bars since the decision. `[B, 0, N]` unless orders rest."""
+    """`[B, 3, N]` float64, resting orders: shares still to trade, > 0 to buy; limit price, USD;
+    bars since the decision. `[B, 0, N]` unless orders rest."""
 
 
 class Orders(NamedTuple):
@@ -393,8 +393,8 @@ def fill_orders(
 ) -> Fills:
     """Fill orders in their bar: sales first, then purchases.
 
-    Long-only accounts keep cash >= 0 and shares >= 0. `inside`: the bar does not tell which came
-    first, so that the sales pay for no purchase.
+    Long-only accounts keep cash >= 0 and shares >= 0. `inside`: orders fill inside the bar in an
+    unknown order, so that no sale pays for a purchase.
     """
     shares = orders.shares
     limit = quote.order_limit.double()

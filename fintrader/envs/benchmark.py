@@ -50,7 +50,7 @@ def lay_out(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
     membership and the benchmark's weights."""
     is_shown = benchmark_kind(market, settings.benchmark) != "cash"
     layout = ObservationLayout.of(market, settings.lookback, benchmark=is_shown)
-    is_resting = settings.action == "limit"
+    is_resting = settings.orders_rest
     return replace(layout, resting=len(RESTING_FEATURES)) if is_resting else layout
 
 

@@ -84,7 +84,7 @@ def begin(
     variance = torch.full_like(equity, SHARPE_PRIOR_VOLATILITY**2)
     memory = torch.stack((torch.zeros_like(equity), variance), dim=1)
     finished = torch.zeros_like(bar, dtype=torch.bool)
-    rows = len(RESTING) if settings.action == "limit" else 0
+    rows = len(RESTING) if settings.orders_rest else 0
     return Account(
         bar=bar,
         cash=cash,

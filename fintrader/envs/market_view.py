@@ -188,7 +188,7 @@ def build_market_view(
         has_events=len(splits) > 1,
         max_changes=count_changes(ends, event_row, settings),
         clock=session_clock(market.session, settings.clock),
-        per_bar=1.0 / (settings.time_in_force or settings.decision_interval),
+        per_bar=1.0 / settings.order_bars,
     )
 
 
@@ -260,7 +260,7 @@ def _quote_bars(
 
 def lay_ranges(market: MarketTensors, settings: EnvSettings) -> Tensor:
     """Lay out `MarketView.ranges`."""
-    if settings.action != "limit":
+    if not settings.orders_rest:
         return market.close.new_empty(market.num_bars, 0, market.num_assets)
     ranges = torch.stack((market.low, market.high), 1)
     return torch.where(market.tradable.unsqueeze(1), ranges * USD_GRID, 0.0).nan_to_num()

@@ -54,7 +54,7 @@ class MultiTraderEnv:
         """
         if num_games < 1:
             raise EnvError(f"num_games must be at least 1, got {num_games}")
-        if settings is not None and settings.action == "limit":
+        if settings is not None and settings.orders_rest:
             raise EnvError(
                 "traders that share a market move its price, at which no order can rest; set"
                 " env.action to target or trade"

@@ -187,7 +187,7 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
 ACCOUNT_FEATURES = ("cash_weight", "growth", "drawdown", "time_left")
 """cash / equity; equity / first equity - 1; equity / peak - 1; share of the episode still ahead."""
 RESTING_FEATURES = ("order_weight", "order_distance", "order_age")
-"""What is left of an order, as a share of equity; its price / close - 1; its age / its time."""
+"""Unfilled part of an order, as a share of equity; its price / close - 1; its age / its time."""
 PARTS = (
     *("account", "holdings", "resting", "history", "features"),
     *("tradable", "member", "benchmark", "context"),

@@ -1,11 +1,10 @@
 """Limit orders that rest in accounts until the bars trade through them.
 
-`advance_resting` is `account.advance` for `action: limit`, bar by bar: the action's orders take the
-place of those that rest; then each bar fills what it trades through. Nothing inside a bar happens
-in the account's favour: a bar that only touches a price fills nothing, and no purchase is paid by a
-sale of the same bar. An order that fills at its own price waited for the others and pays the
-commission alone; one that fills at a bar's open takes what is offered, and pays the half-spread and
-the impact, too.
+`advance_resting` is `account.advance` for `action: limit`. The action's orders replace the resting
+ones; then each bar fills the orders that it trades through. Nothing inside a bar happens in the
+account's favour: a bar that only touches a price fills nothing, and no sale pays for a purchase in
+the same bar. An order that fills at its limit price provides liquidity and pays the commission
+alone; an order that fills at a bar's open takes liquidity, and pays half-spread and impact, too.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def advance_resting(
     """Carry each account from one decision to its next one, as `account.advance` does; `action`
     `[B, 2 N]`.
 
-    In a record `ordered` are the orders as they were placed, and fills those of the whole interval:
-    sums of shares and costs, means of prices.
+    A record's `ordered` holds the orders as placed; its fills cover the whole interval: sums of
+    shares and costs, and mean prices.
     """
     now = account._replace(resting=place_limits(view, account, action, settings))
     placed = now.resting[:, LEFT]
@@ -97,7 +96,7 @@ def advance_resting(
 def place_limits(
     view: MarketView, account: Account, action: Tensor, settings: EnvSettings
 ) -> Tensor:
-    """Turn actions `[B, 2 N]`, weights and prices, into the orders that rest from now on."""
+    """Turn actions `[B, 2 N]`, weights and prices, into resting orders `[B, 3, N]`."""
     weights, offset = action.float().clamp(-1.0, 1.0).chunk(2, 1)
     mark = view.mark_at(account.bar)
     left = desired_shares(weights, account.shares, account.equity, mark, settings) - account.shares
@@ -114,8 +113,8 @@ def place_limits(
 def meet_bar(
     view: MarketView, account: Account, settings: EnvSettings
 ) -> tuple[Orders, Quote, Tensor]:
-    """Find what the next bar fills: orders, the prices at which they fill (0 where they do not),
-    and all that rests, after the bar's splits."""
+    """Match the resting orders with the next bar. Returns the orders of that bar, their fill prices
+    (0 without a fill), and the resting orders after the bar's splits."""
     bar = torch.minimum(account.bar + 1, account.end_bar)
     mark = view.mark_at(account.bar)
     cash = account.cash
@@ -158,7 +157,7 @@ def rest_on(
     marks: Marks,
     settings: EnvSettings,
 ) -> Tensor:
-    """Find what still rests `[B, 3, N]` after a bar."""
+    """Return the orders `[B, 3, N]` that still rest after a bar."""
     filled = fills.shares - orders.shares
     left, price, age = rested.unbind(1)
     left = left - filled
@@ -174,7 +173,8 @@ def rest_on(
 
 
 def join_records(entries: list[Record], placed: Tensor, marks: Marks) -> Record:
-    """Join the records of an interval's bars; `placed` `[B, N]` are the orders of its decision."""
+    """Join the records of an interval's bars; `placed` `[B, N]`: the shares ordered at its
+    decision."""
     shares = torch.stack([entry.fill_shares for entry in entries])
     prices = torch.stack([entry.fill_price for entry in entries])
     weight = shares.abs()

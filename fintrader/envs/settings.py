@@ -215,7 +215,7 @@ class TradingSettings(Settings):
     def _consistent(self) -> Self:
         if self.max_leverage > 1.0 and not self.short:
             raise ValueError("max_leverage above 1 needs short: true")
-        if self.action == "limit" and self.fill != "next_open":
+        if self.orders_rest and self.fill != "next_open":
             raise ValueError("action: limit needs fill: next_open")
         dearest = self.cost_bps + max(self.half_spreads.values())
         if dearest * max(1.0, self.randomise.costs[1]) >= 10_000.0:
@@ -249,6 +249,16 @@ class TradingSettings(Settings):
         return self.scale_costs(low).model_copy(update={"randomise": even})
 
     @property
+    def orders_rest(self) -> bool:
+        """True if orders rest at a price."""
+        return self.action == "limit"
+
+    @property
+    def order_bars(self) -> int:
+        """Most bars that an order rests."""
+        return self.time_in_force or self.decision_interval
+
+    @property
     def fee_rate(self) -> float:
         """Commission as a share of the notional."""
         return self.cost_bps / 1e4
@@ -257,7 +267,7 @@ class TradingSettings(Settings):
         """Select the settings for carrying out orders."""
         values = {name: getattr(self, name) for name in CONVENTIONS}
         plain = {name: dict(value) for name, value in values.items() if isinstance(value, Mapping)}
-        fill = "limit" if self.action == "limit" else self.fill
+        fill = "limit" if self.orders_rest else self.fill
         return TradingTerms(**values | plain | {"dead_band": self.band, "fill": fill})
 
     @property
@@ -293,7 +303,7 @@ class TradingSettings(Settings):
         """True if the cost of all orders is the cost of their sum."""
         spreads = self.half_spreads
         # Of limit orders only those that fill at a bar's open pay the spread.
-        is_even = spreads == {OTHERS: 0.0} if self.action == "limit" else len(spreads) == 1
+        is_even = spreads == {OTHERS: 0.0} if self.orders_rest else len(spreads) == 1
         return self.min_commission_usd == 0.0 and self.impact_rate == 0.0 and is_even
 
 

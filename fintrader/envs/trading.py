@@ -195,7 +195,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._obs_dtype: torch.dtype = getattr(torch, settings.observation_dtype)
         self.reward = make_reward(settings)
         seen = self.layout.width if settings.observation == "flat" else self.layout.private_width
-        books = self.layout.num_assets * (1 + len(RESTING) * (settings.action == "limit"))
+        books = self.layout.num_assets * (1 + len(RESTING) * (settings.orders_rest))
         # Two generations of accounts, an action, and two observations: the caller still holds the
         # last one.
         needed = self.num_envs * (
@@ -345,7 +345,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """
         # A template: the state is compared with its form, not with its values.
         fresh = begin(self.view, self._key, self._key, *self._endowment, self.settings)
-        if self.settings.action != "limit" and isinstance(state, Mapping):
+        if not self.settings.orders_rest and isinstance(state, Mapping):
             # A state of a version without orders that rest holds nothing of them.
             state = {"account.resting": fresh.resting, **state}
         check_form(state, name_tensors(fresh, self._endowment, self._key))
@@ -440,7 +440,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     def _step_torch(self, account: Account, action: Tensor) -> StepResult:
         """Step by `envs.account`; under SAME_STEP accounts whose episodes end begin the next."""
-        carry_on = advance_resting if self.settings.action == "limit" else advance
+        carry_on = advance_resting if self.settings.orders_rest else advance
         after, reward, terminated, truncated, record = carry_on(
             self.view, account, action, self.settings, self.reward, record=self.record
         )

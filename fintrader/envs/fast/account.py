@@ -399,24 +399,19 @@ def fill_orders(
         received, sales, ordered = sell(
             shares, work.desired[i], prices.quotes[bar], rules, kept, addition
         )
-        if rules.is_proportional:
-            work.sales_cost[i] = rules.cost_rate * (sales * UNIT)
-            work.variable_cost[i] = rules.cost_rate * (ordered * UNIT)
-            work.commissions[i] = 0.0
-        else:
-            price = prices.quotes[bar, FILL]
-            root = prices.inverse_root_volume[bar]
-            work.sales_cost[i] = total_cost(kept, shares, price, root, prices.spread, rules, True)
-            variable, commissions = purchase_costs(addition, price, root, prices.spread, rules)
-            work.variable_cost[i] = variable
-            work.commissions[i] = commissions
+        price = prices.quotes[bar, FILL]
+        root = prices.inverse_root_volume[bar]
+        spread = prices.spread
+        work.sales_cost[i] = total_cost(kept, shares, sales, price, root, spread, rules, True)
+        variable, commissions = purchase_costs(addition, ordered, price, root, spread, rules)
+        work.variable_cost[i] = variable
+        work.commissions[i] = commissions
         work.sales[i] = sales * UNIT
         work.ordered[i] = ordered * UNIT
         state.cash[b] += received * UNIT - work.sales_cost[i]
         work.budget[i] = state.cash[b]
         if rules.is_short:
             row = prices.event_row[bar] if bar > state.bar[b] else 0
-            price = prices.quotes[bar, FILL]
             mark = prices.quotes[state.bar[b], MARK]
             work.budget[i] = purchase_budget(state.cash[b], kept, price, mark, row, prices, rules)
 
@@ -442,17 +437,9 @@ def fill_orders(
         paid, purchases, value = buy(
             kept, work.addition[i], work.scale[i], prices.quotes[bar], mark, rules, shares
         )
-        cost = rules.cost_rate * (purchases * UNIT)
-        if not rules.is_proportional:
-            cost = total_cost(
-                kept,
-                shares,
-                prices.quotes[bar, FILL],
-                prices.inverse_root_volume[bar],
-                prices.spread,
-                rules,
-                False,
-            )
+        price = prices.quotes[bar, FILL]
+        root = prices.inverse_root_volume[bar]
+        cost = total_cost(kept, shares, purchases, price, root, prices.spread, rules, False)
         cash = state.cash[b] - (paid * UNIT + cost)
         state.cash[b] = cash if rules.is_short else max(cash, 0.0)
         state.cost[b] = work.sales_cost[i] + cost
@@ -577,12 +564,8 @@ def fill_resting(
 
     cash = state.cash[b]
     received, sales, ordered = sell(shares, desired, quote, rules, kept, addition)
-    sales_cost = rules.cost_rate * (sales * UNIT)
-    variable = rules.cost_rate * (ordered * UNIT)
-    commissions = 0
-    if not rules.is_proportional:
-        sales_cost = total_cost(kept, shares, price, root, spread, rules, True)
-        variable, commissions = purchase_costs(addition, price, root, spread, rules)
+    sales_cost = total_cost(kept, shares, sales, price, root, spread, rules, True)
+    variable, commissions = purchase_costs(addition, ordered, price, root, spread, rules)
     state.cash[b] += received * UNIT - sales_cost
     budget = min(state.cash[b], cash)
     if rules.is_short:
@@ -596,9 +579,7 @@ def fill_resting(
     for n in range(len(shares)):
         desired[n] = shares[n]
     paid, purchases, _ = buy(kept, addition, scale, quote, prices.quotes[bar, MARK], rules, shares)
-    cost = rules.cost_rate * (purchases * UNIT)
-    if not rules.is_proportional:
-        cost = total_cost(kept, shares, price, root, spread, rules, False)
+    cost = total_cost(kept, shares, purchases, price, root, spread, rules, False)
     cash = state.cash[b] - (paid * UNIT + cost)
     state.cash[b] = cash if rules.is_short else max(cash, 0.0)
     state.cost[b] += sales_cost + cost
@@ -711,15 +692,15 @@ def record_limit_fill(
     work: Workspace,
     log: AccountLog,
 ) -> None:
-    """Write what filled of asset n's order into the log."""
-    # What brings a position nearer to 0 costs at most its notional, as in `fill_orders`.
+    """Record the fill of asset n's order in a bar."""
+    # The part that brings a position nearer to 0 costs at most its notional, as in `fill_orders`.
     filled = shares - held
     is_new = resting[AGE, n] == 0.0
     log.filled[n] = filled if is_new else log.filled[n] + filled
-    is_capped = work.quote[FILL, n] != 0.0 and abs(resting[LEFT, n]) > work.quote[MOST, n]
-    log.counts[CAPPED] += is_capped and log.filled[n] == filled
     if filled == 0.0:
         return
+    is_first = log.filled[n] == filled
+    log.counts[CAPPED] += is_first and abs(resting[LEFT, n]) > work.quote[MOST, n]
     usd = abs(work.quote[FILL, n])
     sale = abs(in_usd(work.kept[0, n] - held, usd))
     bought = filled - (work.kept[0, n] - held)
@@ -755,33 +736,44 @@ def in_usd(shares: float, price: float) -> float:
 
 @njit_inline
 def total_cost(
-    before: Any, after: Any, price: Any, root: Any, spread: Any, rules: Rules, is_closing: bool
+    before: Any,
+    after: Any,
+    notional: float,
+    price: Any,
+    root: Any,
+    spread: Any,
+    rules: Rules,
+    is_closing: bool,
 ) -> float:
     """USD: cost of the orders that lead from holdings `[N]` to others, at prices, roots and spreads
-    `[N]`."""
+    `[N]`. Proportional costs use the exact sum, `notional` units of money."""
+    if rules.is_proportional:
+        return rules.cost_rate * (notional * UNIT)
     # The order of both does not matter: a purchase costs as much as the sale of as many shares.
     total = 0.0
     for n in range(len(before)):
         shares = after[n] - before[n]
-        notional = abs(in_usd(shares, np.float64(price[n])))
-        cost = trade_cost(shares, notional, np.float64(root[n]), spread[n], rules)
-        total = add_any_order(total, min(cost, notional) if is_closing else cost)
+        usd = abs(in_usd(shares, np.float64(price[n])))
+        cost = trade_cost(shares, usd, np.float64(root[n]), spread[n], rules)
+        total = add_any_order(total, min(cost, usd) if is_closing else cost)
     return total
 
 
 @njit_inline
 def purchase_costs(
-    addition: Any, price: Any, root: Any, spread: Any, rules: Rules
+    addition: Any, notional: float, price: Any, root: Any, spread: Any, rules: Rules
 ) -> tuple[float, int]:
     """USD of additions `[N]` without least commissions, and the number of those that owe one."""
+    if rules.is_proportional:
+        return rules.cost_rate * (notional * UNIT), 0
     # As `total_cost`, of orders not yet scaled.
     variable = 0.0
     commissions = 0
     for n in range(len(addition)):
-        notional = abs(in_usd(addition[n], np.float64(price[n])))
-        cost = variable_cost(addition[n], notional, np.float64(root[n]), spread[n], rules)
+        usd = abs(in_usd(addition[n], np.float64(price[n])))
+        cost = variable_cost(addition[n], usd, np.float64(root[n]), spread[n], rules)
         variable = add_any_order(variable, np.rint(cost * USD_GRID) * UNIT)
-        commissions += notional > DUST_USD
+        commissions += usd > DUST_USD
     return variable, commissions
 
 

@@ -73,7 +73,7 @@ class Rules(NamedTuple):
         return cls(
             is_short=settings.short,
             is_target=is_target,
-            is_limit=settings.action == "limit",
+            is_limit=settings.orders_rest,
             is_whole=not settings.fractional,
             is_same_bar=settings.fill == "close",
             is_proportional=settings.costs_are_proportional,
@@ -91,7 +91,7 @@ class Rules(NamedTuple):
             offset=settings.limit_offset_bps / 1e4,
             margin=settings.limit_margin_bps / 1e4,
             time_in_force=settings.time_in_force or 0,
-            per_bar=1.0 / (settings.time_in_force or settings.decision_interval),
+            per_bar=1.0 / settings.order_bars,
             borrow_rate=settings.borrow_bps_per_year / 1e4 if settings.short else 0.0,
             maintenance_margin=settings.maintenance_margin,
             ruin_fraction=settings.ruin_fraction,

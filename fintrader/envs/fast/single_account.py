@@ -104,7 +104,7 @@ def decide_and_wait(
 
 @njit_inline
 def cancel_orders(bar: int, state: State, prices: Prices, log: AccountLog) -> None:
-    """Cancel at the close of `bar` what still rests."""
+    """Cancel the orders that still rest at the close of `bar`."""
     # At a decision, and at the window's end, where no bar is left to fill them.
     for n in range(state.shares.shape[1]):
         count_cancelled(bar, n, state.resting[0, LEFT, n], prices, log)

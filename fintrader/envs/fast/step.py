@@ -110,7 +110,7 @@ class FusedStep:
         # With a lookback the rows overlap; these are the rows of single bars behind them.
         bars = len(shown) + row_width // bar_width - 1
         rows = torch.as_strided(shown, (bars, bar_width), (bar_width, 1)).numpy()
-        rests = settings.action == "limit"
+        rests = settings.orders_rest
         width = 4 + assets * (4 if rests else 1) + (row_width if is_flat else 0)
         is_streamed = is_flat and num_envs * width * 4 > STREAM_ABOVE_BYTES
         self._market = (Prices.from_view(view), Rules.from_settings(settings))

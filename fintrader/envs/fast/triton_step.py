@@ -45,7 +45,7 @@ class TritonStep:
             "triton is not installed": importlib.util.find_spec("triton") is None,
             "it runs on CUDA": device.type != "cuda" and not interpreted(),
             "it is long-only": settings.short,
-            "no order rests in it": settings.action == "limit",
+            "no order rests in it": settings.orders_rest,
             "it keeps no record": record,
             "its clock is the episode's": settings.clock != "episode",
         }
