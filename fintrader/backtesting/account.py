@@ -66,8 +66,9 @@ class BacktestAccount:
         self.view = view
         self.trade_log = log = TradeLog(market, settings, view)
         self._end = market.num_bars - 1
-        rests = settings.action == "limit"
-        buffers = Buffers.empty(1, market.num_assets, torch.device("cpu"), rests=rests)
+        buffers = Buffers.empty(
+            1, market.num_assets, torch.device("cpu"), rests=settings.orders_rest
+        )
         for part in buffers:
             part.zero_()
         self._buffers = tuple(part.numpy() for part in buffers)

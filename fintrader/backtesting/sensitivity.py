@@ -98,7 +98,7 @@ def sensitivity(
         rows.append(_make_variation(kind, setting, daily, year, is_chosen))
 
     # An order that rests knows no other fill.
-    fills = () if settings.action == "limit" else choices.fills
+    fills = () if settings.orders_rest else choices.fills
     total = len(costs) + len(fills) + 2 + len(money) + len(shifts) + stocks
     with progress.task("sensitivity", total=total, unit="runs") as task:
         for cost in costs:

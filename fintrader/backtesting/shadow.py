@@ -17,6 +17,7 @@ from fintrader.backtesting.simulation import PolicyStrategy, open_account, trade
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy
+from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 
@@ -43,7 +44,12 @@ class Decision:
 
 
 def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> Decision:
-    """Decide on an account's orders; `action` None: no decision is due, only watch for losses."""
+    """Decide on an account's orders; `action` None: no decision is due, only watch for losses.
+
+    Raises BacktestError for limit orders, which the limits do not know.
+    """
+    if account.settings.orders_rest:
+        raise BacktestError("limits cut market orders; set env.action to target or trade")
     market = account.market
     bar = account.bar
     held = account.held

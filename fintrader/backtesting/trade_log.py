@@ -84,7 +84,7 @@ class TradeLog:
         whole = TradeRows(*(np.concatenate(columns) for columns in zip(*self.fills, strict=True)))
         start = self.market.to_numpy("minutes")
         length = self.market.bar_minutes * MINUTE_NS
-        is_next = self.settings.fill == "next_open" and self.settings.action != "limit"
+        is_next = self.settings.fill == "next_open" and not self.settings.orders_rest
         at_open = (whole.kind == "split") | (whole.kind == "order") & is_next
         filled = start[whole.filled] + np.where(at_open, 0, length)
         return trade_frame(whole, self.market.symbols, start[whole.decided] + length, filled)

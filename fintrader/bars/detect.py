@@ -482,16 +482,17 @@ def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
 
 
 def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
-    """Raise BarError for bars of hours that would begin at no multiple of their length in UTC, as
-    they do where trading never stops: they would stand at earlier times in the market."""
+    """Raise BarError for hourly bars that do not begin at multiples of their length in UTC: in a
+    market without closing hours all bars do, and these would stand at earlier times."""
     length = step * MINUTE_NS
     if step < 60 or 1440 % step or (bars.ts % length > 0).mean() <= MOST_OUTSIDE:
         return
     fitting = [zone for zone in ZONES if (move(bars.ts, zone) % length > 0).mean() <= MOST_OUTSIDE]
     raise BarError(
-        f"{found.path}: bars of {step} minutes begin at {pd.Timestamp(bars.ts[0]):%H:%M}, and where"
-        " trading never stops they begin at multiples of their length in UTC; name the zone of the"
-        f" times with --zone, such as {', '.join(fitting) or 'Asia/Kolkata'}; --zone UTC keeps them"
+        f"{found.path}: bars of {step} minutes begin at {pd.Timestamp(bars.ts[0]):%H:%M}, but in a"
+        " market without closing hours they begin at multiples of their length in UTC; name the"
+        f" zone of the times with --zone, such as {', '.join(fitting) or 'Asia/Kolkata'};"
+        " --zone UTC keeps them"
     )
 
 

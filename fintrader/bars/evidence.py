@@ -59,8 +59,8 @@ class BarsByDay:
 
     @cached_property
     def minutes(self) -> int | None:
-        """The length of the bars: that of which all steps but half a per cent are multiples, or the
-        usual step where single bars begin late. None: too few to say."""
+        """Length of the bars: the usual step, where few bars begin late; otherwise the length of
+        which all steps but half a per cent are multiples. None: too few to say."""
         if len(self.steps) < 20:
             return None
         counts = np.bincount(self.steps)

@@ -108,8 +108,10 @@ class Bundle:
 
     @cached_property
     def env(self) -> EnvSettings:
-        """Settings of orders and observations."""
-        return validate(EnvSettings, self.record.env, BUNDLE)
+        """Settings of orders and observations. Raises DeployError for those that cannot be live."""
+        env = validate(EnvSettings, self.record.env, BUNDLE)
+        _refuse_what_is_not_live(self.data, env)
+        return env
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -258,10 +260,9 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
             "env.fill close trades at prices that are over when they are known; train with"
             " next_open"
         )
-    if env.action == "limit":
+    if env.orders_rest:
         raise DeployError(
-            "a deployment sends market orders alone, and env.action limit makes others; train with"
-            " env.action target"
+            "a deployment sends only market orders; train with env.action target instead of limit"
         )
     if env.benchmark == "buy_and_hold":
         raise DeployError(

@@ -220,7 +220,7 @@ def _write(
         elif config.backtest.sensitivity:
             rows = sensitivity(policies[0], markets[0], env, progress=progress)
         limited = None
-        if not env.orders_rest:  # a deployment sends market orders alone
+        if not env.orders_rest:  # limits cut market orders
             limited = _within_limits(policies, markets, env, progress)
     context = replace(
         provenance(config, manifest, window, repeat, title=traded.title),

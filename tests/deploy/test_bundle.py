@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,12 +117,20 @@ def test_a_policy_that_reads_the_clock_is_refused(tmp_path):
         ({"fill": "close"}, "next_open"),
         ({"benchmark": "buy_and_hold"}, "equal_weight"),
         ({"short": True}, "short positions"),
-        ({"action": "limit"}, "market orders alone"),
+        ({"action": "limit"}, "sends only market orders"),
     ],
 )
 def test_what_cannot_be_live_is_refused(tmp_path, env, match):
     with pytest.raises(DeployError, match=match):
         frozen(tmp_path, **env)
+
+
+def test_a_bundle_whose_settings_cannot_be_live_does_not_open_a_door(home):
+    """Also one that was not frozen here: the refusal stands where the settings are read."""
+    bundle = Bundle.open(home / "bundle")
+    other = replace(bundle.record, env={**bundle.record.env, "action": "limit"})
+    with pytest.raises(DeployError, match="only market orders"):
+        _ = Bundle(bundle.folder, other).env
 
 
 def test_a_planted_signal_is_refused(home, tmp_path):

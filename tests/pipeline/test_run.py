@@ -91,7 +91,7 @@ def test_a_run_of_orders_that_rest_goes_to_its_verdict(config):
     assert "limit orders fill in bars that trade through their price" in " ".join(done.out.split())
     refused = fintrader("paper", str(config.parent / "runs" / "tiny"))
     assert refused.status == 2
-    assert "market orders alone" in refused.err
+    assert "only market orders" in refused.err
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(
