@@ -487,11 +487,13 @@ def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
     length = step * MINUTE_NS
     if step < 60 or 1440 % step or (bars.ts % length > 0).mean() <= MOST_OUTSIDE:
         return
-    fitting = [zone for zone in ZONES if (move(bars.ts, zone) % length > 0).mean() <= MOST_OUTSIDE]
+    ahead = int(np.median(bars.ts % length)) // _HOUR
+    zones = [*ZONES, f"Etc/GMT-{ahead}"]  # whose sign is that of the hours to UTC
+    fitting = [zone for zone in zones if (move(bars.ts, zone) % length > 0).mean() <= MOST_OUTSIDE]
     raise BarError(
         f"{found.path}: bars of {step} minutes begin at {pd.Timestamp(bars.ts[0]):%H:%M}, but in a"
         " market without closing hours they begin at multiples of their length in UTC; name the"
-        f" zone of the times with --zone, such as {', '.join(fitting) or 'Asia/Kolkata'};"
+        f" zone of the times with --zone{', such as ' if fitting else ''}{', '.join(fitting)};"
         " --zone UTC keeps them"
     )
 

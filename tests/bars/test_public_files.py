@@ -228,9 +228,9 @@ def test_hours_of_which_some_begin_late_are_hours(tmp_path):
     assert (length.value, length.sure) == ("60", "likely")
 
 
-@pytest.mark.parametrize("zone", ["Asia/Tokyo", "Asia/Kolkata"])
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "Asia/Kolkata", "Etc/GMT-2"])
 def test_hours_that_do_not_begin_with_those_of_utc_ask_for_a_zone(zone, tmp_path):
-    step = 240 if zone == "Asia/Tokyo" else 60
+    step = 60 if zone == "Asia/Kolkata" else 240
     ts = pd.date_range("2024-01-01", periods=408, freq=f"{step}min", tz="UTC").tz_convert(zone)
     table = pd.DataFrame({"ts": ts.strftime("%Y-%m-%d %H:%M:%S"), "volume": 1.0})
     table = table.assign(**dict.fromkeys(PRICES, np.arange(100.0, 508.0)))
