@@ -443,3 +443,46 @@ def test_a_copy_and_a_stored_state_go_on_with_what_rests():
         assert torch.equal(other.account.resting, env.account.resting)
     expected = env.step(action[1])[0]
     assert torch.equal(stored.step(action[1])[0], expected)
+
+
+def gains_of_fills(market, offset_bps, seed):
+    """Basis points that each asset and bar's fills are ahead of the bar's close, `[T, N]`; NaN
+    without any. Orders rest for a bar, up to `offset_bps` from the last close, at no cost."""
+    config = EnvSettings(
+        action="limit",
+        limit_offset_bps=offset_bps,
+        cost_bps=0.0,
+        participation="none",
+        fractional=True,
+        random_start=False,
+        ruin_fraction=0.0,
+    )
+    env = TradingEnv(market, config, num_envs=16, seed=seed, record=True)
+    env.reset()
+    draws = np.random.default_rng(seed)
+    gains = np.full(market.close.shape, np.nan)
+    for _ in range(market.num_bars - 1):
+        action = torch.from_numpy(draws.uniform(-1.0, 1.0, (16, 2 * market.num_assets))).float()
+        *_, info = env.step(action)
+        bar = int(info["fill_bar"][0])
+        shares = info["fill_shares"].numpy()
+        paid = (np.abs(shares) * market.close[bar].double().numpy()).sum(0)
+        ahead = shares * (market.close[bar].double().numpy() - info["fill_price"].numpy())
+        with np.errstate(invalid="ignore"):
+            gains[bar] = 1e4 * ahead.sum(0) / paid
+    return gains[np.isfinite(gains)]
+
+
+def test_a_random_walk_gives_nothing_away():
+    """No time of buying or selling beats a martingale (Doob): bars of 400 ticks each, of which the
+    environment sees four prices, must leave the fills where they were on average, or behind."""
+    draws = np.random.default_rng(3)
+    ticks = 50.0 * np.exp(np.cumsum(draws.normal(0.0, 2e-4, (600, 400, 12)).reshape(-1, 12), 0))
+    path = ticks.reshape(600, 400, 12)
+    ends = {"open": path[:, 0], "high": path.max(1), "low": path.min(1)}
+    market = market_of(path[:, -1], 60, **ends)
+    gains = gains_of_fills(market, 60.0, seed=1)
+    error = gains.std() / len(gains) ** 0.5
+    assert len(gains) > 5_000
+    assert -0.6 - 4 * error < gains.mean() < 4 * error
+    assert error < 0.6

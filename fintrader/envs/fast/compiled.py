@@ -28,7 +28,7 @@ def drop_old_code(package: Path) -> None:
     stats = ((path.name, path.stat()) for path in sorted(sources))
     stamp = "\n".join(f"{name} {found.st_mtime_ns} {found.st_size}" for name, found in stats)
     kept = folders[0] / "__pycache__" / "sources.txt"
-    with contextlib.suppress(OSError):  # in a folder without rights numba keeps nothing either
+    with contextlib.suppress(OSError):  # numba keeps its code elsewhere, too, without rights here
         if kept.is_file() and kept.read_text() == stamp:
             return
         for folder in folders:
