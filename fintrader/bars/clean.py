@@ -81,7 +81,7 @@ class SymbolBars:
 
     def since(self, row: int) -> SymbolBars:
         """The bars from `row` on, as views."""
-        names = [*COLUMNS, "tradable", "session", "time"]
+        names = [*COLUMNS, "tradable", "session", *(["time"] if len(self.time) else [])]
         part = {name: getattr(self, name)[..., row:] for name in names}
         extras = {name: values[..., row:] for name, values in self.extras.items()}
         cut = replace(self, **part, extras=extras, skipped=self.skipped + row)

@@ -48,6 +48,41 @@ def moving_sum(values: Any, window: int, skipped: int) -> Any:
     return result
 
 
+# Each sum waits for the addition before it: those of several series go on meanwhile.
+@_njit
+def last_moving_sums(values: Any, times: Any, window: int, skipped: int, wanted: int) -> Any:
+    """The last `wanted` sums of `moving_sum` for each series of `values * times`, `[N, L]` both,
+    bit for bit; `[N, wanted]` float64. The products are not stored."""
+    count, length = values.shape
+    result = np.full((count, wanted), np.nan)
+    total = np.empty(8)
+    begin = length - wanted
+    first = begin - (begin + skipped) % window
+    for n in range(0, count, 8):
+        lanes = min(8, count - n)
+        for start in range(first, length, window):
+            if start < 0:  # of a block that was cut only the end is known
+                continue
+            stop = min(start + window, length)
+            total[:] = 0.0
+            for t in range(start, stop):
+                for j in range(lanes):
+                    total[j] += values[n + j, t] * times[n + j, t]
+                if t >= max(begin, window - 1):
+                    for j in range(lanes):
+                        result[n + j, t - begin] = total[j]
+            total[:] = 0.0
+            for t in range(start - 1, max(start, begin) - window, -1):
+                if t < 0:
+                    break
+                for j in range(lanes):
+                    total[j] += values[n + j, t] * times[n + j, t]
+                if t + window - 1 < stop:
+                    for j in range(lanes):
+                        result[n + j, t + window - 1 - begin] += total[j]
+    return result
+
+
 # The lags are the outer loop and neighbouring bars the inner one, which vectorises.
 @_njit
 def moving_deviation(values: Any, mean: Any, window: int) -> Any:

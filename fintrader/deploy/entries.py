@@ -258,13 +258,15 @@ KEYS = {
 }
 """Kind -> the field that stands in the column `key`."""
 
+_JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
+
 
 def encode(record: object) -> tuple[str, str, str]:
     """Return a record as the journal stores it: kind, key and JSON."""
     kind = NAMES[type(record)]
     fields = record.model_dump(mode="json") if isinstance(record, Action) else to_json(record)
     key = str(fields.pop(KEYS[kind])) if kind in KEYS else ""
-    return kind, key, json.dumps(fields, sort_keys=True, allow_nan=False)
+    return kind, key, _JSON.encode(fields)
 
 
 def decode(kind: str, key: str, text: str) -> Any:

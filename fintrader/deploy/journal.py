@@ -158,12 +158,11 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def write(self, *records: object, at: int) -> None:
         """Append entries; they are on the disk when this returns, unless within `together`."""
+        rows = [(at, *encode(record)) for record in records]
         with self.together(), self._translate_errors():
-            for record in records:
-                self._base.execute(
-                    "INSERT INTO entries (time, kind, key, body) VALUES (?, ?, ?, ?)",
-                    (at, *encode(record)),
-                )
+            self._base.executemany(
+                "INSERT INTO entries (time, kind, key, body) VALUES (?, ?, ?, ?)", rows
+            )
 
     def orders(self) -> dict[str, OrderReport]:
         """Read the last report of every order by id, in the order in which they were first

@@ -226,13 +226,13 @@ class Execution:
             for other in self._slots.values():
                 if other.stamp == slot.stamp:
                     other.terms = terms
-            self._journal.write(terms, at=at)
             grain = 1e6 if self.rules.fractional else 1.0
             shares = math.trunc(report.shares * split * grain) / grain
             text = f"{report.shares:g} before {reason}"
             state = report.state if shares else "expired"
             size = shares or report.shares
-            self._note(slot, replace(report, shares=size, state=state, reason=text), at)
+            scaled = replace(report, shares=size, state=state, reason=text)
+            self._note([(slot, scaled)], at, terms)
 
     def step(self, now: int, *, sends: bool = True) -> bool:
         """Ask, send (if it `sends`) and cancel the orders that are due now (nanoseconds); True once
@@ -370,10 +370,8 @@ class Execution:
         room = max(0.0, cash) * (1.0 - self.rules.cushion)
         cost = sum(slot.cost_usd for slot in purchases) * (1.0 + self.rules.fee_rate)
         factor = min(1.0, room / cost)
-        with self._journal.together():
-            self._journal.write(PurchaseFit(stamp, factor, cash), at=now)
-            for slot in purchases:
-                self._note(slot, self._scale_order(slot.report, factor), now)
+        scaled = [(slot, self._scale_order(slot.report, factor)) for slot in purchases]
+        self._note(scaled, now, PurchaseFit(stamp, factor, cash))
         self._fitted.add(stamp)
 
     def _bound(self, stamp: str) -> float:
@@ -411,11 +409,10 @@ class Execution:
         """Write all as sent, then send one after the other; without an answer the rest waits to be
         asked after."""
         new = {slot.report.id for slot in group if not slot.sent}
-        with self._journal.together():
-            for slot in group:
-                slot.sent = now
-                slot.absent = False
-                self._note(slot, replace(slot.report, state="sent"), now)
+        for slot in group:
+            slot.sent = now
+            slot.absent = False
+        self._note([(slot, replace(slot.report, state="sent")) for slot in group], now)
         self._ask_at = now + self._poll
         self._quiet = 0
         answers: list[tuple[_Slot, OrderReport]] = []
@@ -442,17 +439,15 @@ class Execution:
 
     def _note_all(self, news: Sequence[tuple[_Slot, OrderReport]], now: int) -> None:
         """Note news in one transaction; a report with fewer fills is older than the one known."""
-        later = [
-            (slot, new)
-            for slot, new in news
-            if new != slot.report and abs(new.filled) >= abs(slot.report.filled)
-        ]
-        if later:
-            with self._journal.together():
-                for slot, report in later:
-                    self._note(slot, report, now)
+        self._note(
+            [(slot, new) for slot, new in news if abs(new.filled) >= abs(slot.report.filled)], now
+        )
 
-    def _note(self, slot: _Slot, report: OrderReport, now: int) -> None:
-        if report != slot.report:
-            self._journal.write(report, at=now)
+    def _note(self, news: Sequence[tuple[_Slot, OrderReport]], now: int, *first: object) -> None:
+        """Write `first` and the reports that have changed in one transaction."""
+        changed = [(slot, report) for slot, report in news if report != slot.report]
+        records = [*first, *(report for _, report in changed)]
+        if records:
+            self._journal.write(*records, at=now)
+        for slot, report in changed:
             slot.report = report

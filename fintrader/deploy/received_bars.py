@@ -41,7 +41,7 @@ class ReceivedBars:
             if rows is None or start == stop:
                 continue
             own = ts[start:stop]
-            if own[0] > rows.newest and (np.diff(own) > 0).all():
+            if own[0] > rows.newest and (len(own) == 1 or (np.diff(own) > 0).all()):
                 rows.add(own, table[:, start:stop], self.needed)
                 continue
             fresh = (own > rows.newest) & (np.diff(own, prepend=-1) > 0)

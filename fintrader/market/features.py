@@ -197,39 +197,45 @@ def intraday(bars: SymbolBars, window: int) -> Array:
     """ln(close[t] / open of the session), plus ln(close / open) of the `window - 1` sessions
     before."""
     sessions = _find_sessions(bars)
-    return sessions.summed(np.log(bars.close / sessions.open), window)
+    return sessions.summed(np.log(sessions.close / sessions.open), window)
 
 
 class _Sessions:
-    """Sessions of one symbol, and the opening price of each as far as known at each bar."""
+    """Sessions of one symbol, and the opening price of each as far as known at a bar: at every
+    bar, or (where few are `wanted`) at the ends of the sessions and then at those."""
 
     def __init__(self, bars: SymbolBars) -> None:
         length = len(bars)
         rows = np.arange(length)
         begins = np.diff(bars.session, prepend=bars.session[:1] - 1) != 0
         starts = np.flatnonzero(begins)
-        self._number = np.cumsum(begins) - 1
-        self._last = np.append(starts[1:], length) - 1
+        last = np.append(starts[1:], length) - 1
+        at = np.append(last, rows[-bars.wanted :]) if bars.wanted else rows
+        self._ends = slice(0, len(last)) if bars.wanted else last
+        self._wanted = slice(len(last) if bars.wanted else 0, None)
+        self._number = (np.cumsum(begins) - 1)[at]
         self._skipped = int(bars.session[0]) if bars.skipped else 0
         traded = np.where(bars.tradable, rows, length)
         first = np.minimum.reduceat(traded, starts, axis=-1)
         opens = np.take_along_axis(bars.open, np.minimum(first, length - 1), axis=-1)
-        known = first[..., self._number] <= rows
-        self.open = np.where(known, opens[..., self._number], bars.close)
-        """`[L]`: the open; before any trade the carried close."""
+        known = first[..., self._number] <= at
+        self.close = bars.close[..., at]
+        self.open = np.where(known, opens[..., self._number], self.close)
+        """The open; before any trade the carried close."""
         before = np.full(first.shape, np.nan)
         before[..., 1:] = bars.close[..., starts[1:] - 1]
         self.night = np.log(self.open / before[..., self._number])
 
     def summed(self, values: Array, window: int) -> Array:
-        """Sum `values` at each bar and the ends of the `window - 1` sessions before; NaN with
-        fewer."""
+        """Sum `values` at each bar (or those `wanted`) and the ends of the `window - 1` sessions
+        before; NaN with fewer."""
+        here = values[..., self._wanted]
         if window == 1:
-            return values
-        ends = values[..., self._last]
+            return here
+        ends = values[..., self._ends]
         before = np.full(ends.shape, np.nan)
         before[..., 1:] = moving_sum(ends, window - 1, self._skipped)[..., :-1]
-        return np.asarray(values + before[..., self._number])
+        return np.asarray(here + before[..., self._number[self._wanted]])
 
 
 @lru_cache(maxsize=1)
@@ -239,7 +245,7 @@ def _find_sessions(bars: SymbolBars) -> _Sessions:
 
 def volatility(bars: SymbolBars, window: int) -> Array:
     """Square root of the mean squared one-bar log return of the last `window` bars."""
-    square = moving_mean(bars.steps * bars.steps, window, bars.skipped, bars.wanted)
+    square = moving_mean(bars.steps, window, bars.skipped, bars.wanted, times=bars.steps)
     return np.asarray(np.sqrt(square))
 
 
@@ -339,8 +345,8 @@ def beta(own: Array, market: Array, window: int, skipped: int = 0, wanted: int =
     """Slope of the one-bar log returns `[..., L]` on those of the members' mean `[L]` (equal
     weights), over the last `window` bars."""
     mean, square, product, alone = (
-        moving_mean(values, window, skipped, wanted)
-        for values in (market, market**2, market * own, own)
+        moving_mean(values, window, skipped, wanted, times)
+        for values, times in ((market, 1.0), (market, market), (own, market), (own, 1.0))
     )
     variance = square - mean**2
     covariance = product - mean * alone

@@ -20,29 +20,34 @@ def carry_forward(values: Array) -> Array:
     return np.asarray(np.take_along_axis(values, np.maximum.accumulate(rows, axis=0), axis=0))
 
 
-def by_series(
-    kernel: Callable[..., Any], *series: Array, with_: tuple[float, ...], wanted: int = 0
-) -> Array:
-    """Call a kernel with each series `[L]` of `[..., L]` and further numbers; stack its results, or
-    the last `wanted` of each."""
+def by_series(kernel: Callable[..., Any], *series: Array, with_: tuple[float, ...]) -> Array:
+    """Call a kernel with each series `[L]` of `[..., L]` and further numbers; stack its results."""
     columns = [np.ascontiguousarray(values, dtype=np.float64) for values in series]
     if columns[0].ndim == 1:
-        return np.asarray(kernel(*columns, *with_)[-wanted:])
-    return np.stack([kernel(*own, *with_)[-wanted:] for own in zip(*columns, strict=True)])
+        return np.asarray(kernel(*columns, *with_))
+    return np.stack([kernel(*own, *with_) for own in zip(*columns, strict=True)])
 
 
-def moving_sum(values: Array, window: int, skipped: int = 0, wanted: int = 0) -> Array:
+def moving_sum(
+    values: Array, window: int, skipped: int = 0, wanted: int = 0, times: Array | float = 1.0
+) -> Array:
     """Sum of the last `window` values, `[..., L]` float64; NaN for the first window - 1. `skipped`:
     number of values of the series before these, which a sum of the whole counts its blocks from;
-    `wanted`: number of last sums, 0 for all."""
+    `wanted`: number of last sums, 0 for all; `times`: second factor of each value."""
     from fintrader.bars import kernels
 
-    return by_series(kernels.moving_sum, values, with_=(window, skipped), wanted=wanted)
+    if wanted and values.ndim == 2:
+        factors = np.broadcast_to(times, values.shape)
+        return np.asarray(kernels.last_moving_sums(values, factors, window, skipped, wanted))
+    summed = values if isinstance(times, float) else values * times
+    return by_series(kernels.moving_sum, summed, with_=(window, skipped))[..., -wanted:]
 
 
-def moving_mean(values: Array, window: int, skipped: int = 0, wanted: int = 0) -> Array:
-    """Simple moving average, `[..., L]`."""
-    total = moving_sum(values, window, skipped, wanted)
+def moving_mean(
+    values: Array, window: int, skipped: int = 0, wanted: int = 0, times: Array | float = 1.0
+) -> Array:
+    """Simple moving average, `[..., L]`; arguments as those of `moving_sum`."""
+    total = moving_sum(values, window, skipped, wanted, times)
     total /= window
     return total
 
@@ -50,7 +55,7 @@ def moving_mean(values: Array, window: int, skipped: int = 0, wanted: int = 0) -
 def moving_moments(values: Array, window: int, skipped: int = 0) -> tuple[Array, Array]:
     """Moving mean and sample standard deviation, `[..., L]` each."""
     mean = moving_mean(values, window, skipped)
-    spread = moving_sum(values * values, window, skipped)
+    spread = moving_sum(values, window, skipped, times=values)
     spread -= window * mean * mean
     np.maximum(spread, 0.0, out=spread)
     spread /= window - 1

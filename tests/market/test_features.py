@@ -14,11 +14,13 @@ from fintrader.market.features import (
     PAPER_FEATURES,
     FeatureSettings,
     context_features,
+    last_features,
     market_feature,
     member_return,
     symbol_features,
     turbulence,
 )
+from fintrader.market.moving import moving_sum
 from tests.factories import examples
 
 ALL = (*PAPER_FEATURES, "return_1", "return_5", "volatility_30", "volume_30", "age_10")
@@ -100,6 +102,46 @@ def test_a_prefix_has_the_same_features(cut, seed):
     bars = replace(one_symbol(seed=seed), session=np.arange(400) // 60)
     whole, part = (symbol_features(one, (*ALL, *BY_SESSION)) for one in (bars, prefix(bars, cut)))
     np.testing.assert_array_equal(whole[:cut], part)  # bit for bit, NaN where NaN
+
+
+@settings(max_examples=examples(60))
+@given(st.integers(0, 99), st.integers(1, 60), st.integers(1, 40), st.data())
+def test_the_last_sums_of_the_end_of_several_series_are_those_of_each(seed, length, window, draw):
+    random = np.random.default_rng(seed)
+    values, times = random.normal(size=(2, draw.draw(st.integers(1, 17)), length))
+    skipped = draw.draw(st.integers(0, max(0, length - window)))
+    wanted = draw.draw(st.integers(1, max(1, length - skipped - window)))
+    each = np.stack([moving_sum(own, window) for own in values * times])[:, -wanted:]
+    got = moving_sum(values[:, skipped:], window, skipped, wanted, times[:, skipped:])
+    np.testing.assert_array_equal(got, each)
+
+
+@settings(max_examples=examples(25))
+@given(seed=st.integers(0, 50), length=st.integers(2, 400), rows=st.integers(1, 40), per=st.data())
+def test_the_last_rows_of_several_symbols_are_those_of_each(seed, length, rows, per):
+    """What a live loop computes of the newest bars has the bits that a build computes of all."""
+    count = per.draw(st.integers(1, 11))
+    windows = [per.draw(st.integers(2, 30)) for _ in range(4)]
+    names = [f"{kind}_{n}" for kind, n in zip(("beta", "volatility", "sma"), windows, strict=False)]
+    names += [*ALL, *BY_SESSION, f"gap_{windows[3] % 4 + 1}"]
+    each = [
+        replace(one_symbol(length, seed=seed + n, silent=0.3), session=np.arange(length) // 23)
+        for n in range(count)
+    ]
+    close = np.stack([one.close for one in each], axis=1).astype(np.float32)
+    market = member_return(close, np.ones(close.shape, bool))
+    own = np.zeros(close.shape)
+    own[1:] = np.diff(np.log(close.astype(np.float64)), axis=0)
+    rows = min(rows, length - 1)  # a live loop has bars of earlier sessions
+    stacked = {
+        name: np.stack([getattr(one, name) for one in each]) for name in (*COLUMNS, "tradable")
+    }
+    together = replace(each[0], **stacked, wanted=rows)
+    got = last_features(together, names, rows, own.T, market)
+    for n, one in enumerate(each):
+        expected = symbol_features(one, names, later=names[:1], dtype=np.float32)
+        expected[:, 0] = market_feature(names[0], close[:, n], market)
+        np.testing.assert_array_equal(got[:, n], expected[-rows:])
 
 
 def test_nights_and_days_add_up_over_sessions():
