@@ -269,6 +269,7 @@ def encode(record: object) -> tuple[str, str, str]:
     return kind, key, _JSON.encode(fields)
 
 
+@functools.lru_cache(maxsize=4096)  # the newest entries are read again at every step
 def decode(kind: str, key: str, text: str) -> Any:
     """Read a record back; fields that came with a later version have their defaults. Raises
     RecordError for one of another version."""
