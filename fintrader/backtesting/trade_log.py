@@ -12,7 +12,7 @@ from fintrader.envs.account import closing_cost
 from fintrader.envs.market_view import MarketView, Quote
 from fintrader.envs.money import in_usd
 from fintrader.market.tensors import MarketTensors
-from fintrader.results.backtest_files import TradeRows, empty_trades, trade_frame
+from fintrader.results.backtest_files import TradeRows, trade_frame
 from fintrader.results.history import OrderCounts
 
 MINUTE_NS = 60_000_000_000
@@ -61,6 +61,7 @@ class TradeLog:
 
     def result(self, name: str, note: str) -> BacktestResult:
         """Make a result of the log."""
+        trades = self._join_fills()
         return BacktestResult(
             name=name,
             equity=self.equity,
@@ -69,8 +70,8 @@ class TradeLog:
             costs_usd=self.costs,
             turnover_usd=self.turnover,
             income_usd=self.income,
-            trades=self._list_trades(),
-            orders=self.orders,
+            trades=self._list_trades(trades),
+            orders=self.orders._replace(improved_usd=self._measure_improvement(trades)),
             closing_cost_usd=self.closing_costs(len(self.equity) - 1),
             ruined=self.ruined,
             last_bar=self.market.to_numpy("last_bar"),
@@ -78,13 +79,27 @@ class TradeLog:
             **window_fields(self.market),
         )
 
-    def _list_trades(self) -> pd.DataFrame:
-        if not self.fills:
-            return empty_trades()
-        whole = TradeRows(*(np.concatenate(columns) for columns in zip(*self.fills, strict=True)))
+    def _join_fills(self) -> TradeRows:
+        """Join the trade list."""
+        nothing = TradeRows.of("order", 0, 0, np.zeros(0), np.zeros(0), np.zeros(0))
+        columns = zip(*(self.fills or [nothing]), strict=True)
+        return TradeRows(*(np.concatenate(parts) for parts in columns))
+
+    def _list_trades(self, whole: TradeRows) -> pd.DataFrame:
         start = self.market.to_numpy("minutes")
         length = self.market.bar_minutes * MINUTE_NS
         is_next = self.settings.fill == "next_open" and not self.settings.orders_rest
         at_open = (whole.kind == "split") | (whole.kind == "order") & is_next
         filled = start[whole.filled] + np.where(at_open, 0, length)
         return trade_frame(whole, self.market.symbols, start[whole.decided] + length, filled)
+
+    def _measure_improvement(self, trades: TradeRows) -> float:
+        """Measure `OrderCounts.improved_usd`; a split between order and fill divides the close."""
+        arrival = self.mark[trades.decided, trades.asset]
+        columns = (column.tolist() for column in self.market.events[:3])
+        for bar, asset, split in zip(*columns, strict=True):
+            if split != 1.0:
+                is_between = (trades.decided < bar) & (bar <= trades.filled)
+                arrival[is_between & (trades.asset == asset)] /= split
+        better = trades.shares * (arrival - trades.price)
+        return float(better[trades.kind == "order"].sum())

@@ -248,5 +248,8 @@ def _scale(result: BacktestResult, factor: float, bars: int) -> BacktestResult:
         trades[column] += bars
     names = ("equity", "shares", "costs_usd", "turnover_usd", "income_usd")
     scaled: dict[str, Any] = {name: getattr(result, name) * factor for name in names}
-    orders = result.orders._replace(cancelled_usd=result.orders.cancelled_usd * factor)
+    orders = result.orders._replace(
+        cancelled_usd=result.orders.cancelled_usd * factor,
+        improved_usd=result.orders.improved_usd * factor,
+    )
     return replace(result, orders=orders, trades=trades, **scaled)

@@ -56,6 +56,13 @@ def measure(history: AccountHistory) -> StrategyMetrics:
     return StrategyMetrics(**found)
 
 
+def _improvement_bps(s: MetricInputs) -> Measure:
+    """Part of the value of its fills that a strategy's orders gained on the last close."""
+    fills = s.of.trades
+    filled_usd = fills["notional_usd"][fills["kind"] == "order"].sum()
+    return m.ratio(s.of.orders.improved_usd * 1e4, float(filled_usd))
+
+
 def _break_even_bps(s: MetricInputs) -> Measure:
     """Cost per traded dollar at which this very trade list would have earned nothing."""
     earned = s.of.equity[-1] - s.of.equity[0] + s.cost
@@ -545,6 +552,14 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "asked − filled",
             _LEDGER,
             lambda s: s.of.orders.cancelled_usd,
+        ),
+        (
+            "price_improvement_bps",
+            "Price improvement",
+            "bps",
+            "fills against the last close before the order, by value; before costs",
+            _LEDGER,
+            _improvement_bps,
         ),
         (
             "income_usd",

@@ -3,6 +3,7 @@ numbers are computed."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,6 +29,9 @@ class OrderCounts(NamedTuple):
     """Orders without a fill: no trade in the bar, no volume, or no money."""
     cancelled_usd: float = 0.0
     """Value of the unfilled parts of all orders, at the close of the bar."""
+    improved_usd: float = math.nan
+    """Value by which fills were better than the last close before their order, without costs; NaN
+    where it is unknown."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -83,6 +83,7 @@ class StrategyMetrics:
     capped_orders: Measure
     unfilled_orders: Measure
     cancelled_usd: Measure
+    price_improvement_bps: Measure
     income_usd: Measure
     round_trips: Measure
     round_trip_hit_rate: Measure

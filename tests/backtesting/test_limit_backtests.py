@@ -16,7 +16,8 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.multi_agent import MultiTraderEnv
 from fintrader.errors import BacktestError, ConfigError, EnvError
-from tests.factories import make_market
+from fintrader.market.tensors import Events
+from tests.factories import make_market, market_of
 from tests.oracles.trade_list import trade_list_profit
 
 CASES = [
@@ -84,6 +85,36 @@ def test_orders_that_rest_are_counted(market):
     column = filled["symbol"].map(market.symbols.index)
     opens = market.open[filled["fill_bar"].to_numpy(), column.to_numpy()].double().numpy()
     assert (filled["price_usd"] == opens).all()
+
+
+def buy_once(market, first, **rules):
+    """A backtest that gives one order, at the first decision."""
+    chosen = EnvSettings(
+        cost_bps=10.0, fractional=True, participation="none", benchmark="cash", **rules
+    )
+    asked = iter([torch.tensor([first])])
+    nothing = torch.zeros(1, len(first))
+    return simulate(lambda _: next(asked, nothing), market, chosen)
+
+
+@pytest.mark.parametrize("split", [1.0, 4.0, 0.1])
+def test_fills_are_compared_with_the_last_close(split):
+    """A close of 100 at the decision: a purchase at 98 is 2 % better, one at an open of 103 is 3 %
+    worse, whatever it costs and whether a split lies between."""
+    after = np.array([[100.0, 100, 97, 97]]).T / np.array([[1, 1, split, split]]).T
+    opens = np.array([[100.0, 100, 103, 97]]).T / np.array([[1, 1, split, split]]).T
+    market = market_of(
+        after,
+        4,
+        open=opens,
+        low=np.fmin(after, opens),
+        events=Events.of([(2, 0, split, 0.0)] if split != 1.0 else []),
+    ).window(1, 4)
+    limit = buy_once(market, [0.5, -1.0], action="limit", limit_offset_bps=200.0)
+    assert limit.metrics["price_improvement_bps"] == pytest.approx(200.0 / 0.98, abs=0.01)
+    at_once = buy_once(market, [0.5], action="trade")
+    assert at_once.metrics["price_improvement_bps"] == pytest.approx(-300.0 / 1.03, abs=0.01)
+    assert (limit.orders.given, limit.orders.unfilled, at_once.orders.given) == (2, 1, 1)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "sac"])
