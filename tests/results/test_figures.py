@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 pytest.importorskip("streamlit")
 
@@ -210,3 +211,28 @@ def test_comparison_and_app_draw_the_same_numbers(site, open_page):
     app = of_app(open_page(site, "compare", runs="demo,second", lines=",".join(lines.values())))
     assert traces(report["growth"]) == traces(app["compare_equity"])
     assert traces(report["drawdown"]) == traces(app["compare_drawdown"])
+
+
+@pytest.mark.parametrize("action", ["target", "limit"])
+def test_a_fill_stands_on_the_candle_that_holds_its_price(action):
+    """Limit orders fill within a bar and are known at its close, when the next one has begun."""
+    market = make_market(120, 2, 2, seed=5, volume=1e9)
+    chosen = EnvSettings(action=action, limit_offset_bps=30)
+    draws = np.random.default_rng(1)
+    width = 2 * market.num_assets if action == "limit" else market.num_assets
+
+    def policy(obs):
+        return torch.from_numpy(draws.uniform(-1, 1, (len(obs), width))).float()
+
+    trades = simulate(policy, market, chosen).trades
+    symbol = market.symbols[0]
+    bars = market[symbol].query("tradable")
+    placed = trades.assign(bar_start=market[symbol].index[trades["fill_bar"]])
+    figure = figures.candles_figure(bars, placed, symbol=symbol, timezone=str(bars.index.tz))
+    candles, *marks = figure.data
+    place = {label: k for k, label in enumerate(candles.x)}
+    at = [place[label] for side in marks for label in side.x]
+    prices = np.concatenate([side.y for side in marks])
+    assert len(at) > 20
+    low, high = (getattr(candles, name)[at] for name in ("low", "high"))
+    assert ((low <= prices * (1 + 1e-6)) & (prices <= high * (1 + 1e-6))).all()

@@ -288,8 +288,9 @@ def draw_prices(
     bars = market.candles(symbol, rows, every)
     if bars.empty:
         raise NotThereError("the market file holds no bar here")
+    placed = fills.assign(bar_start=stored.minutes[fills["fill_bar"]])
     charts.show(
-        figures.candles_figure(bars, fills, symbol=symbol, timezone=stored.timezone),
+        figures.candles_figure(bars, placed, symbol=symbol, timezone=stored.timezone),
         "trades_candles",
     )
     if len(fills) > figures.MOST_MARKS:

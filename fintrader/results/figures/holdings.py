@@ -153,7 +153,8 @@ def candles_figure(
     """Candles (`open, high, low, close`, index: start) with the fills on them, in the time of
     `timezone`.
 
-    A fill stands on the candle in which it happened; beyond MOST_MARKS only the largest are drawn.
+    A fill stands on the candle that holds its bar (`bar_start`, a column beyond those of the trade
+    list: at a bar's close the next one has begun); beyond MOST_MARKS only the largest are drawn.
     """
     times = pd.DatetimeIndex(bars.index)
     local = times.tz_convert(timezone)
@@ -175,7 +176,7 @@ def candles_figure(
     heading = symbol
     if trades is not None:
         own, cut = _largest(trades[trades["symbol"] == symbol])
-        candle = times.searchsorted(pd.DatetimeIndex(own["fill_time"]), side="right") - 1
+        candle = times.searchsorted(pd.DatetimeIndex(own["bar_start"]), side="right") - 1
         _add_fills(figure, own, labels.to_numpy()[candle.clip(0)], local.tz)
         heading = _on_price(symbol, cut)
     figure = layout(figure, heading, "USD", height=440, hovermode="closest")
