@@ -47,10 +47,10 @@ class LimitSettings(Settings):
 
 @dataclass(frozen=True)
 class Clipped:
-    """Holdings that may be ordered, and the limits that cut them."""
+    """Orders that may be given, and the limits that cut them."""
 
-    shares: Array
-    """`[N]`."""
+    orders: Array
+    """`[N]` shares."""
     by: tuple[str, ...]
     """Names of the limits that were binding, in the order of `LimitSettings`."""
 
@@ -116,51 +116,47 @@ class Limits:
         return float(np.mean(seen[member])) >= self.settings.symbols_with_bars
 
     def clip(
-        self, want: Array, held: Array, price: Array, equity: float, benchmark: Array
+        self, orders: Array, held: Array, price: Array, equity: float, benchmark: Array
     ) -> Clipped:
-        """Cut wanted holdings `[N]` to the limits; a sale is cut only by the limits on orders.
+        """Cut orders `[N]` of shares to the limits; a sale is cut only by the limits on orders.
 
         `held`: shares `[N]`; `price`: USD `[N]`, 0 or NaN without one; `benchmark`: weights `[N]`.
         """
         if not self.settings.enforced:
-            return Clipped(want, ())
+            return Clipped(orders, ())
         limits = self.settings
         by = []
         price = np.where(np.isfinite(price), price, 0.0)
         unit = np.where(price > 0, price, 1.0)
 
-        def shrink(goal: Array, bound: Array, name: str) -> Array:
-            """Cut orders to `bound` `[N]` shares; whole ones stay whole."""
-            order = goal - held
-            small = np.sign(order) * np.minimum(np.abs(order), np.maximum(bound, 0.0))
+        def shrink(bound: Array, name: str) -> Array:
+            """Cut the orders to `bound` `[N]` shares; whole ones stay whole."""
+            small = np.minimum(np.abs(orders), np.maximum(bound, 0.0))
             if self.whole:
                 small = np.trunc(small)
-            if (np.abs(small) < np.abs(order)).any():
+            if (small < np.abs(orders)).any():
                 by.append(name)
-            kept: Array = held + small
-            return kept
+            return np.asarray(np.sign(orders) * small)
 
         most = np.maximum(limits.weight, benchmark) * equity / unit
-        buys = np.maximum(want - held, 0.0)
-        room = np.where(want > held, np.maximum(most - held, 0.0), np.abs(want - held))
-        goal = shrink(want, room, "weight") if (buys > room).any() else want
-        largest = limits.order * equity / unit
-        if (np.abs(goal - held) * price > limits.order * equity * (1 + 1e-9)).any():
-            goal = shrink(goal, largest, "order")
-        traded = float((np.abs(goal - held) * price).sum())
+        room = np.where(orders > 0, np.maximum(most - held, 0.0), np.abs(orders))
+        if (orders > room).any():
+            orders = shrink(room, "weight")
+        if (np.abs(orders) * price > limits.order * equity * (1 + 1e-9)).any():
+            orders = shrink(limits.order * equity / unit, "order")
+        traded = float((np.abs(orders) * price).sum())
         left = max(limits.turnover * equity - self.traded_usd, 0.0)
         if traded > left:
-            goal = shrink(goal, np.abs(goal - held) * (left / traded), "turnover")
+            orders = shrink(np.abs(orders) * (left / traded), "turnover")
         # Last, because the other limits may have cut a sale that was to pay for a purchase.
-        gross = float((np.abs(goal) * price).sum())
+        goal = np.abs(held + orders)
+        gross = float((goal * price).sum())
         if gross > limits.gross * equity * (1 + 1e-9):
-            kept = float((np.minimum(np.abs(goal), np.abs(held)) * price).sum())
+            kept = float((np.minimum(goal, np.abs(held)) * price).sum())
             share = max(limits.gross * equity - kept, 0.0) / max(gross - kept, 1e-9)
-            more = np.abs(goal) > np.abs(held)
-            goal = shrink(
-                goal, np.where(more, share * np.abs(goal - held), np.abs(goal - held)), "gross"
-            )
-        self.traded_usd += float((np.abs(goal - held) * price).sum())
+            size = np.abs(orders)
+            orders = shrink(np.where(goal > np.abs(held), share * size, size), "gross")
+        self.traded_usd += float((np.abs(orders) * price).sum())
         for name in by:
             self.counts[name] = self.counts.get(name, 0) + 1
-        return Clipped(goal, tuple(dict.fromkeys(by)))
+        return Clipped(orders, tuple(dict.fromkeys(by)))

@@ -15,6 +15,7 @@ from fintrader.backtesting.limits import Limits, LimitSettings
 from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.backtesting.simulation import PolicyStrategy, open_account, trade
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
+from fintrader.envs.money import SPLIT_NUDGE
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy
 from fintrader.errors import BacktestError
@@ -71,10 +72,15 @@ def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> 
     kind = benchmark_kind(market, account.settings.benchmark)
     benchmark = benchmark_weights(market.window(opened, bar + 1), kind)[-1].numpy()
     wanted = account.holdings(action)
-    clipped = limits.clip(wanted, held, price, equity, benchmark)
-    weights = clipped.shares * price / max(equity, 1e-9)
+    orders = wanted - held
+    if limits.whole:
+        # A split may leave fractions at a broker, and their difference a rounding error.
+        whole = np.rint(orders)
+        orders = np.where(np.abs(orders - whole) < SPLIT_NUDGE, whole, orders)
+    clipped = limits.clip(orders, held, price, equity, benchmark)
+    weights = (held + clipped.orders) * price / max(equity, 1e-9)
     rounded = account.holdings(action, exact=True) - wanted
-    return Decision(clipped.shares - held, weights, clipped_by=clipped.by, rounded=rounded)
+    return Decision(clipped.orders, weights, clipped_by=clipped.by, rounded=rounded)
 
 
 def shadow_backtest(

@@ -227,7 +227,8 @@ class Execution:
                 if other.stamp == slot.stamp:
                     other.terms = terms
             grain = 1e6 if self.rules.fractional else 1.0
-            shares = math.trunc(report.shares * split * grain) / grain
+            # 100 shares times 1.15 are 114.99999999999999.
+            shares = math.trunc(round(report.shares * split * grain, 6)) / grain
             text = f"{report.shares:g} before {reason}"
             state = report.state if shares else "expired"
             size = shares or report.shares

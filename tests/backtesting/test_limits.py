@@ -5,8 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.limits import Limits, LimitSettings
-from tests.factories import examples
+from fintrader.backtesting.shadow import decide
+from fintrader.envs import EnvSettings
+from tests.factories import examples, make_market
 
 N = 4
 prices = st.lists(st.floats(0.5, 500.0), min_size=N, max_size=N).map(np.array)
@@ -36,8 +39,8 @@ def test_no_order_breaks_a_limit(want, held, price, cash, weight, order, turnove
     benchmark = np.full(N, 0.3)
     near = 1 + 1e-9
     for _ in range(3):  # three decisions of one session
-        goal = limits.clip(want, held, price, equity, benchmark).shares
-        orders = goal - held
+        orders = limits.clip(want - held, held, price, equity, benchmark).orders
+        goal = held + orders
         assert (orders == np.trunc(orders)).all()
         assert (np.sign(orders) * np.sign(want - held) >= 0).all()  # never the other way
         assert (np.abs(orders) <= np.abs(want - held)).all()  # never more
@@ -59,9 +62,10 @@ def test_what_limits_allow_is_left_as_it_is(chosen, want, held):
     limits = Limits(LimitSettings(**chosen))
     limits.watch(0, 1e6)
     price = np.array([100.0, 20.0])
-    clipped = limits.clip(np.array(want), np.array(held), price, 1e6, np.zeros(2))
+    orders = np.array(want) - held
+    clipped = limits.clip(orders, np.array(held), price, 1e6, np.zeros(2))
     assert clipped.by == ()
-    assert clipped.shares.tolist() == want
+    assert clipped.orders.tolist() == orders.tolist()
 
 
 @pytest.mark.parametrize(
@@ -87,11 +91,40 @@ def test_a_new_session_may_turn_over_again():
     limits.watch(0, 1e6)
     price = np.array([10.0])
     nothing = np.zeros(1)
-    first = limits.clip(np.array([50_000.0]), nothing, price, 1e6, nothing).shares
+    wanted = np.array([50_000.0])
+    first = limits.clip(wanted, nothing, price, 1e6, nothing).orders
     assert first[0] == 10_000.0
-    assert limits.clip(np.array([50_000.0]), first, price, 1e6, nothing).shares[0] == first[0]
+    assert limits.clip(wanted - first, first, price, 1e6, nothing).orders[0] == 0.0
     limits.watch(1, 1e6)
-    assert limits.clip(np.array([50_000.0]), first, price, 1e6, nothing).shares[0] == 20_000.0
+    assert limits.clip(wanted - first, first, price, 1e6, nothing).orders[0] == 10_000.0
+
+
+@settings(max_examples=examples(60))
+@given(
+    held=st.lists(st.integers(0, 9_999), min_size=N, max_size=N).map(np.array),
+    split=st.sampled_from([1.1, 1.5, 1 / 3, 0.1]),
+    action=st.lists(st.floats(-1, 1, width=32), min_size=N, max_size=N).map(np.float32),
+    most=st.sampled_from([0.02, 1.0]),
+)
+def test_fractions_that_a_split_left_make_no_order_of_parts_of_shares(held, split, action, most):
+    """A broker with whole shares refuses 974.9999999999999 of them."""
+    env = EnvSettings()
+    shares = held * split
+    account = BacktestAccount.resume(
+        make_market(30, N, 2, seed=1),
+        env,
+        bar=5,
+        cash=1e6,
+        equity=2e6,
+        capital=(2e6, 2e6),
+        shares=shares,
+    )
+    chosen = LimitSettings(order=most, weight=1.0, turnover=10.0, symbols_with_bars=0.1)
+    orders = decide(account, action, Limits(chosen)).orders
+    parts = orders[orders > 0]
+    assert (parts == np.rint(parts)).all()
+    sales = orders[orders < 0]
+    assert ((sales == np.rint(sales)) | (sales == -shares[orders < 0])).all()
 
 
 def test_too_few_bars():

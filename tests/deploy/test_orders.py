@@ -87,6 +87,13 @@ def test_an_id_names_sender_decision_and_symbol(sender):
     assert find_sender("by hand") == format_decision_stamp("ft-anything") == ""
 
 
+def test_a_split_turns_an_order_into_whole_new_shares(execution, journal):
+    """100 times 1.15 is 114.99999999999999 in floats."""
+    begin(execution, {"CCC": 100.0})
+    execution.rescale("CCC", 1.15, before=OPENED, reason="the split", at=OPENED)
+    assert journal.orders()[order_id(BUNDLE, OPENED, "CCC")].shares == 115.0
+
+
 def test_purchases_leave_once_sales_are_over_and_share_the_cash(server, execution, journal):
     begin(execution, {"BBB": 60.0, "AAA": -50.0, "CCC": 240.0})
     assert {entry.body.state for entry in journal.entries(OrderReport)} == {"intended"}
