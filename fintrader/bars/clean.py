@@ -261,7 +261,8 @@ def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
     for name in PRICES:
         why = "is no price ({} such); correct the rows or remove them"
         refuse(name, getattr(bars, name), _SMALLEST, _LARGEST, why)
-    refuse("volume", bars.volume, 0.0, _LARGEST, "is no volume; correct or remove the row")
+    why = "is no volume ({} such); correct the rows or remove them"
+    refuse("volume", bars.volume, 0.0, _LARGEST, why)
     most = float(np.finfo(np.float64).max)
     for name, values in bars.extras.items():
         refuse(

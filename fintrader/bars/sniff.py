@@ -71,9 +71,13 @@ _VOLUME = r"(?!.*(avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?
 _IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
 _CLOCK = r"^\d{1,2}:\d\d"
-_NAMESAKES = {**dict.fromkeys(PRICES, _MARKED_DATE), "symbol": "^ok$"}
-"""Role -> cells of a column that only shares its name: yfinance writes `Price` over the dates, and
-a chart service's `s` says ok."""
+_NAMESAKES = {
+    **dict.fromkeys(PRICES, _MARKED_DATE),
+    "symbol": "^ok$",
+    "ts": r"^\d\.\d{0,5}E\+\d\d$",
+}
+"""Role -> cells of a column that only shares its name: yfinance writes `Price` over the dates, a
+chart service's `s` says ok, and Excel rounds counts from 1970 to 1.61093E+12."""
 
 _OWN_TIMES = (
     "{}: each symbol has its own column of times next to the others, such as {}; save each"
@@ -282,9 +286,12 @@ def _decimal(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
-    """Report whether many of a line's cells, without the first, are numbers: it is one of data."""
+    """Report whether many of a line's cells, without the first, are numbers, or only that first one
+    is filled and is a date: it is one of data."""
     stripped = (cell.strip().rstrip("%") for cell in row[1:])
     cells = pd.Series([cell for cell in stripped if cell.lower() not in EMPTY], dtype=str)
+    if not len(cells):
+        return bool(re.match(_MARKED_DATE, row[0].strip()))
     return bool(parse_numbers(cells, decimal).notna().mean() >= 0.4)
 
 
@@ -331,8 +338,21 @@ def _delimiter(lines: Sequence[str], name: str) -> str:
     return best[1]
 
 
+def _holds_plain_prices(table: pd.DataFrame) -> bool:
+    """Report whether the names of all four prices stand alone: next to them `Close_yes` is another
+    close and no symbol."""
+    names = {*map(plain, table.columns)}
+    return all(names.intersection(SPELLINGS[role]) for role in PRICES)
+
+
+def _is_shared(word: str) -> bool:
+    """Report whether a word of all prices' names is no symbol: `Open_1h` or `etl:adj_open`."""
+    return _is_noise(word) or re.split(r"\W", word)[-1] in _PRICE_KINDS
+
+
 def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
     """Roles of a table with columns for each symbol; empty for a long one."""
+    is_long = _holds_plain_prices(table)
     for mark, first in itertools.product((" ", "_", ".", "-", ":", "|", _LEVELS), (False, True)):
         found = _fields_by_symbol(table, mark, first)
         needed = max(map(len, found.values()), default=0)
@@ -340,9 +360,11 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
         if needed < len(PRICES) or any(words != whole[0] for words in whole):
             continue
         alone = next(iter(found)) if len(found) == 1 else ""
-        if _is_noise(alone):  # Open_1h
+        if _is_shared(alone) and not is_long:
             return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
         _refuse_own_times(table, mark, first, found, layout)
+        if is_long:
+            return {}
         if alone and "header" in layout.values and not layout.is_alone:
             # the header lines name the symbol of one file
             own = {role: word + mark + alone for role, word in whole[0].items()}
@@ -355,10 +377,15 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
         )
         if "header" in layout.values:  # its names are used as they are
             layout.values["header"] = list(map(str, table.columns))
-        others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
-        named = {"ts": others[0]} if others else _find_named_times(table, {})
-        return {"ts": table.columns[0]} | named | {role: whole[0].get(role) for role in COLUMNS}
+        return _wide_times(table) | {role: whole[0].get(role) for role in COLUMNS}
     return _closes(table, layout)
+
+
+def _wide_times(table: pd.DataFrame) -> Roles:
+    """Columns of a wide table's times, the first one where no name tells."""
+    others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
+    named = {"ts": others[0]} if others else _find_named_times(table, {})
+    return {"ts": table.columns[0]} | named
 
 
 def _refuse_own_times(
@@ -516,7 +543,12 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
     if found is None:
         if {"up", "down"} <= by_name.keys():  # volume at rising and at falling prices
             return f"{by_name['up']} + {by_name['down']}"
-        return next((by_name[name] for name in by_name if re.fullmatch(_VOLUME, name)), None)
+        spelt = (
+            name
+            for name in by_name
+            if re.fullmatch(_VOLUME, name) or name.rpartition(":")[2] in SPELLINGS["volume"]
+        )
+        return next((by_name[name] for name in spelt), None)
     if "close" in roles:  # as `quoteVolume` and its value, `volume`
         volumes = [column for column in table.columns if column not in roles.values()]
         used = [roles["close"], found, *volumes]
@@ -795,6 +827,13 @@ def _set_formats(
         return
     fits = _fitting(dates, _DATES)
     clock_format = None if clocks is None else _fit_clock(clocks)
+    marks = dates.str.replace(r"[^/.-]", "", regex=True)
+    other = dates[marks != marks.iloc[0]]
+    if len(other) and _fitting(dates.str.replace(r"[/.]", "-", regex=True), _DATES):
+        raise BarError(
+            f"{layout.name}: dates like {dates.iloc[0]!r} and {other.iloc[0]!r} are written in two"
+            " ways; write them alike"
+        )
     if not fits or (clocks is not None and clock_format is None):
         raise BarError(
             f"{layout.name}: times like {example!r} are unknown; say how they are written"

@@ -318,3 +318,47 @@ def test_a_blank_file_is_left_out_of_a_folder(days, tmp_path):
     assert market.symbols == ("AAA", "BBB")
     with pytest.raises(BarError, match="holds no row; check the file"):
         detect(str(folder / "ABX.csv"))
+
+
+@pytest.mark.parametrize("mark", ["yes", "1d"])
+def test_other_prices_next_to_those_of_the_day_are_no_symbol(mark, days, tmp_path):
+    before = days[COLUMNS].shift(1).bfill().rename(columns=lambda name: f"{name}_{mark}")
+    table = pd.concat([days[["ts", *COLUMNS]], before], axis=1)
+    assert_market(write_csv(tmp_path, table, "CVX.csv"), days, tmp_path)
+
+
+def test_a_kind_of_prices_behind_a_prefix_is_no_symbol(days, tmp_path):
+    names = {name: f"etl:adj_{name}" for name in PRICES} | {"volume": "price:成交股數"}
+    table = days[["ts", *COLUMNS]].rename(columns=names)
+    folder = tmp_path / "bars"
+    for name in ("1101", "2330"):
+        path = write_csv(folder, table, f"{name}.csv")
+    assert detect(str(folder)).symbols == ("1101", "2330")
+    assert_market(path, days, tmp_path)
+
+
+def test_an_empty_first_row_is_no_line_of_names(days, tmp_path):
+    cells = days[["ts", *COLUMNS]].astype(str)
+    cells.loc[0, COLUMNS] = "null"
+    found = detect(str(write_csv(tmp_path, cells, "2330.csv")))
+    assert found.symbols == ("2330",)
+    assert found.first == dt.date.fromisoformat(days.ts[1])
+
+
+def test_times_that_excel_rounded_yield_to_dates(days, tmp_path):
+    table = days.assign(Unix="1.68705E+12", Date=days.ts)[["Unix", "Date", *COLUMNS]]
+    assert_market(write_csv(tmp_path, table, "BTCUSDT.csv"), days, tmp_path)
+
+
+def test_dates_of_two_marks_are_refused_with_a_remedy(days, tmp_path):
+    ts = pd.to_datetime(days.ts)
+    written = ts.dt.strftime("%m-%d-%Y").where(ts.dt.day < 13, ts.dt.strftime("%m/%d/%Y"))
+    path = write_csv(tmp_path, days.assign(ts=written), "WAAREE.csv")
+    with pytest.raises(BarError, match="'01-02-2024' and '01/16/2024' are written in two ways"):
+        detect(str(path))
+
+
+def test_shares_traded_are_the_volume(days, tmp_path):
+    table = days[["ts", *COLUMNS]].rename(columns={"volume": "Shares Traded "})
+    table = table.assign(Turnover=days.volume * days.close)
+    assert_market(write_csv(tmp_path, table, "NIFTY.csv"), days, tmp_path)

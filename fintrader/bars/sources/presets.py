@@ -81,8 +81,8 @@ SPELLINGS = {
         "volume": """
             volume vol v total_volume totalvolumetraded volume_traded trade_volume tickvol
             tick_volume tickvolume total_trade_quantity total_traded_quantity tottrdqty
-            ttl_trd_qnty ttltradgvol volumefrom volumen wolumen wol capacity stück объём hac 成交量
-            成交股數 거래량 出来高""",
+            ttl_trd_qnty ttltradgvol shares_traded volumefrom volumen wolumen wol capacity stück
+            объём hac 成交量 成交股數 거래량 出来高""",
     }.items()
 }
 """Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""
