@@ -470,6 +470,7 @@ def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
     first, last = (session_date(found.calendar, int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     grid = session_grid(found.calendar, first - day, last + day)
     wall = since_midnight(bars.ts, timezone_of(found.calendar)) % (step * MINUTE_NS)
+    wall[np.isin(bars.ts, grid.open)] = 0  # the first bar may be a part of its hour, 9:30 to 10:00
     if not 30 <= step <= 720 or (wall > 0).mean() > MOST_OUTSIDE:
         return grid
     on_clock = session_grid(found.calendar, first - day, last + day, step, "clock")
@@ -490,11 +491,13 @@ def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
     ahead = int(np.median(bars.ts % length)) // _HOUR
     zones = [*ZONES, f"Etc/GMT-{ahead}"]  # whose sign is that of the hours to UTC
     fitting = [zone for zone in zones if (move(bars.ts, zone) % length > 0).mean() <= MOST_OUTSIDE]
+    remedy = "get bars that do"
+    if fitting:
+        remedy = f"name the zone of the times with --zone, such as {', '.join(fitting)}"
+        remedy += "" if (bars.ts % _HOUR).any() else "; --zone UTC keeps them"
     raise BarError(
         f"{found.path}: bars of {step} minutes begin at {pd.Timestamp(bars.ts[0]):%H:%M}, but in a"
-        " market without closing hours they begin at multiples of their length in UTC; name the"
-        f" zone of the times with --zone{', such as ' if fitting else ''}{', '.join(fitting)};"
-        " --zone UTC keeps them"
+        f" market without closing hours they begin at multiples of their length in UTC; {remedy}"
     )
 
 

@@ -66,7 +66,7 @@ class BarsByDay:
         counts = np.bincount(self.steps)
         usual = int(counts.argmax())
         # hours that begin at 22:05 and end at midnight are no bars of five minutes
-        if counts[usual] >= 0.85 * len(self.steps) and not counts[: usual // 2].any():
+        if counts[usual] >= 0.8 * len(self.steps) and not counts[: usual // 2].any():
             return usual
         fitting = [
             length for length in _LENGTHS if counts[::length].sum() >= 0.995 * len(self.steps)
@@ -193,6 +193,8 @@ def _votes_at_the_edges(days: BarsByDay) -> Votes:
     end = usual & ~before & after & late & (~at_open | (flat_open & ~flat_last))
     # a session that opens later than the calendar's, or bars longer than its first one
     end |= usual & ~before & ~at_open & (days.last == days.close) & ~flat_last
+    # no bar at the open, and a print of the closing auction after the close
+    end |= usual & ~before & ~at_open & after & (days.last > days.close)
     plain = usual & before & (days.last == final - step)
     starts = usual & before & ~flat_before & (days.last == final) & flat_last
     early = plain | starts

@@ -218,6 +218,8 @@ def _rank_zone(
         return (False, False)
     if calendar in _UTC_ONLY and zone != "UTC":
         return None
+    if calendar in _OPEN and zone == "America/Sao_Paulo":
+        return None  # the clock of Brazil's files alone, and an hour from New York's
     usual = "UTC" if calendar == FX else home
     return (zone not in (home, "UTC"), zone != usual)
 

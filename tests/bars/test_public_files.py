@@ -362,3 +362,43 @@ def test_shares_traded_are_the_volume(days, tmp_path):
     table = days[["ts", *COLUMNS]].rename(columns={"volume": "Shares Traded "})
     table = table.assign(Turnover=days.volume * days.close)
     assert_market(write_csv(tmp_path, table, "NIFTY.csv"), days, tmp_path)
+
+
+def test_no_bar_at_the_open_and_a_print_after_the_close_tell_ends(tmp_path):
+    table = walk_on("XMOS", dt.date(2018, 1, 3), 20, 5, "Europe/Moscow")
+    table["ts"] += pd.Timedelta(minutes=5)
+    last = table.groupby(table.ts.dt.date).tail(1)
+    after = last.assign(ts=last.ts + pd.Timedelta(minutes=5), high=last.close, low=last.close)
+    table = pd.concat([table, after.assign(open=last.close)], ignore_index=True).sort_values("ts")
+    label = findings(write_csv(tmp_path, table, "SBER.csv"))["label"]
+    assert (label.value, label.sure) == ("end", "sure")
+
+
+def test_hours_of_which_a_day_s_first_begins_at_the_open_are_hours_of_the_clock(tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 1, 2), 40, 30)
+    hour = table.ts.dt.floor("h")
+    how = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+    table = table.groupby(hour).agg({"ts": "first", **how})
+    found = detect(str(write_csv(tmp_path, table, "AAPL.csv")))
+    assert (found.bar_minutes, found.hours) == (60, "clock")
+    market = make_market(built(found, tmp_path))
+    assert np.allclose(market.close[:, 0], table.close, rtol=1e-6)
+
+
+def test_the_clock_of_brazil_is_none_of_currencies(tmp_path):
+    hours = pd.date_range("2020-07-26 19:00", "2020-08-21 17:00", freq="h")
+    day, hour = hours.day_of_week, hours.hour
+    hours = hours[(day < 4) | ((day == 4) & (hour <= 17)) | ((day == 6) & (hour >= 19))]
+    close = 1.1 + 0.01 * np.sin(np.arange(len(hours)))
+    table = pd.DataFrame({"ts": hours.strftime("%Y-%m-%d %H:%M:%S"), "volume": 0.0})
+    table = table.assign(**dict.fromkeys(PRICES, close))
+    zone = findings(write_csv(tmp_path, table, "EURUSD.csv"))["timezone"]
+    assert (zone.value, zone.sure) == ("America/New_York", "assumed")
+
+
+def test_hours_that_begin_at_no_zone_s_hours_name_no_zone(tmp_path):
+    ts = pd.date_range("2024-01-01 00:16", periods=400, freq="h").strftime("%Y-%m-%d %H:%M:%S")
+    table = pd.DataFrame({"ts": ts, "volume": 1.0})
+    table = table.assign(**dict.fromkeys(PRICES, np.arange(100.0, 500.0)))
+    with pytest.raises(BarError, match="multiples of their length in UTC; get bars that do"):
+        detect(str(write_csv(tmp_path, table, "BTCUSDT.csv")))
