@@ -490,8 +490,28 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     _refuse_parted_dates(table, found, layout)
     if plain(found["ts"]) in IN_UTC:
         layout.zone = "UTC"
+    _note_volumes(table, found, given, layout)
     layout.notes.setdefault("columns", "by their names")
     return found
+
+
+def _note_volumes(table: pd.DataFrame, found: Roles, given: Roles, layout: Layout) -> None:
+    """Note the columns that may be the volume, where none is `given` or known by its name."""
+    others = [column for column in table.columns if column not in found.values()]
+    counts = [str(column) for column in others if _holds_counts(table[column], layout)]
+    if counts and found["volume"] is None and "volume" not in given:
+        said = ", ".join(counts[:3])
+        layout.notes.setdefault("columns", f"guess: no volume; {said} may be it (--volume)")
+
+
+def _holds_counts(cells: pd.Series, layout: Layout) -> bool:
+    """Report whether a column holds whole numbers that rise and fall and are seldom below 100, as
+    volumes do."""
+    numbers = _to_numbers(pd.DataFrame({"": cells}), layout)[""].dropna()
+    if len(numbers) < len(cells) / 2 or numbers.is_monotonic_increasing:
+        return False
+    is_large = (numbers >= 100) & (numbers % 1 == 0)
+    return bool(is_large.mean() > 0.8 and not numbers.is_monotonic_decreasing)
 
 
 def _refuse_parted_dates(table: pd.DataFrame, found: Roles, layout: Layout) -> None:

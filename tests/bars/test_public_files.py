@@ -402,3 +402,12 @@ def test_hours_that_begin_at_no_zone_s_hours_name_no_zone(tmp_path):
     table = table.assign(**dict.fromkeys(PRICES, np.arange(100.0, 500.0)))
     with pytest.raises(BarError, match="multiples of their length in UTC; get bars that do"):
         detect(str(write_csv(tmp_path, table, "BTCUSDT.csv")))
+
+
+def test_counts_that_may_be_the_volume_are_named(days, tmp_path):
+    table = days[["ts", *COLUMNS]].rename(columns={"volume": "Pieces"})
+    table = table.assign(Trend=days.close / 50, Number=np.arange(100, 100 + len(days)))
+    columns = findings(write_csv(tmp_path, table, "AAA.csv"))["columns"]
+    assert (columns.sure, columns.why) == ("assumed", "no volume; Pieces may be it (--volume)")
+    bare = write_csv(tmp_path, table.drop(columns="Pieces"), "BBB.csv")
+    assert findings(bare)["columns"].sure == "sure"
