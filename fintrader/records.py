@@ -63,6 +63,12 @@ def _names_of(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
+def resembles(kind: type, names: Iterable[str]) -> bool:
+    """Report whether half of a record's fields are among these, as in one of another version."""
+    own = _names_of(cast(Any, kind))
+    return 2 * len({*own}.intersection(names)) >= len(own)
+
+
 def to_plain(value: Any) -> Any:
     """Return the JSON value of a record, or of a tuple or a mapping of them."""
     if value is None or type(value) in _PLAIN:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from fintrader.backtesting.limits import Clipped
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.entries import Halt, Resumption
 from fintrader.deploy.journal import Journal
@@ -116,7 +117,7 @@ def in_old_shares(runner):
 
 def unlimited(runner):
     """No limit holds."""
-    runner.limits.clip = lambda want, *rest: type("Clipped", (), {"shares": want, "by": ()})()
+    runner.limits.clip = lambda orders, *rest: Clipped(orders, ())
 
 
 def deaf(runner):

@@ -46,7 +46,7 @@ def strike(root: Path, seed: int) -> str:
     if choose.random() < 0.3:  # where most is written
         path = root / "events.jsonl"
     if choose.random() < 0.1 and path.parent.name != "lease":
-        return misplace(path, choose.choice(PLACED))
+        return f"{path.parent.name}/{misplace(path, choose.choice(PLACED))}"
     data = path.read_bytes()
     kind = choose.choice([_flip, _cut, _insert, _line, _line, _line, _other, _none])
     changed = kind(data, choose, files)

@@ -163,6 +163,16 @@ def test_another_score_or_seed_is_found_out_and_mended(run, undisturbed, change)
     assert list(run.pod("p0001").glob("result.damaged-1.json"))  # renamed, not deleted
 
 
+def test_another_record_in_the_place_of_a_result_is_moved_away(run, undisturbed):
+    """It is no result of another version."""
+    store = RunStore(run)
+    shutil.copyfile(store.locate_spec("p0002"), store.locate_result("p0001"))
+    assert any("p0001" in problem for problem in problems(run))
+    repair(run)
+    assert again(run) == ""
+    assert everything(run) == everything(undisturbed)
+
+
 def test_a_pod_folder_that_is_gone_is_made_again(run, undisturbed):
     shutil.rmtree(run.pod("p0002"))
     assert "verify" in again(run)
