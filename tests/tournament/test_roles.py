@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import socket
 from collections import Counter
@@ -423,6 +424,10 @@ def test_a_record_of_another_version_is_a_typed_error(tmp_path):
     path.write_text('{"pod": "p0000", "colour": "red"}')
     with pytest.raises(TournamentError, match="is damaged"):
         PodSpec.from_json(path)
-    path.write_bytes(seal({"pod": "p0000", "colour": "red"}))
+    path.write_bytes(seal({"pod": "p0000", "colour": "red"}))  # a record of something else
+    with pytest.raises(TournamentError, match="is damaged"):
+        PodSpec.from_json(path)
+    names = [one.name for one in dataclasses.fields(PodSpec)]
+    path.write_bytes(seal({**dict.fromkeys(names[1:], 1), "colour": "red"}))
     with pytest.raises(RunError, match="another version"):
         PodSpec.from_json(path)
