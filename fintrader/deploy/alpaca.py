@@ -127,11 +127,11 @@ class AlpacaBroker:
         return f"AlpacaBroker({self.endpoint!r})"
 
     def submit(self, order: Order) -> OrderReport:
-        """Send one market order for the day."""
+        """Send one market order for the day, of shares with the nine decimals that Alpaca takes."""
         from alpaca.trading.enums import OrderSide, TimeInForce
         from alpaca.trading.requests import MarketOrderRequest
 
-        shares = abs(order.shares)
+        shares = round(abs(order.shares), 9)
         is_purchase = order.shares > 0
         if is_purchase and not self._fractional and shares != math.floor(shares):
             return _report_rejection(
