@@ -158,6 +158,21 @@ def test_fractional_shares_where_they_are_asked_for(server):
     assert next(iter(server.orders.values()))["qty"] == "0.25"
 
 
+@pytest.mark.parametrize(
+    ("shares", "fractional", "sent"),
+    [
+        (74.99999999999999, False, "75"),
+        (0.1 + 0.2, True, "0.3"),
+        (7.123456789987654, True, "7.12345679"),
+    ],
+)
+def test_no_rounding_error_is_sent(server, shares, fractional, sent):
+    """Alpaca takes nine decimals, and 75 whole shares."""
+    AlpacaBroker(server.endpoint, fractional=fractional).submit(order(shares))
+    (row,) = server.orders.values()
+    assert float(row["qty"]) == float(sent)
+
+
 def test_fractions_that_are_held_can_be_sold(server, broker):
     server.positions["BRK.B"] = 3.5
     report = broker.submit(order(-3.5, "BRK.B"))

@@ -322,6 +322,8 @@ class LoopbackAlpaca:
         shares = float(body["qty"])
         assert body["type"] == "market"
         assert body["time_in_force"] == "day"
+        if shares != round(shares, 9):
+            raise Refusal(422, 42210000, "qty must be limited to 9 decimal places")
         if name in self.by_client_id():
             raise Refusal(422, 40010001, "client_order_id must be unique")
         if symbol not in self.prices:
