@@ -8,21 +8,33 @@ from torch import Tensor
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.settings import ActionHeadSettings
 from fintrader.envs.observation import FlatLayout, Layout, MarketTable
+from fintrader.errors import ConfigError
 
 
 class LimitHead(ActionHead):
-    """`ActionHead` for the environment's `limit` actions: the last N latents, clipped, are prices."""
+    """`ActionHead` for the environment's `limit` actions: after the weights' latents the others,
+    clipped, are prices."""
 
     def decode(self, obs: Tensor, latent: Tensor, table: MarketTable | None = None) -> Tensor:
-        """Turn raw `obs` and `latent [B, L]` into an action `[B, 2 N]`."""
+        """Turn raw `obs` and `latent [B, L]` into an action `[B, A]`."""
         if self.kind == "direct":
             return super().decode(obs, latent)
         assert not isinstance(self.layout, FlatLayout)
-        own, prices = latent.tensor_split([-self.layout.num_assets], dim=-1)
+        others = self.layout.num_actions - self.layout.num_assets
+        own, prices = latent.tensor_split([-others], dim=-1)
         return torch.cat([super().decode(obs, own, table), prices.clamp(-1.0, 1.0)], dim=-1)
 
 
 def make_head(layout: Layout, settings: ActionHeadSettings) -> ActionHead:
-    """Make the head that suits a layout. Raises ConfigError as `ActionHead` does."""
-    rests = not isinstance(layout, FlatLayout) and layout.resting
-    return (LimitHead if rests else ActionHead)(layout, settings)
+    """Make the head that suits a layout. Raises ConfigError as `ActionHead` does, and for a head of
+    weights where actions are prices alone."""
+    if isinstance(layout, FlatLayout) or not layout.resting:
+        return ActionHead(layout, settings)
+    if not layout.has_quotes:
+        return LimitHead(layout, settings)
+    if settings.kind not in ("auto", "direct"):
+        raise ConfigError(
+            f"agent.head.kind {settings.kind} makes weights, and env.action quote takes prices; set"
+            " it to auto or direct"
+        )
+    return ActionHead(layout, settings.model_copy(update={"kind": "direct"}))

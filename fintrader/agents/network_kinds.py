@@ -40,7 +40,7 @@ def resolve_network(
         if settings.kind not in ("auto", "mlp"):
             raise ConfigError(
                 f"agent.network.kind {settings.kind} does not see the orders that rest; set it to"
-                " mlp or auto with env.action limit"
+                " mlp or auto with env.action limit or quote"
             )
         return settings.model_copy(update={"kind": "mlp"})
     if settings.kind != "auto":

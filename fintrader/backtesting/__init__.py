@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from fintrader.backtesting.all_baselines import simulate_all_baselines
     from fintrader.backtesting.assessment import assess
     from fintrader.backtesting.baselines import simulate_baselines
+    from fintrader.backtesting.desk import Desk, OrderRule
     from fintrader.backtesting.null_models import information_free
     from fintrader.backtesting.result import BacktestResult
     from fintrader.backtesting.simulation import simulate
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BacktestContext",
     "BacktestResult",
+    "Desk",
+    "OrderRule",
     "StoredBacktest",
     "assess",
     "expected_best_sharpe",
@@ -33,6 +36,8 @@ __all__ = [
 _HOMES = {
     "BacktestContext": "results.context",
     "BacktestResult": "backtesting.result",
+    "Desk": "backtesting.desk",
+    "OrderRule": "backtesting.desk",
     "StoredBacktest": "results.backtest_files",
     "assess": "backtesting.assessment",
     "expected_best_sharpe": "verdict.sharpe",

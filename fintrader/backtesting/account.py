@@ -15,10 +15,12 @@ from torch import Tensor
 
 from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings
+from fintrader.envs.account import LEFT, ORDER_ROWS
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.fast import single_account as kernel
+from fintrader.envs.fast.account import ORDER, count_cancelled
 from fintrader.envs.fast.buffers import AccountLog, Buffers, Prices, Rules, State
-from fintrader.envs.market_view import build_market_view
+from fintrader.envs.market_view import LARGEST, build_market_view
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import Array
 from fintrader.results.backtest_files import TradeRows
@@ -67,7 +69,7 @@ class BacktestAccount:
         self.trade_log = log = TradeLog(market, settings, view)
         self._end = market.num_bars - 1
         buffers = Buffers.empty(
-            1, market.num_assets, torch.device("cpu"), rests=settings.orders_rest
+            1, market.num_assets, torch.device("cpu"), rows=settings.resting_rows
         )
         for part in buffers:
             part.zero_()
@@ -86,7 +88,7 @@ class BacktestAccount:
         self._rules = Rules.from_settings(settings)
         columns = [np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS]
         curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
-        filled = np.zeros(market.num_assets)
+        filled = np.zeros((2, market.num_assets))
         self._log = AccountLog._make(
             [*curves, *columns, np.zeros(1, np.int64), filled, np.zeros(4)]
         )
@@ -203,6 +205,52 @@ class BacktestAccount:
         asked: Array = want[0]
         return asked
 
+    @property
+    def resting(self) -> Array:
+        """Orders that rest `[R, N]` (`envs.account.Account.resting`); do not write to them."""
+        rows: Array = self._state.resting[0]
+        return rows
+
+    def takes_orders(self, asset: int) -> bool:
+        """Return False before an asset's first bar, and from the bar that reaches its stop until
+        its position is closed."""
+        return bool(self.prices[asset] > 0 and abs(self.resting[-1, asset]) < LARGEST)
+
+    def split_at(self, asset: int) -> float:
+        """New shares for an old one at the present bar."""
+        return float(self._prices.splits[self._prices.event_row[self.bar], asset])
+
+    def place(self, asset: int, side: int, shares: float, price: float) -> bool:
+        """Replace an asset's bid (side 0) or ask by one of signed shares at a price, USD. Returns
+        False, changing nothing, where it takes no orders."""
+        if not self.takes_orders(asset):
+            return False
+        self._count_cancelled(asset, side)
+        order = slice(side * ORDER_ROWS, (side + 1) * ORDER_ROWS)
+        self.resting[order, asset] = shares, price, 0.0
+        self._log.counts[ORDER] += 1
+        return True
+
+    def protect(self, asset: int, stop: float) -> bool:
+        """Set an asset's stop, USD, negative for a short position. Returns False, changing nothing,
+        where it takes no orders."""
+        if not self.takes_orders(asset):
+            return False
+        self.resting[-1, asset] = stop
+        return True
+
+    def cancel(self, asset: int) -> None:
+        """Cancel an asset's orders and its stop, where it takes any."""
+        if self.takes_orders(asset):
+            for side in range(self.settings.num_sides):
+                self._count_cancelled(asset, side)
+            self.resting[:, asset] = 0.0
+
+    def _count_cancelled(self, asset: int, side: int) -> None:
+        left = self.resting[side * ORDER_ROWS + LEFT, asset]
+        count_cancelled.py_func(self.bar, side, asset, left, self._prices, self._log)
+        self._log.filled[side, asset] = 0.0
+
     def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
         """Order (None: nothing), wait `bars` (default: the decision interval), and return True if
         the account has reached its end.
@@ -257,7 +305,7 @@ class BacktestAccount:
         # Orders fill at most N times, or at each bar where they rest; a symbol ends at most once,
         # and splits or is closed by a margin call at most once a bar.
         often = self._rules.maintenance_margin > 0.0 or self.view.has_events
-        a_bar = 2 * often + self._rules.is_limit
+        a_bar = 2 * often + self.settings.orders_rest * self.settings.num_sides
         room = self.num_trades + self.held.size * (1 + decisions + a_bar * bars)
         log = self._log
         if room > len(log.kind):

@@ -70,7 +70,8 @@ def sensitivity(
             for shift in choices.start_shifts
             if shift < len(starts) and market.num_bars - starts[shift] >= 2
         ]
-        stocks = choices.stocks
+        # Quotes have no weight that could be kept at 0.
+        stocks = choices.stocks and settings.action != "quote"
     costs = sorted({*choices.costs_bps, settings.cost_bps})
     money = [
         multiple

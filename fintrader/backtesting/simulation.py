@@ -9,6 +9,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import gymnasium
@@ -23,6 +24,7 @@ from fintrader.backtesting.account import (
     Holdings,
     flatten_action,
 )
+from fintrader.backtesting.desk import Desk, OrderRule
 from fintrader.backtesting.result import BacktestResult
 from fintrader.envs import EnvSettings, ObservationLayout, Policy
 from fintrader.envs.adapters.gymnasium import to_numpy
@@ -260,7 +262,7 @@ def callable_policy(
 
 
 def simulate(
-    policy: Policy | Predictor,
+    policy: Policy | Predictor | OrderRule,
     market: MarketTensors,
     settings: EnvSettings,
     *,
@@ -279,6 +281,10 @@ def simulate(
     policy (`describe_origin`). `watch` sees the account at each decision. Raises BacktestError for a
     window of fewer than two bars and for an output that cannot be traded.
     """
+    if isinstance(policy, OrderRule):
+        account = open_account(market, policy.adapt(settings), name)
+        give_orders = partial(policy, Desk(account))
+        return trade(lambda _: give_orders(), account, name=name, progress=progress, note=note)
     account = open_account(market, settings, name)
     strategy = PolicyStrategy(policy, account, name)
 
@@ -405,9 +411,11 @@ class PolicyStrategy:
         shape = (count, layout.num_actions)
         if not isinstance(action, Tensor) or action.shape != shape:
             found = tuple(action.shape) if isinstance(action, Tensor) else type(action).__name__
+            times = layout.num_actions // layout.num_assets
+            width = "N" if times == 1 else f"{times} N"
             raise BacktestError(
                 f"{self._name}: the policy gave {found} for {layout.num_assets} assets, not"
-                f" [{count}, {'2 N' if layout.resting else 'N'}]"
+                f" [{count}, {width}]"
             )
         return self._check_finite(flatten_action(action).reshape(shape))
 

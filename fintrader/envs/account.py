@@ -49,9 +49,9 @@ MovePrices = Callable[[Tensor, Tensor], Tensor]
 # within a core's cache; beyond that, marking in parts is up to twice as fast.
 MARKS_AT_ONCE = 1 << 17
 
-RESTING = range(3)
-"""Rows of `Account.resting`."""
-LEFT, PRICE, AGE = RESTING
+LEFT, PRICE, AGE = range(3)
+"""Rows of an order in `Account.resting`."""
+ORDER_ROWS = 3
 
 
 class Account(NamedTuple):
@@ -80,8 +80,11 @@ class Account(NamedTuple):
     finished: Tensor
     """`[B]` bool: the last step ended the episode and the account was not reset yet."""
     resting: Tensor
-    """`[B, 3, N]` float64, resting orders: shares still to trade, > 0 to buy; limit price, USD;
-    bars since the decision. `[B, 0, N]` unless orders rest."""
+    """`[B, R, N]` float64: one order of each asset, or with `quote` actions a bid, then an ask.
+    Three rows each: shares still to trade, > 0 to buy; limit price, USD; bars since the decision.
+    With stops the last row has their prices, USD: negative where a short position is bought back,
+    the largest number (`market_view.LARGEST`) once a bar has reached it. `[B, 0, N]` unless orders
+    rest."""
 
 
 class Orders(NamedTuple):
@@ -389,12 +392,13 @@ def split_shares(shares: Tensor, split: Tensor, settings: EnvSettings) -> Tensor
 
 
 def fill_orders(
-    orders: Orders, quote: Quote, settings: EnvSettings, *, inside: bool = False
+    orders: Orders, quote: Quote, settings: EnvSettings, *, room: Tensor | None = None
 ) -> Fills:
     """Fill orders in their bar: sales first, then purchases.
 
-    Long-only accounts keep cash >= 0 and shares >= 0. `inside`: orders fill inside the bar in an
-    unknown order, so that no sale pays for a purchase.
+    Long-only accounts keep cash >= 0 and shares >= 0. `room` `[B]`: USD that purchases may take at
+    most, where the orders fill inside the bar in an unknown order, so that no sale pays for a
+    purchase.
     """
     shares = orders.shares
     limit = quote.order_limit.double()
@@ -411,9 +415,8 @@ def fill_orders(
 
     # Purchases take holdings further from zero, all scaled by one factor to fit the budget.
     budget = purchase_budget(cash, kept, orders.mark, quote, settings)
-    if inside:
-        before = purchase_budget(orders.cash, shares, orders.mark, quote, settings)
-        budget = torch.minimum(budget, before)
+    if room is not None:
+        budget = torch.minimum(budget, room)
     filled = buy(kept, desired, budget, quote, settings)
     bought = filled - kept
     paid = in_usd(bought, quote.price)

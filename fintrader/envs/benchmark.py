@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fintrader.envs.observation import RESTING_FEATURES, ObservationLayout
+from fintrader.envs.observation import ObservationLayout
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
@@ -50,8 +50,7 @@ def lay_out(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
     membership and the benchmark's weights."""
     is_shown = benchmark_kind(market, settings.benchmark) != "cash"
     layout = ObservationLayout.of(market, settings.lookback, benchmark=is_shown)
-    is_resting = settings.orders_rest
-    return replace(layout, resting=len(RESTING_FEATURES)) if is_resting else layout
+    return replace(layout, resting=settings.resting_rows)
 
 
 def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:

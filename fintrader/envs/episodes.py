@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fintrader.envs.account import RESTING, Account
+from fintrader.envs.account import ORDER_ROWS, Account
 from fintrader.envs.market_view import MarketView
 from fintrader.envs.money import EQUITY_FLOOR, in_usd
 from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
@@ -84,7 +84,6 @@ def begin(
     variance = torch.full_like(equity, SHARPE_PRIOR_VOLATILITY**2)
     memory = torch.stack((torch.zeros_like(equity), variance), dim=1)
     finished = torch.zeros_like(bar, dtype=torch.bool)
-    rows = len(RESTING) if settings.orders_rest else 0
     return Account(
         bar=bar,
         cash=cash,
@@ -97,7 +96,7 @@ def begin(
         episode=episode + 1,
         memory=memory,
         finished=finished,
-        resting=shares.new_zeros(len(shares), rows, shares.shape[1]),
+        resting=shares.new_zeros(len(shares), settings.resting_rows, shares.shape[1]),
     )
 
 
@@ -127,11 +126,26 @@ def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> T
     mark = view.mark_at(account.bar).double()
     share = (1.0 / safe).unsqueeze(1)
     parts = [torch.stack(features, dim=1), account.shares * mark * share]
-    if account.resting.shape[1]:
-        left, price, age = account.resting.unbind(1)
-        distance = (price / torch.where(mark > 0, mark, 1.0) - 1.0).clamp(-1.0, 1.0)
-        parts += [left * mark * share, torch.where(left != 0, distance, 0.0), age * view.per_bar]
+    parts += observe_resting(account.resting, mark, share, view.per_bar)
     return torch.cat([part.to(dtype) for part in parts], dim=1)
+
+
+def observe_resting(resting: Tensor, mark: Tensor, share: Tensor, per_bar: float) -> list[Tensor]:
+    """Observe weight, distance from the close and age of the orders that rest `[B, R, N]`, then the
+    distance of the stop: `[B, N]` each."""
+
+    def distance(placed: Tensor, price: Tensor) -> Tensor:
+        away = (price / torch.where(mark > 0, mark, 1.0) - 1.0).clamp(-1.0, 1.0)
+        return torch.where(placed != 0, away, 0.0)
+
+    parts = []
+    rows = resting.unbind(1)
+    for first in range(0, len(rows) - 1, ORDER_ROWS):
+        left, price, age = rows[first : first + ORDER_ROWS]
+        parts += [left * mark * share, distance(left, price), age * per_bar]
+    if len(rows) % ORDER_ROWS:
+        parts.append(distance(rows[-1], rows[-1].abs()))
+    return parts
 
 
 def observe(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:

@@ -186,8 +186,6 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
 
 ACCOUNT_FEATURES = ("cash_weight", "growth", "drawdown", "time_left")
 """cash / equity; equity / first equity - 1; equity / peak - 1; share of the episode still ahead."""
-RESTING_FEATURES = ("order_weight", "order_distance", "order_age")
-"""Unfilled part of an order, as a share of equity; its price / close - 1; its age / its time."""
 PARTS = (
     *("account", "holdings", "resting", "history", "features"),
     *("tradable", "member", "benchmark", "context"),
@@ -212,7 +210,8 @@ class ObservationLayout:
     benchmark: int = 0
     """1 if observations contain membership and the benchmark portfolio's weights, else 0."""
     resting: int = 0
-    """Columns of each asset's order that rests: `RESTING_FEATURES`, or none."""
+    """R: columns of each asset's orders that rest. For each order its unfilled part as a share of
+    equity, its price / close - 1, and its age / its time; for a stop its price / close - 1."""
 
     @classmethod
     def of(
@@ -224,8 +223,18 @@ class ObservationLayout:
 
     @property
     def num_actions(self) -> int:
-        """Width of the environment's action: N, or N weights and N prices where orders rest."""
-        return self.num_assets * (2 if self.resting else 1)
+        """Width of the environment's action: N, or 2 N where orders rest, 3 N with stops."""
+        return self.num_assets * (1 + bool(self.resting) + self.has_stops)
+
+    @property
+    def has_quotes(self) -> bool:
+        """True where a bid and an ask may rest in an asset."""
+        return self.resting > 4
+
+    @property
+    def has_stops(self) -> bool:
+        """True where positions may have a stop."""
+        return self.resting % 3 == 1
 
     @property
     def width(self) -> int:
@@ -234,7 +243,7 @@ class ObservationLayout:
 
     @property
     def private_width(self) -> int:
-        """P: columns that differ between accounts at the same bar, A + N (A + 4 N, orders rest)."""
+        """P: columns that differ between accounts at the same bar, A + (1 + R) N."""
         return self.account_width + self.num_assets * (1 + self.resting)
 
     @property
@@ -268,7 +277,7 @@ class ObservationLayout:
         """Take `obs` `[..., D]` apart into views: account `[..., A]`, holdings `[..., N]`, features
         `[..., N, F]`, tradable `[..., N]`, context `[..., M]`; with a lookback also history
         `[..., L - 1, W]`, oldest bar first; with a benchmark also member and benchmark
-        `[..., N]`; where orders rest also resting `[..., 3, N]`."""
+        `[..., N]`; where orders rest also resting `[..., R, N]`."""
         parts = split_market(obs[..., self.private_width :], self)._asdict()
         resting = obs[..., self.account_width + self.num_assets : self.private_width]
         parts |= {

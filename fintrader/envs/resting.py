@@ -1,19 +1,24 @@
-"""Limit orders that rest in accounts until the bars trade through them.
+"""Orders that rest in accounts until the bars trade through them: limits, quotes and stops.
 
-`advance_resting` is `account.advance` for `action: limit`. The action's orders replace the resting
-ones; then each bar fills the orders that it trades through. Nothing inside a bar happens in the
-account's favour: a bar that only touches a price fills nothing, and no sale pays for a purchase in
-the same bar. An order that fills at its limit price provides liquidity and pays the commission
+`advance_resting` is `account.advance` for `action: limit` and `quote`. The action's orders replace
+the resting ones; then each bar fills the orders that it trades through. Nothing inside a bar
+happens in the account's favour: a bar that only touches a price fills nothing, no sale pays for a
+purchase in the same bar, and where a bar reaches the stop of a position, no limit closes the
+position first. An order that fills at its limit price provides liquidity and pays the commission
 alone; an order that fills at a bar's open takes liquidity, and pays half-spread and impact, too.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fintrader.envs.account import (
     LEFT,
+    ORDER_ROWS,
+    PRICE,
     Account,
     Fills,
     Marks,
@@ -25,14 +30,25 @@ from fintrader.envs.account import (
     fill_orders,
     mark_to_market,
     may_hold,
+    purchase_budget,
     record_step,
     split_shares,
 )
 from fintrader.envs.episodes import select
 from fintrader.envs.market_view import LARGEST, MarketView, Quote
-from fintrader.envs.money import DUST_USD, USD_GRID
+from fintrader.envs.money import DUST_USD, USD_GRID, in_usd, round_to_zero
 from fintrader.envs.reward import Reward
 from fintrader.envs.settings import EnvSettings
+
+
+class BarTrade(NamedTuple):
+    """One order of each asset in one bar: `limit` actions have one, `quote` actions a bid and an
+    ask."""
+
+    orders: Orders
+    quote: Quote
+    """Fill prices, 0 without a fill."""
+    fills: Fills
 
 
 def advance_resting(
@@ -45,13 +61,13 @@ def advance_resting(
     record: bool,
 ) -> tuple[Account, Tensor, Tensor, Tensor, Record | None]:
     """Carry each account from one decision to its next one, as `account.advance` does; `action`
-    `[B, 2 N]`.
+    `[B, A]`.
 
-    A record's `ordered` holds the orders as placed; its fills cover the whole interval: sums of
-    shares and costs, and mean prices.
+    A record's `ordered` holds the orders as placed, a bid less an ask; its fills cover the whole
+    interval: sums of shares and costs, and mean prices.
     """
-    now = account._replace(resting=place_limits(view, account, action, settings))
-    placed = now.resting[:, LEFT]
+    now = account._replace(resting=place_orders(view, account, action, settings))
+    placed = now.resting[:, LEFT : settings.num_sides * ORDER_ROWS : ORDER_ROWS].sum(1)
     cost = torch.zeros_like(account.cash)
     turnover = torch.zeros_like(account.cash)
     bars = []
@@ -59,22 +75,25 @@ def advance_resting(
     entries = []
     for _ in range(settings.decision_interval):
         moves = now.bar < now.end_bar
-        orders, quote, rested = meet_bar(view, now, settings)
-        fills = fill_orders(orders, quote, settings, inside=True)
-        fills = fills._replace(cost=cost + fills.cost, turnover=turnover + fills.turnover)
-        marks = mark_to_market(view, now, orders.bar, fills, settings, 1)
+        start, rested = begin_bar(view, now, settings)
+        sides = trade_bar(view, start, rested, settings)
+        fills = sides[-1].fills._replace(
+            cost=sum((side.fills.cost for side in sides), cost),
+            turnover=sum((side.fills.turnover for side in sides), turnover),
+        )
+        marks = mark_to_market(view, now, start.bar, fills, settings, 1)
         after = now._replace(
-            bar=orders.bar,
+            bar=start.bar,
             cash=marks.books.cash,
             shares=marks.books.shares,
             equity=marks.equity,
-            resting=rest_on(view, orders, rested, fills, marks, settings),
+            resting=rest_on(view, sides, rested, marks, settings),
         )
         cost = torch.where(moves, marks.books.cost, cost)
         turnover = torch.where(moves, marks.books.turnover, turnover)
         if record:
-            passed = record_step(account.bar, orders, quote, fills, marks, settings)
-            entries.append(passed.without(~moves))
+            passed = [record_step(account.bar, *side, marks, settings) for side in sides]
+            entries.append([entry.without(~moves) for entry in passed])
         now = select(moves, after, now)
         bars.append(now.bar)
         closes.append(now.equity)
@@ -93,102 +112,234 @@ def advance_resting(
     return after._replace(resting=now.resting), value, terminated, truncated, entry
 
 
-def place_limits(
+# --- orders ---------------------------------------------------------------------------------------
+
+
+def place_orders(
     view: MarketView, account: Account, action: Tensor, settings: EnvSettings
 ) -> Tensor:
-    """Turn actions `[B, 2 N]`, weights and prices, into resting orders `[B, 3, N]`."""
-    weights, offset = action.float().clamp(-1.0, 1.0).chunk(2, 1)
+    """Turn actions `[B, A]` into the orders `[B, R, N]` that rest from now on. A stop that a bar has
+    reached goes on selling."""
     mark = view.mark_at(account.bar)
-    left = desired_shares(weights, account.shares, account.equity, mark, settings) - account.shares
-    price = mark.double() * (1.0 + offset.double() * (settings.limit_offset_bps / 1e4))
+    parts = torch.split(action.float().clamp(-1.0, 1.0), account.shares.shape[1], 1)
+    if settings.action == "quote":
+        orders, aim = lay_quotes(parts[0], parts[1], account.shares, mark, settings)
+    else:
+        aim = desired_shares(parts[0], account.shares, account.equity, mark, settings)
+        offset = parts[1].double() * (settings.limit_offset_bps / 1e4)
+        orders = lay_order(aim - account.shares, mark.double() * (1.0 + offset))
+    if settings.stop_offset_bps is not None:
+        stop = lay_stop(parts[-1], aim, account.shares, mark, settings.stop_offset_bps / 1e4)
+        orders = torch.cat((orders, stop.unsqueeze(1)), 1)
     if settings.turbulence:
         # In turbulence everything is sold, at any price.
-        risk_off = view.risk_off[account.bar].unsqueeze(1)
-        left = torch.where(risk_off, -account.shares, left)
-        price = torch.where(risk_off, torch.where(left > 0, LARGEST, 0.0), price)
+        risk_off = view.risk_off[account.bar].view(-1, 1, 1)
+        orders = torch.where(risk_off, close_at_any_price(account.shares, settings), orders)
+    if settings.stop_offset_bps is not None:
+        is_reached = account.resting[:, -1:].abs() == LARGEST
+        orders = torch.where(is_reached, account.resting, orders)
+    return orders
+
+
+def lay_order(left: Tensor, price: Tensor) -> Tensor:
+    """Lay out orders `[B, 3, N]` of signed shares `[B, N]` at prices `[B, N]` USD."""
     orders = torch.stack((left, price, torch.zeros_like(left)), 1)
     return torch.where((left != 0).unsqueeze(1), orders, 0.0)
 
 
-def meet_bar(
-    view: MarketView, account: Account, settings: EnvSettings
-) -> tuple[Orders, Quote, Tensor]:
-    """Match the resting orders with the next bar. Returns the orders of that bar, their fill prices
-    (0 without a fill), and the resting orders after the bar's splits."""
+def lay_quotes(
+    below: Tensor, above: Tensor, shares: Tensor, mark: Tensor, settings: EnvSettings
+) -> tuple[Tensor, Tensor]:
+    """Lay out a bid and an ask for each asset, `[B, 6, N]`, from the actions that name their
+    distances, `[B, N]` each: -1 is the close, 1 `limit_offset_bps` away from it. Return the
+    holdings that stops protect, too."""
+    widest = settings.limit_offset_bps / 1e4
+    away = (0.5 + 0.5 * below.double()) * widest, (0.5 + 0.5 * above.double()) * widest
+    size = round_to_zero(torch.full_like(shares, settings.max_shares), settings)
+    size = torch.where(mark > 0, size, 0.0)
+    sale = size if settings.short else torch.minimum(size, shares)
+    bid = lay_order(size, mark.double() * (1.0 - away[0]))
+    ask = lay_order(-sale, mark.double() * (1.0 + away[1]))
+    return torch.cat((bid, ask), 1), shares
+
+
+def lay_stop(wish: Tensor, aim: Tensor, shares: Tensor, mark: Tensor, farthest: float) -> Tensor:
+    """Price `[B, N]` of stops: USD, negative where a short position is bought back. They protect
+    the holdings aimed at, or those that are held. `wish` `[B, N]`: up to 0 there is no stop; above
+    it lies the nearer to the close, the larger it is, and `farthest` from it just above 0."""
+    side = torch.where(aim == 0, shares, aim).sign()
+    away = (1.0 - wish.double()) * farthest
+    stop = side * (mark.double() * (1.0 - side * away))
+    return torch.where(wish > 0, stop, 0.0)
+
+
+def close_at_any_price(shares: Tensor, settings: EnvSettings) -> Tensor:
+    """Orders `[B, R, N]` that close all holdings at the next open, whatever it is."""
+    price = torch.where(shares < 0, LARGEST, 0.0).double()
+    rows = lay_order(-shares, price)
+    rest = rows.new_zeros(len(rows), settings.resting_rows - ORDER_ROWS, rows.shape[2])
+    return torch.cat((rows, rest), 1)
+
+
+# --- a bar ----------------------------------------------------------------------------------------
+
+
+def begin_bar(view: MarketView, account: Account, settings: EnvSettings) -> tuple[Orders, Tensor]:
+    """Apply the next bar's splits and dividends. Returns the books before its fills, and the
+    resting orders `[B, R, N]`."""
     bar = torch.minimum(account.bar + 1, account.end_bar)
     mark = view.mark_at(account.bar)
     cash = account.cash
     shares = account.shares
     income = torch.zeros_like(cash)
-    left, price, age = account.resting.unbind(1)
+    rested = account.resting
     row = view.event_row.index_select(0, bar)
     if view.has_events and may_hold(row > 0):
         split = view.splits[row]
         dividends = view.dividends[row]
         cash, shares, income = apply_events(cash, shares, mark, split, dividends, settings)
         mark = (mark.double() - dividends) / split
-        left = split_shares(left, split, settings)
-        price = price / split
-    rested = torch.stack((left, price, age), 1)
+        rested = rested.clone()
+        for first in range(0, settings.num_sides * ORDER_ROWS, ORDER_ROWS):
+            rested[:, first + LEFT] = split_shares(rested[:, first + LEFT], split, settings)
+            rested[:, first + PRICE] /= split
+        if settings.stop_offset_bps is not None:
+            stop = rested[:, -1]
+            rested[:, -1] = torch.where(stop.abs() == LARGEST, stop, stop / split)
+    return Orders(bar, cash, shares, shares, mark, income), rested
 
-    quote = view.quote(bar)
+
+def trade_bar(
+    view: MarketView, start: Orders, rested: Tensor, settings: EnvSettings
+) -> list[BarTrade]:
+    """Fill the resting orders that a bar trades through: bids, then asks."""
+    quote = view.quote(start.bar)
+    low, high = bar_range(view, start.bar)
+    sides: list[BarTrade] = []
+    room = None
+    now = start
+    for first in range(0, settings.num_sides * ORDER_ROWS, ORDER_ROWS):
+        left, price, _ = rested[:, first : first + ORDER_ROWS].unbind(1)
+        if settings.stop_offset_bps is not None:
+            # A stop that the bar reaches comes before any order that would close the position.
+            stop = rested[:, -1]
+            held_up = reach_stops(stop, now.shares, low, high) & (stop.abs() < LARGEST)
+            left = torch.where(held_up & (left * now.shares < 0), 0.0, left)
+        if not settings.short:
+            # What a bid buys in this bar, an ask sells in a later one.
+            left = torch.maximum(left, -start.shares)
+        orders, met = meet_bar(now, left, price, low, high, quote, settings)
+        if room is None:
+            room = purchase_budget(start.cash, start.shares, start.mark, met, settings)
+        fills = fill_orders(orders, met, settings, room=room)
+        sides.append(BarTrade(orders, met, fills))
+        now = orders._replace(cash=fills.cash, shares=fills.shares)
+        bought = in_usd(fills.bought, met.price).abs().sum(1)
+        room = room - (bought + settings.max_leverage * fills.cost)
+    return sides
+
+
+def bar_range(view: MarketView, bar: Tensor) -> tuple[Tensor, Tensor]:
+    """Lows and highs `[B, N]` USD of the bars `[B]`, 0 where nothing trades."""
     low, high = (view.ranges.index_select(0, bar).double() / USD_GRID).unbind(1)
+    return low, high
+
+
+def reach_stops(stop: Tensor, shares: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Find the positions `[B, N]` bool whose stops a bar reaches."""
+    sells = (shares > 0) & (stop > 0) & (low <= stop)
+    buys = (shares < 0) & (stop < 0) & (high >= -stop)
+    return (sells | buys) & (high > 0)
+
+
+def meet_bar(
+    now: Orders,
+    left: Tensor,
+    price: Tensor,
+    low: Tensor,
+    high: Tensor,
+    quote: Quote,
+    settings: EnvSettings,
+) -> tuple[Orders, Quote]:
+    """Match orders of signed shares and prices `[B, N]` with a bar. Returns the orders of that bar
+    and their fill prices."""
     margin = settings.limit_margin_bps / 1e4
     buys = left > 0
     through = torch.where(buys, low < price * (1.0 - margin), high > price * (1.0 + margin))
     fills = through & (left != 0) & (quote.price > 0)
     best = torch.where(buys, torch.minimum(price, quote.price), torch.maximum(price, quote.price))
     at_open = best == quote.price
-    quote = quote._replace(
+    met = quote._replace(
         price=torch.where(fills, best, 0.0),
         inverse_root_volume=torch.where(at_open, quote.inverse_root_volume, 0.0),
         spread=torch.where(at_open, quote.spread, 0.0),
     )
-    desired = shares + torch.where(fills, left, 0.0)
+    desired = now.shares + torch.where(fills, left, 0.0)
     desired = desired if settings.short else torch.relu(desired)
-    return Orders(bar, cash, shares, desired, mark, income), quote, rested
+    return now._replace(desired=desired), met
 
 
 def rest_on(
     view: MarketView,
-    orders: Orders,
+    sides: list[BarTrade],
     rested: Tensor,
-    fills: Fills,
     marks: Marks,
     settings: EnvSettings,
 ) -> Tensor:
-    """Return the orders `[B, 3, N]` that still rest after a bar."""
-    filled = fills.shares - orders.shares
-    left, price, age = rested.unbind(1)
-    left = left - filled
-    age = age + 1.0
-    over = (left == 0) | (view.last_bar <= orders.bar.unsqueeze(1))
-    if settings.fractional:  # which may leave a rounding error
-        over = over | (left.abs() * orders.mark.double() <= DUST_USD) & (filled != 0)
+    """Return the orders `[B, R, N]` that still rest after a bar."""
+    bar = sides[0].orders.bar
+    ended = view.last_bar <= bar.unsqueeze(1)
     for change in marks.changes:
-        over = over | change.called.unsqueeze(1)
-    if settings.time_in_force is not None:
-        over = over | (age >= settings.time_in_force)
-    return torch.where(over.unsqueeze(1), 0.0, torch.stack((left, price, age), 1))
+        ended = ended | change.called.unsqueeze(1)
+    orders = []
+    for number, side in enumerate(sides):
+        left, price, age = rested[:, ORDER_ROWS * number :][:, :ORDER_ROWS].unbind(1)
+        filled = side.fills.shares - side.orders.shares
+        left = left - filled
+        age = age + 1.0
+        over = (left == 0) | ended
+        if settings.fractional:  # which may leave a rounding error
+            over = over | (left.abs() * side.orders.mark.double() <= DUST_USD) & (filled != 0)
+        if settings.time_in_force is not None:
+            over = over | (age >= settings.time_in_force)
+        orders.append(torch.where(over.unsqueeze(1), 0.0, torch.stack((left, price, age), 1)))
+    if settings.stop_offset_bps is None:
+        return torch.cat(orders, 1)
+
+    # Stops that the bar reached sell at the next opens, until nothing is left.
+    shares = marks.books.shares
+    stop = rested[:, -1]
+    protects = (shares * stop > 0) & ~ended
+    is_reached = reach_stops(stop, shares, *bar_range(view, bar)) | (stop.abs() == LARGEST)
+    is_reached = is_reached & protects
+    gone = ended | (stop.abs() == LARGEST) & ~protects
+    rows = torch.cat((*orders, torch.where(gone, 0.0, stop).unsqueeze(1)), 1)
+    closing = close_at_any_price(shares, settings)
+    closing[:, -1] = torch.where(stop > 0, LARGEST, -LARGEST)
+    return torch.where(is_reached.unsqueeze(1), closing, rows)
 
 
-def join_records(entries: list[Record], placed: Tensor, marks: Marks) -> Record:
-    """Join the records of an interval's bars; `placed` `[B, N]`: the shares ordered at its
-    decision."""
-    shares = torch.stack([entry.fill_shares for entry in entries])
-    prices = torch.stack([entry.fill_price for entry in entries])
+# --- records --------------------------------------------------------------------------------------
+
+
+def join_records(entries: list[list[Record]], placed: Tensor, marks: Marks) -> Record:
+    """Join the records of the sides of an interval's bars; `placed` `[B, N]`: the shares ordered at
+    its decision."""
+    sides = [entry for bar in entries for entry in bar]
+    shares = torch.stack([entry.fill_shares for entry in sides])
+    prices = torch.stack([entry.fill_price for entry in sides])
     weight = shares.abs()
     total = weight.sum(0)
     mean = (weight * prices).sum(0) / torch.where(total > 0, total, 1.0)
 
     def bar_by_bar(name: str) -> Tensor:
-        return torch.cat([getattr(entry, name) for entry in entries], 1)
+        return torch.cat([getattr(bar[0], name) for bar in entries], 1)
 
-    return entries[0]._replace(
+    return sides[0]._replace(
         ordered=placed,
         fill_shares=shares.sum(0),
         fill_price=mean,
-        fill_cost=torch.stack([entry.fill_cost for entry in entries]).sum(0),
+        fill_cost=torch.stack([entry.fill_cost for entry in sides]).sum(0),
         bars=marks.bars,
         bar_equity=marks.closes,
         closed_shares=bar_by_bar("closed_shares"),

@@ -93,30 +93,35 @@ class TradingSettings(Settings):
     its group."""
 
     # --- orders -----------------------------------------------------------------------------------
-    action: Literal["target", "trade", "limit"] = "target"
+    action: Literal["target", "trade", "limit", "quote"] = "target"
     """target: weights relu(a)/max(1, sum); trade: a * max_shares shares; limit: weights, then the
-    price of each asset's order, which rests until it fills, its time ends, or the next decision."""
+    price of each asset's order, which rests until it fills, its time ends, or the next decision;
+    quote: the prices of a bid and of an ask for max_shares shares each."""
     fill: Literal["next_open", "next_close", "close"] = "next_open"
     """Price and bar at which orders decided at the close of bar t fill; `close` (of bar t itself)
     is the papers' optimistic choice."""
     fractional: bool = False
     """Trade fractions of a share (the step is then differentiable in the action)."""
     max_shares: PositiveFloat = 100.0
-    """`trade` only: shares ordered per symbol by an action of 1."""
+    """`trade`: shares ordered per symbol by an action of 1; `quote`: shares of each order."""
     limit_offset_bps: Annotated[float, Field(gt=0.0, lt=10_000.0)] = 50.0
-    """`limit` only: basis points of the last close that the price of an order lies above it for an
-    action of 1, and below it for -1."""
+    """`limit`: basis points of the last close that the price of an order lies above it for an
+    action of 1, and below it for -1; `quote`: farthest distance of bid and ask from it."""
     limit_margin_bps: Annotated[float, Field(ge=0.0, lt=10_000.0)] = 0.0
-    """`limit` only: basis points of an order's price that a bar must trade beyond it before the
+    """`limit`, `quote`: basis points of an order's price that a bar must trade beyond it before the
     order fills."""
+    stop_offset_bps: Annotated[float, Field(gt=0.0, lt=10_000.0)] | None = None
+    """`limit`, `quote`: basis points between the last close and the farthest stop, which sells a
+    position at the open after a bar has reached it. Actions have one more number for each asset:
+    none up to 0, then the nearer the larger. none: no stops."""
     time_in_force: Count | None = None
-    """`limit` only: bars after which an order is cancelled; none: at the next decision."""
+    """`limit`, `quote`: bars after which an order is cancelled; none: at the next decision."""
     dead_band: BelowOne | None = None
     """Change that is too small to be ordered. `target`, `limit`: a symbol whose weight is this
     close to its target is left alone (exits always trade); `trade`: actions of at most this size
     order nothing. None: 0, and 0.1 for `trade`."""
     trade_rate: PositiveFraction = 1.0
-    """Not for `trade`: part of the way to its target that a decision trades, a share at least:
+    """`target`, `limit`: part of the way to its target that a decision trades, a share at least:
     under costs, the best step towards a target that moves (Gârleanu and Pedersen, 2013)."""
     decision_interval: Count = 1
     """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
@@ -216,7 +221,9 @@ class TradingSettings(Settings):
         if self.max_leverage > 1.0 and not self.short:
             raise ValueError("max_leverage above 1 needs short: true")
         if self.orders_rest and self.fill != "next_open":
-            raise ValueError("action: limit needs fill: next_open")
+            raise ValueError(f"action: {self.action} needs fill: next_open")
+        if self.stop_offset_bps is not None and not self.orders_rest:
+            raise ValueError("stop_offset_bps needs action: limit or quote")
         dearest = self.cost_bps + max(self.half_spreads.values())
         if dearest * max(1.0, self.randomise.costs[1]) >= 10_000.0:
             raise ValueError(
@@ -251,7 +258,17 @@ class TradingSettings(Settings):
     @property
     def orders_rest(self) -> bool:
         """True if orders rest at a price."""
-        return self.action == "limit"
+        return self.action in ("limit", "quote")
+
+    @property
+    def num_sides(self) -> int:
+        """Orders that may rest in an asset: one, or a bid and an ask."""
+        return 2 if self.action == "quote" else 1
+
+    @property
+    def resting_rows(self) -> int:
+        """R: numbers that describe an asset's resting orders, its stop included."""
+        return self.orders_rest * 3 * self.num_sides + (self.stop_offset_bps is not None)
 
     @property
     def order_bars(self) -> int:

@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from fintrader.config import override
-from fintrader.envs.account import RESTING, Account, advance, may_hold
+from fintrader.envs.account import Account, advance, may_hold
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.episodes import (
     account_keys,
@@ -195,7 +195,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._obs_dtype: torch.dtype = getattr(torch, settings.observation_dtype)
         self.reward = make_reward(settings)
         seen = self.layout.width if settings.observation == "flat" else self.layout.private_width
-        books = self.layout.num_assets * (1 + len(RESTING) * (settings.orders_rest))
+        books = self.layout.num_assets * (1 + settings.resting_rows)
         # Two generations of accounts, an action, and two observations: the caller still holds the
         # last one.
         needed = self.num_envs * (

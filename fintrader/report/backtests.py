@@ -18,6 +18,7 @@ from fintrader.agents.training import TrainResult
 from fintrader.backtesting.all_baselines import Baselines, simulate_all_baselines
 from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.assessment import assess
+from fintrader.backtesting.desk import OrderRule
 from fintrader.backtesting.look_record import look_at
 from fintrader.backtesting.result import BacktestResult, Results, measured_against
 from fintrader.backtesting.settings import WalkForwardSettings
@@ -43,7 +44,7 @@ from fintrader.verdict.looks import HELD_OUT, count_look
 
 @check_keywords
 def backtest(
-    policy: Policy | Predictor | TrainResult,
+    policy: Policy | Predictor | OrderRule | TrainResult,
     market: MarketTensors,
     settings: EnvSettings | None = None,
     *,
@@ -68,6 +69,9 @@ def backtest(
     one, normalises observations and is frozen. A stored model does not contain its VecNormalize;
     attach it by `PPO.load(path, env=VecNormalize.load(statistics, env))`.
 
+    `backtesting.OrderRule(rule)` stands for a rule that gives orders: limits, stops, trailing stops
+    and brackets.
+
     The result is recorded as a look at these bars on the user's ledger (`fintrader looks`), like
     the backtest of a run; `.look` is its number.
 
@@ -77,6 +81,7 @@ def backtest(
     """
     _check_market(policy, market)
     settings = _check_settings(settings, name)
+    settings = policy.adapt(settings) if isinstance(policy, OrderRule) else settings
     own = _trade(policy, market, settings, name)
     baselines = simulate_all_baselines(market, settings, train=train, validation=validation)
     results = baselines.join({name: own})
@@ -360,10 +365,11 @@ def _check_width(policy: object, layout: ObservationLayout, name: str) -> None:
     if not isinstance(own, ObservationLayout | FlatLayout) or own == layout:
         return
     if isinstance(own, ObservationLayout) and own.resting != layout.resting:
-        action = "limit" if own.resting else "target"
+        action = "quote" if own.has_quotes else "limit" if own.resting else "target"
+        stops = " and env.stop_offset_bps" if own.has_stops else ""
         raise BacktestError(
-            f"{name} was trained with env.action {action}, and these settings have another; give"
-            f" its own, such as EnvSettings(action={action!r})"
+            f"{name} was trained with env.action {action}{stops}, and these settings have another"
+            f" form of orders; give its own, such as EnvSettings(action={action!r})"
         )
     assets = "" if own.num_actions == layout.num_assets else f" and trades {own.num_actions} assets"
     raise BacktestError(

@@ -27,6 +27,16 @@ CASES = [
     {"short": True, "max_leverage": 2.0, "borrow_bps_per_year": 300, "maintenance_margin": 0.3},
     {"impact_bps": 20, "half_spread_bps": 3, "min_commission_usd": 1, "decision_interval": 4},
     {"turbulence": {"c0": 0.5}, "limit_offset_bps": 200},
+    {"stop_offset_bps": 30, "decision_interval": 3, "half_spread_bps": 2},
+    {"action": "quote", "max_shares": 40, "decision_interval": 2, "impact_bps": 20},
+    {
+        "action": "quote",
+        "stop_offset_bps": 40,
+        "max_shares": 200,
+        "short": True,
+        "maintenance_margin": 0.3,
+        "turbulence": {"c0": 1.0},
+    },
 ]
 
 
@@ -58,7 +68,7 @@ def play(policy, market, chosen):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_backtest_is_the_environments_account(case, market):
-    chosen = EnvSettings(action="limit", **case)
+    chosen = EnvSettings(**{"action": "limit"} | case)
     policy = random_policy(market, chosen)
     result = simulate(policy, market, chosen)
     equity, cost, turnover = play(policy, market, chosen)
@@ -117,10 +127,18 @@ def test_fills_are_compared_with_the_last_close(split):
     assert (limit.orders.given, limit.orders.unfilled, at_once.orders.given) == (2, 1, 1)
 
 
-@pytest.mark.parametrize("algo", ["ppo", "sac"])
-def test_agents_learn_with_prices(algo, market):
-    trained = fintrader.train(algo, TradingEnv(market, action="limit", num_envs=16), env_steps=2000)
-    result = simulate(trained.policy, market, EnvSettings(action="limit"))
+@pytest.mark.parametrize(
+    ("algo", "rules"),
+    [
+        ("ppo", {"action": "limit"}),
+        ("sac", {"action": "limit", "stop_offset_bps": 50.0}),
+        ("ppo", {"action": "quote", "stop_offset_bps": 50.0, "short": True}),
+        ("td3", {"action": "quote"}),
+    ],
+)
+def test_agents_learn_with_prices(algo, rules, market):
+    trained = fintrader.train(algo, TradingEnv(market, **rules, num_envs=16), env_steps=2000)
+    result = simulate(trained.policy, market, EnvSettings(**rules))
     assert np.isfinite(result.equity).all()
     assert result.orders.given > 0
 
@@ -130,6 +148,8 @@ def test_a_policy_that_names_prices_needs_its_settings():
     trained = fintrader.train("ppo", TradingEnv(train, action="limit", num_envs=8), env_steps=500)
     with pytest.raises(BacktestError, match=r"EnvSettings\(action='limit'\)"):
         fintrader.backtest(trained.policy, test)
+    with pytest.raises(BacktestError, match="another form of orders"):
+        fintrader.backtest(trained.policy, test, EnvSettings(action="limit", stop_offset_bps=9.0))
     chosen = EnvSettings(action="limit")
     assert fintrader.backtest(trained.policy, test, chosen)["policy"].orders.given > 0
 
@@ -143,6 +163,17 @@ def test_the_head_gives_weights_and_then_prices(market):
     action = head.decode(obs, latent)
     assert torch.equal(action[:, :4], head.aim(latent[:, :-4]))
     assert torch.equal(action[:, 4:], latent[:, -4:].clamp(-1, 1))
+    stopping = lay_out(market, EnvSettings(action="limit", stop_offset_bps=50.0))
+    head = make_head(stopping, ActionHeadSettings(kind="aim"))
+    latent = torch.randn(7, head.latents)
+    action = head.decode(torch.randn(7, stopping.width), latent)
+    assert torch.equal(action[:, :4], head.aim(latent[:, :-8]))
+    assert torch.equal(action[:, 4:], latent[:, -8:].clamp(-1, 1))
+    quoting = lay_out(market, EnvSettings(action="quote"))
+    head = make_head(quoting, ActionHeadSettings())
+    assert (head.kind, head.latents) == ("direct", 8)
+    with pytest.raises(ConfigError, match="quote takes prices"):
+        make_head(quoting, ActionHeadSettings(kind="tilt"))
     assert resolve_network(NetworkSettings(), layout).kind == "mlp"
     with pytest.raises(ConfigError, match="does not see the orders that rest"):
         resolve_network(NetworkSettings(kind="market_once"), layout)

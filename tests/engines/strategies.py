@@ -18,16 +18,18 @@ def env_settings(
     fractional: bool | None = None,
     limit: bool = False,
 ) -> EnvSettings:
-    """Any combination of options that is allowed, with orders at the market or at a `limit`."""
+    """Any combination of options that is allowed, with orders at the market or, with `limit`,
+    orders that rest."""
     shorts = draw(st.booleans()) if short is None else short
     values = {
-        "action": "limit" if limit else draw(st.sampled_from(["target", "trade"])),
+        "action": draw(st.sampled_from(["limit", "quote"] if limit else ["target", "trade"])),
         "fill": "next_open"
         if limit
         else draw(st.sampled_from(["next_open", "next_close", "close"])),
         "fractional": draw(st.booleans()) if fractional is None else fractional,
         "max_shares": draw(st.sampled_from([3.0, 57.5, 1000.0])),
         "limit_offset_bps": draw(st.sampled_from([50.0, 400.0, 5000.0])),
+        "stop_offset_bps": draw(st.sampled_from([None, 60.0, 1500.0])) if limit else None,
         "limit_margin_bps": draw(st.sampled_from([0.0, 0.0, 60.0])),
         "time_in_force": draw(st.sampled_from([None, 1, 3])),
         "dead_band": draw(st.sampled_from([None, 0.0, 0.02, 0.1])),

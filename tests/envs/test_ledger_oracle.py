@@ -90,7 +90,7 @@ class Episodes:
         assert end == (
             min(start + self.length[i], NUM_BARS - 1) if self.length[i] else NUM_BARS - 1
         )
-        kind = LimitOracle if self.env.settings.action == "limit" else LedgerOracle
+        kind = LimitOracle if self.env.settings.orders_rest else LedgerOracle
         return kind(
             self.env.market,
             self.env.settings,
@@ -124,14 +124,19 @@ def check_resting(obs, i, env, slow):
     """Account i sees of its orders what the oracle knows of them."""
     layout = env.layout
     private = obs["private"] if isinstance(obs, dict) else obs[:, : layout.private_width]
-    seen = private[i, layout.account_width + layout.num_assets :].unflatten(0, (3, -1))
+    seen = private[i, layout.account_width + layout.num_assets :]
+    seen = seen.unflatten(0, (layout.resting, -1)).double().numpy()
     precise = env.settings.observation_dtype == "float32"
     expected = np.array(slow.resting())
-    there = np.abs(expected[0]) > 1e-4  # less may be what rounding leaves of a fraction
-    assert (seen.double().numpy() * there) == pytest.approx(
+    assert expected.shape == seen.shape
+    there = np.ones(seen.shape, dtype=bool)
+    for order in range(0, 3 * env.settings.num_sides, 3):
+        # Less may be what rounding leaves of a fraction.
+        there[order : order + 3] = np.abs(expected[order]) > 1e-4
+        assert not (seen[order] * ~there[order]).round(3).any()
+    assert (seen * there) == pytest.approx(
         expected * there, rel=1e-4 if precise else 1e-2, abs=1e-4
     )
-    assert not (seen[0].double().numpy() * ~there).round(3).any()
 
 
 def compare(config, seed, steps, count=NUM_ENVS, mode=AutoresetMode.SAME_STEP, given=frozenset()):
@@ -193,7 +198,7 @@ def compare(config, seed, steps, count=NUM_ENVS, mode=AutoresetMode.SAME_STEP, g
                     if config.fractional
                     else slow.shares
                 )
-                if config.action == "limit":
+                if config.orders_rest:
                     check_resting(obs, i, env, slow)
         ended = terminated | truncated
         episodes.restart(begins if mode is AutoresetMode.NEXT_STEP else ended)
@@ -217,7 +222,7 @@ def test_every_option_is_drawn():
     @settings(
         max_examples=300, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
     )
-    @given(config=env_settings(), sight=SIGHT)
+    @given(config=env_settings() | env_settings(limit=True), sight=SIGHT)
     def draw(config, sight):
         for name, value in config.model_copy(update=sight):
             drawn[name].add(str(value))

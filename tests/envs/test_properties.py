@@ -26,10 +26,10 @@ def rollout(env, actions):
 
 
 @settings(max_examples=examples(40))
-@given(config=env_settings(short=False), seed=SEEDS)
+@given(config=env_settings(short=False) | env_settings(short=False, limit=True), seed=SEEDS)
 def test_long_only_accounts_never_owe(config, seed):
     env = TradingEnv(make_market(60, 5, seed=seed % 5), config, num_envs=6, seed=seed)
-    rows = rollout(env, random_actions(seed, 40, 6, 5))
+    rows = rollout(env, random_actions(seed, 40, 6, env.layout.num_actions))
     assert bool((rows["cash"] >= 0).all())
     assert bool((rows["shares"] >= 0).all())
     assert all(
@@ -40,24 +40,27 @@ def test_long_only_accounts_never_owe(config, seed):
 
 
 @settings(max_examples=examples(30))
-@given(config=env_settings(), seed=SEEDS)
+@given(config=env_settings() | env_settings(limit=True), seed=SEEDS)
 def test_batch_size_and_neighbours_change_nothing(config, seed):
     market = make_market(60, 4, seed=seed % 5)
-    actions = random_actions(seed, 30, 7, 4)
-    many = rollout(TradingEnv(market, config, num_envs=7, seed=seed), actions)
+    env = TradingEnv(market, config, num_envs=7, seed=seed)
+    actions = random_actions(seed, 30, 7, env.layout.num_actions)
+    many = rollout(env, actions)
     few = rollout(TradingEnv(market, config, num_envs=3, seed=seed), actions[:, :3])
     for name, value in few.items():
         assert torch.equal(many[name][:, :3], value), name
 
 
 @settings(max_examples=examples(30))
-@given(config=env_settings(), seed=SEEDS, cut=st.integers(5, 45))
+@given(config=env_settings() | env_settings(limit=True), seed=SEEDS, cut=st.integers(5, 45))
 def test_values_after_t_change_nothing_up_to_t(config, seed, cut):
     market = make_market(60, 5, seed=seed % 5)
     changed = joined(market, make_market(60, 5, seed=5 + seed % 5, volatility=0.1), cut + 1)
     config = config.model_copy(update={"random_start": False})
-    actions = random_actions(seed, cut // config.decision_interval, 3, 5)
-    plain = rollout(TradingEnv(market, config, num_envs=3, seed=seed), actions)
+    env = TradingEnv(market, config, num_envs=3, seed=seed)
+    steps = cut // config.decision_interval
+    actions = random_actions(seed, steps, 3, env.layout.num_actions)
+    plain = rollout(env, actions)
     other = rollout(TradingEnv(changed, config, num_envs=3, seed=seed), actions)
     for name, value in plain.items():
         assert torch.equal(value, other[name]), name

@@ -1,5 +1,5 @@
-"""One account whose orders rest at a price of their own, in plain Python floats: slow, obvious, and
-written from the trading contract."""
+"""One account whose orders rest at prices of their own, and whose positions may have stops, in plain
+Python floats: slow, obvious, and written from the trading contract."""
 
 from __future__ import annotations
 
@@ -31,46 +31,146 @@ class Fill:
     """At its own price, not at the bar's open."""
 
 
+@dataclass
+class Stop:
+    """What closes a position, once a bar reaches its price."""
+
+    side: float
+    """1 below a long position, -1 above a short one."""
+    price: float
+    reached: bool = False
+    """From then on an order closes the position, until nothing is left."""
+
+
+@dataclass
+class Bar:
+    """What one bar's fills depend on, and what the fills so far have left."""
+
+    held: list[float]
+    """Shares before the bar."""
+    worth: list[float]
+    """Of a share: the price of its fill, or else the close before."""
+    room: float | None = None
+    """What additions may take; unknown before the first fills."""
+
+
+Side = dict[int, Order]
+"""At most one order of each symbol."""
+
+
 class LimitOracle(LedgerOracle):
-    """A `LedgerOracle` for `action: limit`."""
+    """A `LedgerOracle` for `action: limit` and `action: quote`."""
 
     def __init__(self, market: Any, settings: Any, **given: Any) -> None:
         self.high = market.high.tolist()
         self.low = market.low.tolist()
-        self.orders: dict[int, Order] = {}
+        self.sides: list[Side] = self.no_orders(settings)  # a quote's bids, then its asks
+        self.stops: dict[int, Stop] = {}
         super().__init__(market, settings, **given)
 
     # --- orders -----------------------------------------------------------------------------------
 
+    @staticmethod
+    def no_orders(settings: Any) -> list[Side]:
+        return [{}, {}] if settings.action == "quote" else [{}]
+
     def place(self, action: list[float]) -> None:
-        """Cancel what rests, and order anew."""
+        """Cancel what rests, and order anew; but nothing comes between a stop that was reached and
+        the end of its position."""
         s = self.s
-        asked = self.wanted(action[: self.N])
+        parts = [min(1.0, max(-1.0, a)) for a in action]
+        asked, *rest = [parts[i : i + self.N] for i in range(0, len(parts), self.N)]
         panic = any(self.context[self.t][column] > most for column, most in self.watched)
-        self.orders = {}
+        aims = self.wanted(asked) if s.action == "limit" else list(self.shares)
+        self.stops = {n: stop for n, stop in self.stops.items() if stop.reached}
+        old = self.sides[0]
+        self.sides = self.no_orders(s)
         for n in range(self.N):
-            offset = min(1.0, max(-1.0, action[self.N + n])) * s.limit_offset_bps / 1e4
-            price = self.mark(n, self.t) * (1.0 + offset)
-            shares = asked[n] - self.shares[n]
-            if shares != 0.0:
-                self.orders[n] = Order(shares, price, at_any_price=panic)
+            if n in self.stops:
+                self.sides[0][n] = old[n]
+                continue
+            if s.action == "limit":
+                self.limit(n, aims[n], rest[0][n], panic)
+            elif panic:
+                self.order(0, n, -self.shares[n], 0.0, at_any_price=True)
+            else:
+                self.quote(n, asked[n], rest[0][n])
+            if s.stop_offset_bps is not None and not panic:
+                self.stop(n, aims[n] or self.shares[n], rest[1][n])
+
+    def limit(self, n: int, aim: float, b: float, panic: bool) -> None:
+        price = self.mark(n, self.t) * (1.0 + b * self.s.limit_offset_bps / 1e4)
+        self.order(0, n, aim - self.shares[n], price, at_any_price=panic)
+
+    def quote(self, n: int, b: float, c: float) -> None:
+        s = self.s
+        mark = self.mark(n, self.t)
+        if mark == 0.0:
+            return
+        farthest = s.limit_offset_bps / 1e4
+        most = self.whole(s.max_shares)
+        self.order(0, n, most, mark * (1.0 - (1.0 + b) / 2.0 * farthest))
+        offered = most if s.short else min(most, self.shares[n])
+        self.order(1, n, -offered, mark * (1.0 + (1.0 + c) / 2.0 * farthest))
+
+    def order(
+        self, side: int, n: int, shares: float, price: float, at_any_price: bool = False
+    ) -> None:
+        if shares != 0.0:
+            self.sides[side][n] = Order(shares, price, at_any_price=at_any_price)
+
+    def stop(self, n: int, position: float, nearness: float) -> None:
+        if nearness > 0.0 and position != 0.0:
+            side = math.copysign(1.0, position)
+            away = (1.0 - nearness) * self.s.stop_offset_bps / 1e4
+            self.stops[n] = Stop(side, self.mark(n, self.t) * (1.0 - side * away))
 
     def split_orders(self) -> None:
-        """A split multiplies the shares of an order and divides its price."""
+        """A split multiplies the shares of an order and divides its price, and that of a stop."""
         for n, ratio in enumerate(self.ratios(self.t)):
-            if n in self.orders:
-                self.orders[n].shares = self.split(self.orders[n].shares, ratio)
-                self.orders[n].price /= ratio
-                if self.orders[n].shares == 0.0:
-                    del self.orders[n]
+            for side in self.sides:
+                if n in side:
+                    side[n].shares = self.split(side[n].shares, ratio)
+                    side[n].price /= ratio
+                    if side[n].shares == 0.0:
+                        del side[n]
+            if n in self.stops:
+                self.stops[n].price /= ratio
 
-    def find_fill(self, n: int) -> Fill | None:
+    # --- stops ------------------------------------------------------------------------------------
+
+    def reaches_stop(self, n: int) -> bool:
+        """Does the bar reach the stop of what is held now?"""
+        stop = self.stops.get(n)
+        if stop is None or stop.reached or not self.tradable[self.t][n]:
+            return False
+        if stop.side * self.shares[n] <= 0.0:
+            return False
+        if stop.side > 0.0:
+            return self.low[self.t][n] <= stop.price
+        return self.high[self.t][n] >= stop.price
+
+    def turn_stops(self) -> None:
+        """Stops that the bar reached become orders that close; those that have closed are over."""
+        for n, stop in list(self.stops.items()):
+            if self.reaches_stop(n):
+                stop.reached = True
+                for side in self.sides:
+                    side.pop(n, None)
+                self.order(0, n, -self.shares[n], 0.0, at_any_price=True)
+            elif stop.reached and self.shares[n] == 0.0:
+                del self.stops[n]
+
+    # --- fills ------------------------------------------------------------------------------------
+
+    def find_fill(self, n: int, order: Order, bar: Bar) -> Fill | None:
         """What the bar would trade of the order, if its account can pay."""
         s = self.s
         t = self.t
-        order = self.orders[n]
         if not self.tradable[t][n]:
             return None
+        if self.reaches_stop(n) and order.shares * self.shares[n] < 0.0:
+            return None  # the worse comes first
         open_ = self.open[t][n]
         margin = s.limit_margin_bps / 1e4
         if order.at_any_price:
@@ -87,6 +187,8 @@ class LimitOracle(LedgerOracle):
         if s.participation != "none":
             most = self.whole(self.volume[t][n] * s.participation)
             shares = min(max(shares, -most), most)
+        if not s.short:
+            shares = max(shares, -bar.held[n])
         return Fill(shares, price, waited)
 
     def has_ended(self, n: int) -> bool:
@@ -96,18 +198,22 @@ class LimitOracle(LedgerOracle):
     def may_grow(self, n: int) -> bool:
         return self.member[self.t][n] and not self.has_ended(n)
 
-    def trade(self) -> tuple[list[float], list[float], float, float]:
-        """The bar's fills; returns shares and prices of each symbol, costs and turnover."""
-        cost = turnover = 0.0
+    def trade(self, side: Side, bar: Bar) -> tuple[list[float], list[float], float, float]:
+        """The bar's fills of a side; returns shares and prices of each symbol, costs and
+        turnover."""
+        L = self.s.max_leverage if self.s.short else 1.0
+        cost = turnover = added = 0.0
         traded = [0.0] * self.N
         prices = [0.0] * self.N
         fills = {}
-        for n in self.orders:
-            found = self.find_fill(n)
+        worth = list(bar.worth)
+        for n, order in side.items():
+            found = self.find_fill(n, order, bar)
             if found is not None:
                 fills[n] = found
-        worth = [fills[n].price if n in fills else self.carried(n) for n in range(self.N)]
-        room = self.room(worth)  # before the bar's sales
+                worth[n] = found.price
+        if bar.room is None:
+            bar.room = self.room(worth)  # before the bar's sales
         # Each fill brings a position nearer to zero, then farther from it.
         additions = {}
         for n, fill in fills.items():
@@ -120,13 +226,13 @@ class LimitOracle(LedgerOracle):
             if nearer:
                 x = abs(nearer) * fill.price
                 c = min(self.cost(n, self.t, nearer, x, waited=fill.waited), x)
-                self.book(n, nearer, fill.price, c)
+                self.book(side, n, nearer, fill.price, c)
                 cost += c
                 turnover += x
                 traded[n] += nearer
                 prices[n] = fill.price
         # Costs of what went nearer to zero may have taken more room than it gave.
-        scale = self.share_paid(additions, fills, min(room, self.room(worth)))
+        scale = self.share_paid(additions, fills, min(bar.room, self.room(worth)))
         for n, wish in additions.items():
             q = wish if scale == 1.0 else self.whole(scale * wish)
             if q == 0:
@@ -134,11 +240,13 @@ class LimitOracle(LedgerOracle):
             fill = fills[n]
             x = abs(q) * fill.price
             c = self.cost(n, self.t, q, x, waited=fill.waited)
-            self.book(n, q, fill.price, c)
+            self.book(side, n, q, fill.price, c)
             cost += c
             turnover += x
+            added += x
             traded[n] += q
             prices[n] = fill.price
+        bar.room -= added + L * cost
         return traded, prices, cost, turnover
 
     def carried(self, n: int) -> float:
@@ -153,13 +261,12 @@ class LimitOracle(LedgerOracle):
         values = [h * worth[n] for n, h in enumerate(self.shares)]
         return self.s.max_leverage * (self.cash + sum(values)) - sum(abs(v) for v in values)
 
-    def book(self, n: int, shares: float, price: float, cost: float) -> None:
+    def book(self, side: Side, n: int, shares: float, price: float, cost: float) -> None:
         self.cash -= shares * price + cost
         self.shares[n] += shares
-        order = self.orders[n]
-        order.shares -= shares
-        if order.shares == 0.0:
-            del self.orders[n]
+        side[n].shares -= shares
+        if side[n].shares == 0.0:
+            del side[n]
 
     def share_paid(self, additions: dict[int, float], fills: dict[int, Fill], room: float) -> float:
         """The factor by which all additions fit into the room."""
@@ -177,15 +284,20 @@ class LimitOracle(LedgerOracle):
         return min(1.0, room / full) if full > 0 else 1.0
 
     def age(self) -> None:
-        """The bar is over for the orders that rest."""
-        s = self.s
-        for n, order in list(self.orders.items()):
-            order.bars += 1
-            if order.bars == s.time_in_force or self.has_ended(n):
-                del self.orders[n]
+        """The bar is over for the orders that rest, and for stops. What closes a position does not
+        age."""
+        self.turn_stops()
+        self.stops = {n: stop for n, stop in self.stops.items() if not self.has_ended(n)}
+        for side in self.sides:
+            for n, order in list(side.items()):
+                closes = n in self.stops and self.stops[n].reached
+                order.bars += not closes
+                if order.bars == self.s.time_in_force or self.has_ended(n):
+                    del side[n]
 
     def call_margin(self) -> tuple[float, float]:
-        self.orders = {}
+        self.sides = self.no_orders(self.s)
+        self.stops = {}
         return super().call_margin()
 
     # --- one decision -----------------------------------------------------------------------------
@@ -210,15 +322,17 @@ class LimitOracle(LedgerOracle):
         result.income += income
         result.pnl += gained
         self.split_orders()
-        held = list(self.shares)
-        traded, prices, cost, turnover = self.trade()
-        result.cost += cost
-        result.turnover += turnover
-        for n in range(self.N):
-            if traded[n]:
-                result.pnl += held[n] * (prices[n] - reference[n])
-                reference[n] = prices[n]
-                result.traded[n] += traded[n]
+        bar = Bar(list(self.shares), [self.carried(n) for n in range(self.N)])
+        for side in self.sides:
+            held = list(self.shares)
+            traded, prices, cost, turnover = self.trade(side, bar)
+            result.cost += cost
+            result.turnover += turnover
+            for n in range(self.N):
+                if traded[n]:
+                    result.pnl += held[n] * (prices[n] - reference[n])
+                    reference[n] = prices[n]
+                    result.traded[n] += traded[n]
         self.age()
         gained, cost, turnover = self.close_bar(reference)
         result.pnl += gained
@@ -226,15 +340,24 @@ class LimitOracle(LedgerOracle):
         result.turnover += turnover
 
     def resting(self) -> list[list[float]]:
-        """What is seen of orders: what is left, as a share of equity; price over close, less 1; the
-        share of its time that is over."""
-        seen = [[0.0] * self.N for _ in range(3)]
-        for n, order in self.orders.items():
-            mark = self.mark(n, self.t)
-            seen[0][n] = order.shares * mark / self.equity()
-            distance = order.price / mark - 1.0
-            if order.at_any_price:
-                distance = math.copysign(1.0, order.shares)
-            seen[1][n] = min(1.0, max(-1.0, distance))
-            seen[2][n] = order.bars / (self.s.time_in_force or self.s.decision_interval)
-        return seen
+        """What is seen of each side's orders: what is left, as a share of equity; price over close,
+        less 1; the share of its time that is over. Then price over close, less 1, of stops."""
+        rows = []
+        for side in self.sides:
+            seen = [[0.0] * self.N for _ in range(3)]
+            for n, order in side.items():
+                seen[0][n] = order.shares * self.mark(n, self.t) / self.equity()
+                seen[1][n] = self.distance(n, order.price)
+                if order.at_any_price:
+                    seen[1][n] = math.copysign(1.0, order.shares)
+                seen[2][n] = order.bars / (self.s.time_in_force or self.s.decision_interval)
+            rows += seen
+        if self.s.stop_offset_bps is not None:
+            seen = [0.0] * self.N
+            for n, stop in self.stops.items():
+                seen[n] = 1.0 if stop.reached else self.distance(n, stop.price)
+            rows.append(seen)
+        return rows
+
+    def distance(self, n: int, price: float) -> float:
+        return min(1.0, max(-1.0, price / self.mark(n, self.t) - 1.0))

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from fintrader.envs.account import AGE, LEFT, PRICE
+from fintrader.envs.account import AGE, LEFT, ORDER_ROWS, PRICE
 from fintrader.envs.fast.buffers import (
     BAR,
     CASH,
@@ -108,6 +108,8 @@ def make_workspace(size: int, num_assets: int) -> Workspace:
         addition=np.empty((size, num_assets)),
         quote=np.empty((3, num_assets)),
         root=np.empty(num_assets),
+        start=np.empty(num_assets),
+        left=np.empty(num_assets),
         spread=np.empty(num_assets),
         fill_bar=np.empty(size, np.int64),
         unit=scalars[0],
@@ -125,7 +127,8 @@ def make_workspace(size: int, num_assets: int) -> Workspace:
 @njit_inline
 def copy_accounts(first: int, last: int, old: State, new: State) -> None:
     """Begin a step: the new accounts are the old ones, until it changes them."""
-    # The step writes its results (`final_bar`, ...) and the orders that rest itself.
+    # The step writes its results (`final_bar`, ...) and the orders that rest itself, but for stops.
+    stop = new.resting.shape[1] - 1
     for b in range(first, last):
         new.bar[b] = old.bar[b]
         new.start_bar[b] = old.start_bar[b]
@@ -137,6 +140,9 @@ def copy_accounts(first: int, last: int, old: State, new: State) -> None:
         new.first_equity[b] = old.first_equity[b]
         for n in range(new.shares.shape[1]):
             new.shares[b, n] = old.shares[b, n]
+        if stop % ORDER_ROWS == 0:
+            for n in range(new.shares.shape[1]):
+                new.resting[b, stop, n] = old.resting[b, stop, n]
 
 
 @njit(fastmath={"reassoc"}, error_model="numpy", forceinline=True, cache=True)
@@ -281,12 +287,10 @@ def trade_shares(action: Any, shares: Any, rules: Rules, desired: Any) -> None:
 def place_limits(
     first: int, last: int, action: Any, work: Workspace, state: State, prices: Prices, rules: Rules
 ) -> float:
-    """Turn the holdings to reach and the prices `action[:, N:]` into the orders that rest from now
-    on. Return 0, or NaN where a price is not finite."""
-    # The twin of `envs.resting.place_limits`: `size_orders` has written the holdings to reach.
-    # Loops over assets have no branches, so that they are vectorised.
+    """Turn the holdings to reach and the prices `action[:, N:]`, or the prices of quotes, into the
+    orders that rest from now on. Return 0, or NaN where an action is not finite."""
+    # The twin of `envs.resting.place_orders`: `size_orders` has written the holdings to reach.
     assets = state.shares.shape[1]
-    floor = -np.inf if rules.is_short else 0.0
     finite: Any = _ZERO
     for b in range(first, last):
         bar = state.bar[b]
@@ -294,23 +298,92 @@ def place_limits(
         shares = state.shares[b]
         desired = work.desired[b - first]
         mark = prices.quotes[bar, MARK]
-        for n in range(assets):
-            a = action[b, assets + n]
-            finite = add_any_order(finite, a * _ZERO)
-            offset = np.float64(min(max(a, -_ONE), _ONE))
-            left = max(desired[n], floor) - shares[n]
-            price: Any = np.float64(mark[n]) * (1.0 + offset * rules.offset) * UNIT
-            resting[LEFT, n] = left
-            resting[PRICE, n] = price if left != 0.0 else 0.0
-            resting[AGE, n] = 0.0
+        for n in range(assets, action.shape[1]):
+            finite = add_any_order(finite, action[b, n] * _ZERO)
+        if rules.is_quote:
+            lay_quotes(action[b], shares, mark, rules, resting)
+        else:
+            lay_limits(action[b], desired, shares, mark, rules, resting)
+        if rules.has_stops:
+            aim = shares if rules.is_quote else desired
+            lay_stops(action[b], aim, shares, mark, rules, resting)
         if prices.risk_off[bar]:
             for n in range(assets):
-                resting[PRICE, n] = LARGEST if resting[LEFT, n] > 0.0 else 0.0
+                close_at_any_price(n, shares, rules, resting, False)
         work.fill_bar[b - first] = bar
         state.cost[b] = 0.0
         state.turnover[b] = 0.0
     check: float = np.float64(finite)
     return check
+
+
+@njit_inline
+def lay_limits(
+    action: Any, desired: Any, shares: Any, mark: Any, rules: Rules, resting: Any
+) -> None:
+    """Write an order of each asset that leads to the holdings desired `[N]`."""
+    # Without branches, so that the loop is vectorised.
+    assets = len(shares)
+    floor = -np.inf if rules.is_short else 0.0
+    for n in range(assets):
+        offset = np.float64(min(max(action[assets + n], -_ONE), _ONE))
+        left = max(desired[n], floor) - shares[n]
+        price: Any = np.float64(mark[n]) * (1.0 + offset * rules.offset) * UNIT
+        resting[LEFT, n] = left
+        resting[PRICE, n] = price if left != 0.0 else 0.0
+        resting[AGE, n] = 0.0
+
+
+@njit_call
+def lay_quotes(action: Any, shares: Any, mark: Any, rules: Rules, resting: Any) -> None:
+    """Write a bid and an ask of each asset that has a price."""
+    # The formulas stand in `envs.resting.lay_quotes`.
+    assets = len(shares)
+    whole = np.trunc(rules.max_shares) if rules.is_whole else rules.max_shares
+    for n in range(assets):
+        usd = np.float64(mark[n])
+        size = whole if usd > 0.0 else 0.0
+        sale = size if rules.is_short else min(size, shares[n])
+        below = (0.5 + 0.5 * np.float64(min(max(action[n], -_ONE), _ONE))) * rules.offset
+        above = (0.5 + 0.5 * np.float64(min(max(action[assets + n], -_ONE), _ONE))) * rules.offset
+        resting[LEFT, n] = size
+        resting[PRICE, n] = usd * (1.0 - below) * UNIT if size != 0.0 else 0.0
+        resting[AGE, n] = 0.0
+        resting[ORDER_ROWS + LEFT, n] = 0.0 - sale
+        resting[ORDER_ROWS + PRICE, n] = usd * (1.0 + above) * UNIT if sale != 0.0 else 0.0
+        resting[ORDER_ROWS + AGE, n] = 0.0
+
+
+@njit_call
+def lay_stops(action: Any, aim: Any, shares: Any, mark: Any, rules: Rules, resting: Any) -> None:
+    """Write the stops of the holdings aimed at `[N]`, or of those that are held. One that a bar has
+    reached goes on selling."""
+    # The formulas stand in `envs.resting.lay_stop`.
+    assets = len(shares)
+    floor = -np.inf if rules.is_short else 0.0
+    stops = resting[len(resting) - 1]
+    for n in range(assets):
+        if abs(stops[n]) == LARGEST:
+            close_at_any_price(n, shares, rules, resting, True)
+        else:
+            goal = max(aim[n], floor)
+            side = np.sign(goal if goal != 0.0 else shares[n])
+            wish = np.float64(min(max(action[len(action) - assets + n], -_ONE), _ONE))
+            away = (1.0 - wish) * rules.stop_offset
+            stop = side * (np.float64(mark[n]) * (1.0 - side * away)) * UNIT
+            stops[n] = stop if wish > 0.0 else 0.0
+
+
+@njit_call
+def close_at_any_price(n: int, shares: Any, rules: Rules, resting: Any, is_stopped: bool) -> None:
+    """Leave asset n with one order that closes its position at the next open, whatever it is."""
+    stop = len(resting) - 1
+    is_reached = rules.has_stops and abs(resting[stop, n]) == LARGEST
+    clear_order(n, resting)
+    resting[LEFT, n] = 0.0 - shares[n]  # which is no negative zero
+    resting[PRICE, n] = LARGEST if shares[n] < 0.0 else 0.0
+    if is_stopped or is_reached:
+        resting[stop, n] = LARGEST if shares[n] > 0.0 else -LARGEST
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -361,15 +434,25 @@ def apply_events(
         if after != held:
             record_trade(log, SPLIT, bar, bar, n, after - held, 0.0, 0.0)
         state.shares[b, n] = after
-        if state.resting.shape[1] > 0:
-            resting = state.resting[b]
-            resting[LEFT, n] = split_shares(resting[LEFT, n], split, rules)
-            if len(log.filled) > 0:
-                log.filled[n] = split_shares(log.filled[n], split, rules)
-            resting[PRICE, n] /= split
+        if rules.is_limit:
+            split_resting(n, split, rules, state.resting[b], log)
     if len(log.income) > 0:
         log.income[bar] += income * UNIT
     return income * UNIT
+
+
+@njit_call
+def split_resting(n: int, split: float, rules: Rules, resting: Any, log: AccountLog) -> None:
+    """Apply a split to the orders that rest in asset n, and to its stop."""
+    for side in range(1 + rules.is_quote):
+        at = side * ORDER_ROWS
+        resting[at + LEFT, n] = split_shares(resting[at + LEFT, n], split, rules)
+        resting[at + PRICE, n] /= split
+        if len(log.filled) > 0:
+            log.filled[side, n] = split_shares(log.filled[side, n], split, rules)
+    stop = len(resting) - 1
+    if rules.has_stops and abs(resting[stop, n]) != LARGEST:
+        resting[stop, n] /= split
 
 
 @njit_inline
@@ -549,10 +632,12 @@ def fill_resting(
     rules: Rules,
     log: AccountLog,
 ) -> None:
-    """Fill the orders of account b that `bar` trades through; the others rest on, or end."""
+    """Fill the orders of account b that `bar` trades through, bids before asks; the others rest on,
+    or end."""
     # The stages are those of `envs.resting`: `meet_bar`, `fill_orders` and `rest_on`. All become
     # part of their caller: to hand over the tuples of arrays takes longer than the work.
     shares = state.shares[b]
+    resting = state.resting[b]
     desired = work.desired[0]
     kept = work.kept[0]
     addition = work.addition[0]
@@ -560,39 +645,110 @@ def fill_resting(
     price = quote[FILL]
     root = work.root
     spread = work.spread
-    meet_bar(bar, state.resting[b], shares, prices, rules, work)
-
-    cash = state.cash[b]
-    received, sales, ordered = sell(shares, desired, quote, rules, kept, addition)
-    sales_cost = total_cost(kept, shares, sales, price, root, spread, rules, True)
-    variable, commissions = purchase_costs(addition, ordered, price, root, spread, rules)
-    state.cash[b] += received * UNIT - sales_cost
-    budget = min(state.cash[b], cash)
-    if rules.is_short:
-        row = prices.event_row[bar]
-        mark = prices.quotes[bar - 1, MARK]
-        budget = min(
-            purchase_budget(state.cash[b], kept, price, mark, row, prices, rules),
-            purchase_budget(cash, shares, price, mark, row, prices, rules),
-        )
-    scale = purchase_scale(ordered * UNIT, variable, commissions, budget, len(shares), rules)
+    start = work.start
+    start_cash = state.cash[b]
+    room = start_cash
     for n in range(len(shares)):
-        desired[n] = shares[n]
-    paid, purchases, _ = buy(kept, addition, scale, quote, prices.quotes[bar, MARK], rules, shares)
-    cost = total_cost(kept, shares, purchases, price, root, spread, rules, False)
-    cash = state.cash[b] - (paid * UNIT + cost)
-    state.cash[b] = cash if rules.is_short else max(cash, 0.0)
-    state.cost[b] += sales_cost + cost
-    state.turnover[b] += (sales + purchases) * UNIT
-    rest_on(bar, desired, state.resting[b], shares, prices, rules, work, log)
+        start[n] = shares[n]
+    for side in range(1 + rules.is_quote):
+        at = side * ORDER_ROWS
+        left = resting[at + LEFT]
+        if rules.is_quote or rules.has_stops:
+            hold_back(bar, resting, left, shares, prices, rules, work)
+            left = work.left
+        meet_bar(bar, left, resting[at + PRICE], shares, prices, rules, work)
+
+        received, sales, ordered = sell(shares, desired, quote, rules, kept, addition)
+        sales_cost = total_cost(kept, shares, sales, price, root, spread, rules, True)
+        variable, commissions = purchase_costs(addition, ordered, price, root, spread, rules)
+        state.cash[b] += received * UNIT - sales_cost
+        budget = state.cash[b]
+        if rules.is_short:
+            row = prices.event_row[bar]
+            mark = prices.quotes[bar - 1, MARK]
+            budget = purchase_budget(budget, kept, price, mark, row, prices, rules)
+            if side == 0:
+                room = purchase_budget(start_cash, start, price, mark, row, prices, rules)
+        budget = min(budget, room)
+        scale = purchase_scale(ordered * UNIT, variable, commissions, budget, len(shares), rules)
+        for n in range(len(shares)):
+            desired[n] = shares[n]
+        closes = prices.quotes[bar, MARK]
+        paid, purchases, _ = buy(kept, addition, scale, quote, closes, rules, shares)
+        cost = total_cost(kept, shares, purchases, price, root, spread, rules, False)
+        cash = state.cash[b] - (paid * UNIT + cost)
+        state.cash[b] = cash if rules.is_short else max(cash, 0.0)
+        state.cost[b] += sales_cost + cost
+        state.turnover[b] += (sales + purchases) * UNIT
+        room -= purchases * UNIT + rules.max_leverage * (sales_cost + cost)
+        rest_on(bar, side, resting, shares, prices, rules, work, log)
+    if rules.has_stops:
+        meet_stops(bar, resting, shares, prices, rules, log)
+
+
+@njit_call
+def hold_back(
+    bar: int,
+    resting: Any,
+    left: Any,
+    shares: Any,
+    prices: Prices,
+    rules: Rules,
+    work: Workspace,
+) -> None:
+    """Write to `work.left` what a bar may fill of orders `[N]`: nothing against a position whose
+    stop it reaches; without shorts no sale of what it buys itself."""
+    # Called only with stops or quotes: plain limits keep their vectorised loops.
+    out = work.left
+    for n in range(len(shares)):
+        out[n] = left[n]
+        if rules.has_stops:
+            stop = resting[len(resting) - 1, n]
+            is_held_up = reaches_stop(bar, n, stop, shares[n], prices) and abs(stop) < LARGEST
+            if is_held_up and left[n] * shares[n] < 0.0:
+                out[n] = 0.0
+        if not rules.is_short:
+            out[n] = max(out[n], -work.start[n])
+
+
+@njit_inline
+def reaches_stop(bar: int, n: int, stop: float, shares: float, prices: Prices) -> Any:
+    """Return True if a bar reaches the stop of a position in asset n."""
+    low = np.float64(prices.ranges[bar, 0, n])
+    high = np.float64(prices.ranges[bar, 1, n])
+    sells = shares > 0.0 and stop > 0.0 and low <= stop * USD_GRID
+    buys = shares < 0.0 and stop < 0.0 and high >= -stop * USD_GRID
+    return (sells or buys) and high > 0.0
+
+
+@njit_call
+def meet_stops(
+    bar: int, resting: Any, shares: Any, prices: Prices, rules: Rules, log: AccountLog
+) -> None:
+    """Turn the stops that a bar has reached into orders at any price, until nothing is left to
+    sell."""
+    # Repeated at each bar, since holdings shrink; a backtest counts an order for each bar of trade.
+    stops = resting[len(resting) - 1]
+    for n in range(len(shares)):
+        stop = stops[n]
+        was_reached = abs(stop) == LARGEST
+        protects = shares[n] * stop > 0.0 and prices.last_bar[n] > bar
+        if protects and (was_reached or reaches_stop(bar, n, stop, shares[n], prices)):
+            if len(log.counts) > 0 and (prices.ranges[bar, 1, n] > 0.0 or not was_reached):
+                for side in range(1 + rules.is_quote):
+                    count_cancelled(bar, side, n, resting[side * ORDER_ROWS + LEFT, n], prices, log)
+                log.counts[ORDER] += 1.0
+            close_at_any_price(n, shares, rules, resting, True)
+        elif was_reached or prices.last_bar[n] <= bar:
+            stops[n] = 0.0
 
 
 @njit_inline
 def meet_bar(
-    bar: int, resting: Any, shares: Any, prices: Prices, rules: Rules, work: Workspace
+    bar: int, left: Any, limits: Any, shares: Any, prices: Prices, rules: Rules, work: Workspace
 ) -> None:
-    """Write `work.desired[0]`, the holdings after all fills of a bar, and their prices and costs:
-    `work.quote`, `work.root` and `work.spread`."""
+    """Write `work.desired[0]`, the holdings after all fills of orders of signed shares and prices
+    `[N]` in a bar, and their prices and costs: `work.quote`, `work.root` and `work.spread`."""
     # A price of 0 stands for an order that does not fill, as for a symbol that does not trade.
     below = 1.0 - rules.margin
     above = 1.0 + rules.margin
@@ -607,19 +763,18 @@ def meet_bar(
     for n in range(len(shares)):
         signed = np.float64(quote[FILL, n])
         opened = abs(signed)
-        left = resting[LEFT, n]
-        limit = resting[PRICE, n] * USD_GRID
-        extreme = np.float64(low[n]) if left > 0.0 else -np.float64(high[n])
-        bound = limit * below if left > 0.0 else -limit * above
+        limit = limits[n] * USD_GRID
+        extreme = np.float64(low[n]) if left[n] > 0.0 else -np.float64(high[n])
+        bound = limit * below if left[n] > 0.0 else -limit * above
         lower = min(limit, opened)
         higher = max(limit, opened)
-        price: Any = lower if left > 0.0 else higher
+        price: Any = lower if left[n] > 0.0 else higher
         price = price if extreme < bound else 0.0
-        price = price if left != 0.0 else 0.0
+        price = price if left[n] != 0.0 else 0.0
         price = price if opened > 0.0 else 0.0
         fill[n] = price if signed > 0.0 else -price
     for n in range(len(shares)):
-        filled = resting[LEFT, n] if fill[n] != 0.0 else 0.0
+        filled = left[n] if fill[n] != 0.0 else 0.0
         desired[n] = max(shares[n] + filled, floor)
     for n in range(len(shares)):
         most[n] = np.float64(quote[MOST, n])
@@ -634,7 +789,7 @@ def meet_bar(
 @njit_inline
 def rest_on(
     bar: int,
-    held: Any,
+    side: int,
     resting: Any,
     shares: Any,
     prices: Prices,
@@ -642,35 +797,48 @@ def rest_on(
     work: Workspace,
     log: AccountLog,
 ) -> None:
-    """Age the orders of an account whose holdings were `held` `[N]` before the bar, and end those
-    that are done or too old."""
+    """Age an account's bids (or only orders), side 0, or its asks, and end those that are done or
+    too old. `work.desired[0]` has the holdings before they filled."""
     # The twin of `envs.resting.rest_on`, which also writes the log.
     oldest = np.float64(rules.time_in_force) if rules.time_in_force > 0 else np.inf
     row = prices.event_row[bar]
+    lefts = resting[side * ORDER_ROWS + LEFT]
+    limits = resting[side * ORDER_ROWS + PRICE]
+    ages = resting[side * ORDER_ROWS + AGE]
+    held = work.desired[0]
     if not rules.is_whole:
         # Fractions of a share may leave a rounding error.
         for n in range(len(shares)):
             filled = shares[n] - held[n]
             mark = np.float64(prices.quotes[bar - 1, MARK, n]) - prices.dividends[row, n]
-            usd = abs(resting[LEFT, n] - filled) * (mark / prices.splits[row, n])
+            usd = abs(lefts[n] - filled) * (mark / prices.splits[row, n])
             if filled != 0.0 and usd <= DUST_USD * USD_GRID:
-                resting[LEFT, n] = filled
+                lefts[n] = filled
     if len(log.kind) > 0:
         for n in range(len(shares)):
-            if resting[LEFT, n] != 0.0:
-                record_limit_fill(bar, n, shares[n], held[n], resting, rules, work, log)
-                if resting[AGE, n] + 1.0 >= oldest or prices.last_bar[n] <= bar:
-                    left = resting[LEFT, n] - (shares[n] - held[n])
-                    count_cancelled(bar, n, left, prices, log)
+            if lefts[n] != 0.0:
+                record_limit_fill(bar, side, n, shares[n], resting, rules, work, log)
+                if ages[n] + 1.0 >= oldest or prices.last_bar[n] <= bar:
+                    count_cancelled(bar, side, n, lefts[n] - (shares[n] - held[n]), prices, log)
     for n in range(len(shares)):
-        left = resting[LEFT, n] - (shares[n] - held[n])
-        age = resting[AGE, n] + 1.0
+        left = lefts[n] - (shares[n] - held[n])
+        age = ages[n] + 1.0
         left = left if age < oldest else 0.0
         left = left if prices.last_bar[n] > bar else 0.0
-        price = resting[PRICE, n]
-        resting[LEFT, n] = left
-        resting[PRICE, n] = price if left != 0.0 else 0.0
-        resting[AGE, n] = age if left != 0.0 else 0.0
+        price = limits[n]
+        lefts[n] = left
+        limits[n] = price if left != 0.0 else 0.0
+        ages[n] = age if left != 0.0 else 0.0
+
+
+@njit_call
+def cancel_orders(
+    bar: int, n: int, resting: Any, prices: Prices, rules: Rules, log: AccountLog
+) -> None:
+    """Cancel the orders and the stop of asset n at the close of `bar`."""
+    for side in range(1 + rules.is_quote):
+        count_cancelled(bar, side, n, resting[side * ORDER_ROWS + LEFT, n], prices, log)
+    clear_order(n, resting)
 
 
 @njit_inline
@@ -684,23 +852,26 @@ def clear_order(n: int, resting: Any) -> None:
 @njit_call
 def record_limit_fill(
     bar: int,
+    side: int,
     n: int,
     shares: float,
-    held: float,
     resting: Any,
     rules: Rules,
     work: Workspace,
     log: AccountLog,
 ) -> None:
-    """Record the fill of asset n's order in a bar."""
+    """Record the fill of an order of asset n, the bid (or only one), side 0, or the ask."""
     # The part that brings a position nearer to 0 costs at most its notional, as in `fill_orders`.
+    held = work.desired[0, n]
     filled = shares - held
-    is_new = resting[AGE, n] == 0.0
-    log.filled[n] = filled if is_new else log.filled[n] + filled
+    age = resting[side * ORDER_ROWS + AGE, n]
+    so_far = log.filled[side]
+    so_far[n] = filled if age == 0.0 else so_far[n] + filled
     if filled == 0.0:
         return
-    is_first = log.filled[n] == filled
-    log.counts[CAPPED] += is_first and abs(resting[LEFT, n]) > work.quote[MOST, n]
+    is_first = so_far[n] == filled
+    left = abs(resting[side * ORDER_ROWS + LEFT, n])
+    log.counts[CAPPED] += is_first and left > work.quote[MOST, n]
     usd = abs(work.quote[FILL, n])
     sale = abs(in_usd(work.kept[0, n] - held, usd))
     bought = filled - (work.kept[0, n] - held)
@@ -709,19 +880,21 @@ def record_limit_fill(
     spread = 0.0 if rules.is_proportional else work.spread[n]
     cost = closing_cost(work.kept[0, n] - held, sale, root, spread, rules)
     cost += trade_cost(bought, purchase, root, spread, rules)
-    decided = bar - 1 - int(resting[AGE, n])
+    decided = bar - 1 - int(age)
     record_trade(log, ORDER, decided, bar, n, filled, usd * UNIT, cost)
     log.costs[bar] += cost
     log.turnover[bar] += sale + purchase
 
 
 @njit_call
-def count_cancelled(bar: int, n: int, left: float, prices: Prices, log: AccountLog) -> None:
-    """Count the shares left of asset n's order as cancelled at the close of `bar`."""
+def count_cancelled(
+    bar: int, side: int, n: int, left: float, prices: Prices, log: AccountLog
+) -> None:
+    """Count the shares left of an order of asset n as cancelled at the close of `bar`."""
     # Only backtests keep counts.
     if len(log.counts) > 0 and left != 0.0:
         log.counts[CANCELLED] += abs(left) * np.float64(prices.quotes[bar, MARK, n]) * UNIT
-        log.counts[UNFILLED] += log.filled[n] == 0.0
+        log.counts[UNFILLED] += log.filled[side, n] == 0.0
 
 
 # --- costs ----------------------------------------------------------------------------------------
@@ -939,8 +1112,7 @@ def close_positions(
             record_trade(log, FORCED, bar, bar, n, -shares, price * UNIT, closing)
             state.shares[b, n] = 0.0
         if is_called and rules.is_limit:
-            count_cancelled(bar, n, state.resting[b, LEFT, n], prices, log)
-            clear_order(n, state.resting[b])
+            cancel_orders(bar, n, state.resting[b], prices, rules, log)
     if rules.is_proportional:
         # Compute proportional costs from the exact sum, as in `total_cost`.
         cost = rules.cost_rate * notional

@@ -116,6 +116,6 @@ def make_empty_log() -> AccountLog:
         none,
         none,
         flags,
-        none,
+        rows,
         none,
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fintrader.envs.account import RESTING, Account, Record
+from fintrader.envs.account import Account, Record
 from fintrader.envs.market_view import MarketView
 from fintrader.envs.money import LEAST_CHANGE, USD_GRID
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
@@ -34,7 +34,10 @@ class Rules(NamedTuple):
     is_short: bool
     is_target: bool
     is_limit: bool
-    """Actions are weights and prices of orders that rest."""
+    """Orders rest: actions are weights and prices, or prices alone."""
+    is_quote: bool
+    """A bid and an ask rest in each asset."""
+    has_stops: bool
     is_whole: bool
     is_same_bar: bool
     """Orders fill at the close at which they are decided."""
@@ -58,6 +61,8 @@ class Rules(NamedTuple):
     """Share of the last close by which an action of 1 moves an order's price."""
     margin: float
     """Share of its price that a bar must trade beyond an order."""
+    stop_offset: float
+    """Share of the last close between it and the farthest stop."""
     time_in_force: int
     """Bars; 0 without an end."""
     per_bar: float
@@ -74,6 +79,8 @@ class Rules(NamedTuple):
             is_short=settings.short,
             is_target=is_target,
             is_limit=settings.orders_rest,
+            is_quote=settings.num_sides == 2,
+            has_stops=settings.stop_offset_bps is not None,
             is_whole=not settings.fractional,
             is_same_bar=settings.fill == "close",
             is_proportional=settings.costs_are_proportional,
@@ -90,6 +97,7 @@ class Rules(NamedTuple):
             max_shares=settings.max_shares,
             offset=settings.limit_offset_bps / 1e4,
             margin=settings.limit_margin_bps / 1e4,
+            stop_offset=(settings.stop_offset_bps or 0.0) / 1e4,
             time_in_force=settings.time_in_force or 0,
             per_bar=1.0 / settings.order_bars,
             borrow_rate=settings.borrow_bps_per_year / 1e4 if settings.short else 0.0,
@@ -180,6 +188,10 @@ class Workspace(NamedTuple):
     """`[N]`: 1 / sqrt(volume) for these orders, 0 where they wait at their price."""
     spread: Any
     """`[N]`: their half-spreads, as shares of the notional, also 0 there."""
+    start: Any
+    """`[N]` shares before the bar."""
+    left: Any
+    """`[N]` shares of these orders that the bar may fill."""
     fill_bar: Any
     """`[G]` int64."""
     unit: Any
@@ -220,7 +232,7 @@ class AccountLog(NamedTuple):
     size: Any
     """`[1]` int64: trades so far."""
     filled: Any
-    """`[N]`: shares that each order that rests has traded so far."""
+    """`[2, N]`: shares that each order that rests has traded so far, bids and asks."""
     counts: Any
     """`[4]`: number of orders, of orders above the volume limit, and of orders without a fill; and
     USD of all cancelled parts."""
@@ -266,18 +278,18 @@ class Buffers(NamedTuple):
     shares: Tensor
     """`[B, N]` float64."""
     resting: Tensor
-    """`[B, 3, N]` float64, or `[B, 0, N]`."""
+    """`[B, R, N]` float64."""
 
     @classmethod
-    def empty(cls, count: int, num_assets: int, device: torch.device, *, rests: bool) -> Buffers:
-        """Room for `count` accounts; `rests`: with orders that rest."""
+    def empty(cls, count: int, num_assets: int, device: torch.device, *, rows: int) -> Buffers:
+        """Room for `count` accounts; `rows`: R, of orders that rest."""
         books = torch.empty(count, num_assets, dtype=torch.float64, device=device)
         return cls(
             torch.empty(len(INTS), count, dtype=torch.int64, device=device),
             torch.empty(len(FLOATS), count, dtype=torch.float64, device=device),
             torch.empty(len(FLAGS), count, dtype=torch.bool, device=device),
             books,
-            books.new_empty(count, len(RESTING) * rests, num_assets),
+            books.new_empty(count, rows, num_assets),
         )
 
     def account(self, memory: Tensor) -> Account:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fintrader.envs.account import AGE, LEFT, PRICE
+from fintrader.envs.account import AGE, LEFT, ORDER_ROWS, PRICE
 from fintrader.envs.fast.account import UNIT, value_shares
 from fintrader.envs.fast.buffers import Inputs, Outputs, Prices, Rules, State
 from fintrader.envs.fast.compiled import njit_call, njit_inline
@@ -85,20 +85,31 @@ def observe_private(b: int, state: State, prices: Prices, rules: Rules, out: Any
 
 @njit_inline
 def observe_resting(resting: Any, mark: Any, share: float, rules: Rules, out: Any) -> None:
-    """Write to `out` `[3 N]` weight, distance and age of the orders that rest."""
-    # The formulas stand in `envs.episodes.observe_private`. A loop for each column is vectorised.
+    """Write to `out` `[R N]` weight, distance and age of the orders that rest, then the distance of
+    the stops."""
+    # The formulas stand in `envs.episodes.observe_resting`. A loop for each column is vectorised.
     assets = len(mark)
-    left = resting[LEFT]
-    price = resting[PRICE]
-    for n in range(assets):
-        out[n] = np.float32(left[n] * np.float64(mark[n]) * share)
-    for n in range(assets):
+    for side in range(1 + rules.is_quote):
+        at = side * ORDER_ROWS
+        left = resting[at + LEFT]
+        for n in range(assets):
+            out[at * assets + n] = np.float32(left[n] * np.float64(mark[n]) * share)
+        observe_distance(left, resting[at + PRICE], mark, out[(at + PRICE) * assets :])
+        for n in range(assets):
+            out[(at + AGE) * assets + n] = np.float32(resting[at + AGE, n] * rules.per_bar)
+    if rules.has_stops:
+        stop = resting[len(resting) - 1]
+        observe_distance(stop, stop, mark, out[(len(resting) - 1) * assets :])
+
+
+@njit_inline
+def observe_distance(placed: Any, price: Any, mark: Any, out: Any) -> None:
+    """Write to `out` `[N]` prices over closes, less 1, at most 1, of what is placed."""
+    for n in range(len(mark)):
         usd = np.float64(mark[n])
-        distance = price[n] * USD_GRID / (usd if usd > 0.0 else USD_GRID) - 1.0
+        distance = abs(price[n]) * USD_GRID / (usd if usd > 0.0 else USD_GRID) - 1.0
         distance = min(max(distance, -1.0), 1.0)
-        out[assets + n] = np.float32(distance if left[n] != 0.0 else 0.0)
-    for n in range(assets):
-        out[2 * assets + n] = np.float32(resting[AGE, n] * rules.per_bar)
+        out[n] = np.float32(distance if placed[n] != 0.0 else 0.0)
 
 
 @njit_inline

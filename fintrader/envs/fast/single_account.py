@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from fintrader.envs.account import LEFT
+from fintrader.envs.account import LEFT, ORDER_ROWS
 from fintrader.envs.fast.account import (
     CANCELLED,
     CAPPED,
     ORDER,
     UNFILLED,
     UNIT,
-    clear_order,
+    cancel_orders,
     closing_cost,
-    count_cancelled,
     fill_orders,
     in_usd,
     make_workspace,
@@ -38,7 +37,7 @@ from fintrader.envs.fast.buffers import (
 )
 from fintrader.envs.fast.compiled import njit_entry, njit_inline
 from fintrader.envs.fast.episodes import observe_private
-from fintrader.envs.market_view import FILL, MARK, MOST
+from fintrader.envs.market_view import FILL, LARGEST, MARK, MOST
 
 
 @njit_entry
@@ -78,11 +77,10 @@ def decide_and_wait(
         for n in range(state.shares.shape[1]):
             work.desired[0, n] = wanted[n]
     if rules.is_limit and (action.size or desired.size):
-        cancel_orders(bar, state, prices, log)
+        cancel_all(bar, False, state, prices, rules, log)
     if rules.is_limit and action.size:
         place_limits(0, 1, action, work, state, prices, rules)
-        for n in range(state.shares.shape[1]):
-            log.counts[ORDER] += state.resting[0, LEFT, n] != 0.0
+        count_placed(state.resting[0], rules, log)
     else:
         work.fill_bar[0] = bar if rules.is_same_bar else min(bar + 1, stop)
         meet_events(0, 0, work, state, prices, rules, log)
@@ -98,17 +96,34 @@ def decide_and_wait(
         is_ruined = state.equity[0] <= rules.ruin_fraction * state.first_equity[0]
     observe_private(0, state, prices, rules, seen)
     if rules.is_limit and state.bar[0] == prices.quotes.shape[0] - 1:
-        cancel_orders(state.bar[0], state, prices, log)
+        cancel_all(state.bar[0], True, state, prices, rules, log)
     return is_ruined
 
 
 @njit_inline
-def cancel_orders(bar: int, state: State, prices: Prices, log: AccountLog) -> None:
-    """Cancel the orders that still rest at the close of `bar`."""
-    # At a decision, and at the window's end, where no bar is left to fill them.
+def cancel_all(
+    bar: int, is_over: bool, state: State, prices: Prices, rules: Rules, log: AccountLog
+) -> None:
+    """Cancel the orders that still rest at the close of `bar`: at the window's end all, at a
+    decision all but the sales of reached stops."""
     for n in range(state.shares.shape[1]):
-        count_cancelled(bar, n, state.resting[0, LEFT, n], prices, log)
-        clear_order(n, state.resting[0])
+        if is_over or not is_stopped(n, state.resting[0], rules):
+            cancel_orders(bar, n, state.resting[0], prices, rules, log)
+
+
+@njit_inline
+def count_placed(resting: Any, rules: Rules, log: AccountLog) -> None:
+    """Count the orders that a decision has placed."""
+    for n in range(resting.shape[1]):
+        if not is_stopped(n, resting, rules):
+            for side in range(1 + rules.is_quote):
+                log.counts[ORDER] += resting[side * ORDER_ROWS + LEFT, n] != 0.0
+
+
+@njit_inline
+def is_stopped(n: int, resting: Any, rules: Rules) -> bool:
+    """Return True if a bar has reached the stop of asset n, whose position is not closed yet."""
+    return rules.has_stops and abs(resting[len(resting) - 1, n]) == LARGEST
 
 
 # One call for all accounts: each call from Python has its price.

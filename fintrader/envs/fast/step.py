@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fintrader.envs.account import RESTING, Account
+from fintrader.envs.account import Account
 from fintrader.envs.fast.buffers import (
     FLAGS,
     FLOATS,
@@ -110,8 +110,7 @@ class FusedStep:
         # With a lookback the rows overlap; these are the rows of single bars behind them.
         bars = len(shown) + row_width // bar_width - 1
         rows = torch.as_strided(shown, (bars, bar_width), (bar_width, 1)).numpy()
-        rests = settings.orders_rest
-        width = 4 + assets * (4 if rests else 1) + (row_width if is_flat else 0)
+        width = 4 + assets * (1 + settings.resting_rows) + (row_width if is_flat else 0)
         is_streamed = is_flat and num_envs * width * 4 > STREAM_ABOVE_BYTES
         self._market = (Prices.from_view(view), Rules.from_settings(settings))
         self._fixed = (rows, row_width * 4, is_flat, is_streamed, resets)
@@ -123,7 +122,7 @@ class FusedStep:
             ArrayPool((len(FLOATS), num_envs), np.float64),
             ArrayPool((len(FLAGS), num_envs), np.bool_),
             ArrayPool((num_envs, assets), np.float64),
-            ArrayPool((num_envs, len(RESTING) * rests, assets), np.float64),
+            ArrayPool((num_envs, settings.resting_rows, assets), np.float64),
         ]
         self._obs, self._final = (ArrayPool((num_envs, width), np.float32) for _ in range(2))
 

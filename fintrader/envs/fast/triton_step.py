@@ -236,7 +236,7 @@ class TritonStep:
             self._kernel[(self._count,)](*arguments, **self._options)
 
     def _new_buffers(self) -> Buffers:
-        return Buffers.empty(self._count, self._num_assets, self._device, rests=False)
+        return Buffers.empty(self._count, self._num_assets, self._device, rows=0)
 
     def _new_obs(self, count: int | None = None) -> Tensor:
         return torch.empty(

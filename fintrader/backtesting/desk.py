@@ -1,0 +1,246 @@
+"""Orders of a rule written in Python: at the market, limits, stops, trailing stops and brackets.
+
+    def buy_dips(desk):
+        for symbol in desk.symbols:
+            close = desk.bars("close")[symbol].iloc[-1]
+            if not desk.shares(symbol):
+                desk.bracket(symbol, 100, 0.99 * close, take_profit=1.02 * close, stop=0.97 * close)
+
+    tests = fintrader.backtest(OrderRule(buy_dips), test)
+
+The orders rest in the environment's account and fill by its rules (docs/contract.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from fintrader.backtesting.account import BacktestAccount
+from fintrader.envs.account import LEFT, ORDER_ROWS, PRICE
+from fintrader.envs.market_view import LARGEST
+from fintrader.envs.settings import EnvSettings
+from fintrader.errors import OWN_FAILURES, BacktestError, suggest
+
+BIDS = 0
+ASKS = 1
+"""Sides of a desk: an asset has one order to buy and one to sell."""
+Bars = Literal["open", "high", "low", "close", "volume"]
+
+
+@dataclass(frozen=True)
+class OrderRule:
+    """A rule that gives orders to a `Desk` at the close of every bar: a policy for
+    `fintrader.backtest`."""
+
+    rule: Callable[[Desk], object]
+    """Called with the account's desk; what it returns is ignored."""
+
+    def adapt(self, settings: EnvSettings) -> EnvSettings:
+        """Let orders rest until the rule cancels them; costs, volume and capital stay."""
+        how = {"action": "quote", "fill": "next_open", "stop_offset_bps": 1.0}
+        return settings.model_copy(update=how | {"decision_interval": 1, "time_in_force": None})
+
+    def __call__(self, desk: Desk) -> None:
+        """Bring the desk to the present bar, and ask the rule. Raises BacktestError where it
+        fails."""
+        desk.keep_up()
+        try:
+            self.rule(desk)
+        except OWN_FAILURES as error:
+            name = getattr(self.rule, "__name__", type(self.rule).__name__)
+            raise BacktestError(f"the rule {name} fails at bar {desk.bar}: {error}") from error
+
+
+@dataclass
+class Exits:
+    """The exits of one asset that a desk looks after."""
+
+    take_profit: float = 0.0
+    """USD; 0 without one."""
+    trail: float = 0.0
+    """Distance of a trailing stop from the best price since, as a share of it; 0 without one."""
+    is_entered: bool = False
+
+
+class Desk:
+    """An account at the close of a bar, and the orders that work for it.
+
+    Prices are USD, shares signed: above 0 they are bought, below sold. Each asset has one order to
+    buy, one to sell, and one stop; a new one replaces the old one. A stop that a bar has reached
+    sells the position at the next opens. Until it is sold, and before a symbol's first bar, no
+    order is taken: the methods then return False.
+    """
+
+    def __init__(self, account: BacktestAccount) -> None:
+        self._account = account
+        self._exits: dict[int, Exits] = {}
+        self.memory: dict[Any, Any] = {}
+        """What the rule wants to remember; empty at the start of each backtest."""
+
+    # --- what a rule may know ---------------------------------------------------------------------
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """All symbols of the market."""
+        return tuple(self._account.market.symbols)
+
+    @property
+    def bar(self) -> int:
+        """Number of the bar at whose close the account stands."""
+        return self._account.bar
+
+    @property
+    def cash(self) -> float:
+        """USD."""
+        return self._account.cash
+
+    @property
+    def equity(self) -> float:
+        """Cash and holdings at the last close, USD."""
+        return self._account.equity
+
+    def shares(self, symbol: str) -> float:
+        """Shares held; below 0 they are owed."""
+        return float(self._account.held[self._find(symbol)])
+
+    def working(self, symbol: str) -> dict[str, float]:
+        """Shares and prices of the orders that rest: `buy`, `buy_at`, `sell`, `sell_at`, and
+        `stop`, the stop's price; 0 for none."""
+        rows = self._account.resting[:, self._find(symbol)]
+        return {
+            "buy": float(rows[LEFT]),
+            "buy_at": float(rows[PRICE]),
+            "sell": float(rows[ORDER_ROWS + LEFT]),
+            "sell_at": float(rows[ORDER_ROWS + PRICE]),
+            "stop": abs(float(rows[-1])),
+        }
+
+    def bars(self, name: Bars = "close", count: int | None = None) -> pd.DataFrame:
+        """The last `count` bars up to the present one (all without it): a column for each symbol,
+        by the bars' starts; NaN where a symbol has none. Prices before a split are in old
+        shares."""
+        market = self._account.market
+        first = 0 if count is None else max(0, self.bar + 1 - count)
+        values = getattr(market, name)[first : self.bar + 1].numpy().astype(np.float64)
+        return pd.DataFrame(values, market.timestamps()[first : self.bar + 1], self.symbols)
+
+    # --- orders -----------------------------------------------------------------------------------
+
+    def market(self, symbol: str, shares: float) -> bool:
+        """Buy or sell at the next open."""
+        return self.limit(symbol, shares, LARGEST if shares > 0 else 0.0)
+
+    def limit(self, symbol: str, shares: float, price: float) -> bool:
+        """Buy or sell at this price or better, once a bar trades through it."""
+        asset = self._find(symbol)
+        whole = shares == np.trunc(shares) or self._account.settings.fractional
+        if not (np.isfinite([shares, price]).all() and shares != 0 and price >= 0 and whole):
+            raise BacktestError(
+                f"{symbol}: an order needs a number of shares other than 0, whole ones unless"
+                f" env.fractional, and a price in USD; got {shares} at {price}"
+            )
+        return self._account.place(asset, BIDS if shares > 0 else ASKS, float(shares), float(price))
+
+    def stop(self, symbol: str, price: float) -> bool:
+        """Close the position at the opens after a bar reaches this price: below the close it
+        protects a long position, above it a short one. It replaces a trailing stop."""
+        asset = self._find(symbol)
+        if not 0 < price < LARGEST:
+            raise BacktestError(f"{symbol}: a stop needs a price in USD; got {price}")
+        if asset in self._exits:
+            self._exits[asset].trail = 0.0
+        is_long = price < self._account.prices[asset]
+        return self._account.protect(asset, price if is_long else -price)
+
+    def trail(self, symbol: str, bps: float) -> bool:
+        """Keep a stop this many basis points from the close, then from the best price since: the
+        highest high of a long position or purchase, the lowest low of a short one."""
+        asset = self._find(symbol)
+        if not 0 < bps < 10_000:
+            raise BacktestError(f"{symbol}: a trailing stop needs basis points; got {bps}")
+        rows = self._account.resting[:, asset]
+        side = np.sign(self._account.held[asset] or rows[LEFT] or rows[ORDER_ROWS + LEFT])
+        close = self._account.prices[asset]
+        if close == 0:
+            return False
+        if side == 0:
+            raise BacktestError(f"{symbol}: there is no position or order for a stop to protect")
+        is_placed = self.stop(symbol, close * (1 - side * bps / 1e4))
+        if is_placed:
+            self._exits.setdefault(asset, Exits()).trail = bps / 1e4
+        return is_placed
+
+    def bracket(
+        self,
+        symbol: str,
+        shares: float,
+        price: float | None = None,
+        *,
+        take_profit: float,
+        stop: float,
+    ) -> bool:
+        """Enter at a limit price (None: at the next open), with both exits: once shares are held, a
+        limit order closes all of them at `take_profit`, and a stop at `stop`; the one cancels the
+        other."""
+        asset = self._find(symbol)
+        entry = price if price is not None else self._account.prices[asset]
+        if entry == 0:
+            return False
+        if not (take_profit - entry) * shares > 0 > (stop - entry) * shares:
+            raise BacktestError(
+                f"{symbol}: a bracket's entry lies between its exits; got {entry} between the stop"
+                f" {stop} and the profit {take_profit} for {shares} shares"
+            )
+        self.cancel(symbol)
+        is_placed = (
+            self.market(symbol, shares) if price is None else self.limit(symbol, shares, price)
+        )
+        if is_placed:
+            self._account.protect(asset, float(np.copysign(stop, shares)))
+            self._exits[asset] = Exits(take_profit=float(take_profit))
+        return is_placed
+
+    def cancel(self, symbol: str) -> None:
+        """Cancel the orders and the stop of a symbol, except a stop that a bar has reached."""
+        asset = self._find(symbol)
+        self._exits.pop(asset, None)
+        self._account.cancel(asset)
+
+    # --- from bar to bar --------------------------------------------------------------------------
+
+    def keep_up(self) -> None:
+        """Move trailing stops and place the profits of brackets, as of the present bar."""
+        account = self._account
+        market = account.market
+        for asset, exits in list(self._exits.items()):
+            held = float(account.held[asset])
+            rows = account.resting[:, asset]
+            exits.take_profit /= account.split_at(asset)
+            exits.is_entered = exits.is_entered or held != 0
+            waits = any(rows[side + LEFT] for side in (0, ORDER_ROWS))
+            if held == 0 and (exits.is_entered or not waits):
+                # The position is closed, or its entry was cancelled.
+                del self._exits[asset]
+                account.cancel(asset)
+                continue
+            if exits.take_profit and held != 0:
+                side = ASKS if held > 0 else BIDS
+                if rows[side * ORDER_ROWS + LEFT] != -held:
+                    account.place(asset, side, -held, exits.take_profit)
+            if exits.trail:
+                best = float((market.high if rows[-1] > 0 else market.low)[self.bar, asset])
+                stop = float(np.copysign(best * (1 - np.sign(rows[-1]) * exits.trail), rows[-1]))
+                # A long stop rises, and a short one, which is negative, rises towards 0.
+                if stop > rows[-1]:
+                    account.protect(asset, stop)
+
+    def _find(self, symbol: str) -> int:
+        symbols = self._account.market.symbols
+        if symbol not in symbols:
+            raise BacktestError(f"no symbol {symbol!r} in this market; {suggest(symbol, symbols)}")
+        return symbols.index(symbol)
