@@ -17,10 +17,13 @@ from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings
 from fintrader.envs.account import LEFT, ORDER_ROWS
 from fintrader.envs.benchmark import lay_out
+from fintrader.envs.episodes import is_listed
 from fintrader.envs.fast import single_account as kernel
 from fintrader.envs.fast.account import ORDER, count_cancelled
 from fintrader.envs.fast.buffers import AccountLog, Buffers, Prices, Rules, State
 from fintrader.envs.market_view import LARGEST, build_market_view
+from fintrader.envs.money import in_usd
+from fintrader.envs.state import initial_shares
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import Array
 from fintrader.results.backtest_files import TradeRows
@@ -77,13 +80,19 @@ class BacktestAccount:
         *rows, shares, resting = self._buffers
         self._state = State._make([*(row for part in rows for row in part), shares, resting])
         self._state.end_bar[0] = self._end
+        first = torch.zeros(1, dtype=torch.int64)
+        owned = initial_shares(settings, market.symbols)
+        owned = torch.where(is_listed(view, first), owned, 0.0)
+        worth = settings.initial_cash_usd + float(in_usd(owned, view.mark_at(first)).sum())
+        self._state.cash[0] = settings.initial_cash_usd
+        self._state.shares[0] = log.shares[0] = owned[0].numpy()
+        log.equity[0] = worth
         for amount in (
-            self._state.cash,
             self._state.equity,
             self._state.peak_equity,
             self._state.first_equity,
         ):
-            amount[0] = settings.initial_cash_usd
+            amount[0] = worth
         self._prices = Prices.from_view(view)
         self._rules = Rules.from_settings(settings)
         columns = [np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS]

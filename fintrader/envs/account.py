@@ -546,7 +546,13 @@ def mark_to_market(
 
     # First carry the books through the few bars at which something happens.
     happens = find_changes(view, bars, fill_bar, settings) & (ahead == bars)
-    changes = pass_changes(view, fills, bars, happens, fill_bar, settings)
+    count = view.max_changes
+    over = torch.zeros_like(happens)
+    if settings.close_at_end:
+        over = ahead == account.end_bar.unsqueeze(1)
+        happens = happens | over
+        count = min(count + 1, interval)
+    changes = pass_changes(view, fills, bars, happens, over, fill_bar, settings, count)
     stages: list[Books] = [fills, *changes]
     books = stages[-1]
 
@@ -596,18 +602,21 @@ def pass_changes(
     books: Books,
     bars: Tensor,
     happens: Tensor,
+    over: Tensor,
     fill_bar: Tensor,
     settings: EnvSettings,
+    count: int,
 ) -> list[Change]:
-    """Carry each account's books through its bars `[B, k]` at which something `happens` `[B, k]`;
-    return the books after the first such bar, after the second, and so on."""
+    """Carry each account's books through its bars `[B, k]` at which something `happens` `[B, k]`,
+    at most `count`; return the books after the first such bar, after the second, and so on. All
+    positions are closed at bars that are `over` `[B, k]`."""
     number = torch.arange(bars.shape[1], device=bars.device)
     changes = []
-    for _ in range(view.max_changes):
+    for _ in range(count):
         if not may_hold(happens):
             break
         place = torch.where(happens, number, len(number)).amin(1)
-        books = change_books(view, books, place, bars, fill_bar, settings)
+        books = change_books(view, books, place, bars, over, fill_bar, settings)
         changes.append(books)
         happens = happens & (number > place.unsqueeze(1))
     return changes
@@ -618,14 +627,16 @@ def change_books(
     books: Books,
     place: Tensor,
     bars: Tensor,
+    over: Tensor,
     fill_bar: Tensor,
     settings: EnvSettings,
 ) -> Change:
     """Carry books through the bar at `place` `[B]` of `bars` `[B, k]`, if there is one: events,
-    interest, ends of symbols, a margin call."""
+    interest, ends of symbols and episodes, a margin call."""
     interval = bars.shape[1]
     happens = place < interval
-    bar = bars.gather(1, place.clamp(max=interval - 1).unsqueeze(1)).squeeze(1)
+    column = place.clamp(max=interval - 1).unsqueeze(1)
+    bar = bars.gather(1, column).squeeze(1)
     mark = view.mark_at(bar)
     before = view.mark_at(torch.clamp(bar - 1, min=0))
     cash = books.cash
@@ -659,8 +670,9 @@ def change_books(
         called=torch.zeros_like(happens),
     )
     quote = view.quote(bar)._replace(price=mark)
-    if view.has_ends:
-        ends = (view.last_bar == bar.unsqueeze(1)) & happens.unsqueeze(1)
+    if view.has_ends or settings.close_at_end:
+        ends = (view.last_bar == bar.unsqueeze(1)) | over.gather(1, column)
+        ends = ends & happens.unsqueeze(1)
         if may_hold(ends):
             change = close_positions(change, quote, ends, settings)
     if settings.maintenance_margin > 0.0:

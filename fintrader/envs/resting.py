@@ -82,12 +82,15 @@ def advance_resting(
             turnover=sum((side.fills.turnover for side in sides), turnover),
         )
         marks = mark_to_market(view, now, start.bar, fills, settings, 1)
+        resting = rest_on(view, sides, rested, marks, settings)
+        if settings.close_at_end:
+            resting = torch.where((start.bar == now.end_bar).view(-1, 1, 1), 0.0, resting)
         after = now._replace(
             bar=start.bar,
             cash=marks.books.cash,
             shares=marks.books.shares,
             equity=marks.equity,
-            resting=rest_on(view, sides, rested, marks, settings),
+            resting=resting,
         )
         cost = torch.where(moves, marks.books.cost, cost)
         turnover = torch.where(moves, marks.books.turnover, turnover)
@@ -123,7 +126,7 @@ def place_orders(
     mark = view.mark_at(account.bar)
     parts = torch.split(action.float().clamp(-1.0, 1.0), account.shares.shape[1], 1)
     if settings.action == "quote":
-        orders, aim = lay_quotes(parts[0], parts[1], account.shares, mark, settings)
+        orders, aim = lay_quotes(parts[0], parts[1], account, mark, settings)
     else:
         aim = desired_shares(parts[0], account.shares, account.equity, mark, settings)
         offset = parts[1].double() * (settings.limit_offset_bps / 1e4)
@@ -148,26 +151,28 @@ def lay_order(left: Tensor, price: Tensor) -> Tensor:
 
 
 def lay_quotes(
-    below: Tensor, above: Tensor, shares: Tensor, mark: Tensor, settings: EnvSettings
+    below: Tensor, above: Tensor, account: Account, mark: Tensor, settings: EnvSettings
 ) -> tuple[Tensor, Tensor]:
     """Lay out a bid and an ask for each asset, `[B, 6, N]`, from the actions that name their
     distances, `[B, N]` each: -1 is the close, 1 `limit_offset_bps` away from it. Return the
     holdings that stops protect, too."""
     widest = settings.limit_offset_bps / 1e4
     away = (0.5 + 0.5 * below.double()) * widest, (0.5 + 0.5 * above.double()) * widest
-    size = round_to_zero(torch.full_like(shares, settings.max_shares), settings)
-    size = torch.where(mark > 0, size, 0.0)
-    sale = size if settings.short else torch.minimum(size, shares)
+    usd = settings.quote_weight * torch.relu(account.equity).unsqueeze(1)
+    price = torch.where(mark > 0, mark, 1.0).double()
+    size = torch.where(mark > 0, round_to_zero(usd / price, settings), 0.0)
+    sale = size if settings.short else torch.minimum(size, account.shares)
     bid = lay_order(size, mark.double() * (1.0 - away[0]))
     ask = lay_order(-sale, mark.double() * (1.0 + away[1]))
-    return torch.cat((bid, ask), 1), shares
+    return torch.cat((bid, ask), 1), account.shares
 
 
 def lay_stop(wish: Tensor, aim: Tensor, shares: Tensor, mark: Tensor, farthest: float) -> Tensor:
     """Price `[B, N]` of stops: USD, negative where a short position is bought back. They protect
     the holdings aimed at, or those that are held. `wish` `[B, N]`: up to 0 there is no stop; above
     it lies the nearer to the close, the larger it is, and `farthest` from it just above 0."""
-    side = torch.where(aim == 0, shares, aim).sign()
+    side = find_side(aim, mark)
+    side = torch.where(side == 0, find_side(shares, mark), side)
     away = (1.0 - wish.double()) * farthest
     stop = side * (mark.double() * (1.0 - side * away))
     return torch.where(wish > 0, stop, 0.0)
@@ -247,9 +252,16 @@ def bar_range(view: MarketView, bar: Tensor) -> tuple[Tensor, Tensor]:
 
 def reach_stops(stop: Tensor, shares: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Find the positions `[B, N]` bool whose stops a bar reaches."""
-    sells = (shares > 0) & (stop > 0) & (low <= stop)
-    buys = (shares < 0) & (stop < 0) & (high >= -stop)
-    return (sells | buys) & (high > 0)
+    side = find_side(shares, high)
+    sells = (side > 0) & (stop > 0) & (low <= stop)
+    buys = (side < 0) & (stop < 0) & (high >= -stop)
+    return sells | buys
+
+
+def find_side(shares: Tensor, price: Tensor) -> Tensor:
+    """Return 1 for long positions `[B, N]`, -1 for short ones, 0 for those worth a cent at most,
+    which rounding may leave."""
+    return torch.where(shares.abs() * price > DUST_USD, shares.sign(), 0.0)
 
 
 def meet_bar(

@@ -96,14 +96,16 @@ class TradingSettings(Settings):
     action: Literal["target", "trade", "limit", "quote"] = "target"
     """target: weights relu(a)/max(1, sum); trade: a * max_shares shares; limit: weights, then the
     price of each asset's order, which rests until it fills, its time ends, or the next decision;
-    quote: the prices of a bid and of an ask for max_shares shares each."""
+    quote: the prices of a bid and of an ask of `quote_weight` each."""
     fill: Literal["next_open", "next_close", "close"] = "next_open"
     """Price and bar at which orders decided at the close of bar t fill; `close` (of bar t itself)
     is the papers' optimistic choice."""
     fractional: bool = False
     """Trade fractions of a share (the step is then differentiable in the action)."""
     max_shares: PositiveFloat = 100.0
-    """`trade`: shares ordered per symbol by an action of 1; `quote`: shares of each order."""
+    """`trade` only: shares ordered per symbol by an action of 1."""
+    quote_weight: PositiveFloat = 0.05
+    """`quote` only: size of each order as a share of equity."""
     limit_offset_bps: Annotated[float, Field(gt=0.0, lt=10_000.0)] = 50.0
     """`limit`: basis points of the last close that the price of an order lies above it for an
     action of 1, and below it for -1; `quote`: farthest distance of bid and ask from it."""
@@ -147,6 +149,11 @@ class TradingSettings(Settings):
     initial_cash_usd: Annotated[float, Field(gt=0.0, le=MOST_CASH_USD)] = 1_000_000.0
     """Cash of an account at the start of an episode, USD; at most 4.3 billion, half of the largest
     exact sum."""
+    initial_shares: float | Mapping[str, float] = 0.0
+    """Shares of every symbol at the start of an episode, or a mapping such as {AAPL: 100}; of
+    symbols not listed then there are none."""
+    close_at_end: bool = False
+    """Close all positions at the close of an episode's last bar, of any size and at its costs."""
     ruin_fraction: BelowOne = 0.1
     """Equity at or below this share of the episode's first equity is ruin: the episode
     terminates."""

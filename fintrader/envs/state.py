@@ -4,7 +4,7 @@ checked."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fintrader.envs.account import Account
 from fintrader.envs.settings import MOST_CASH_USD, EnvSettings
-from fintrader.errors import CheckpointError, EnvError
+from fintrader.errors import CheckpointError, EnvError, suggest
 
 AUTO_GROUPS = 16
 """`env.start_groups: auto`. Fewer groups show a rollout too little of the market, more cost
@@ -103,28 +103,42 @@ def check_wrappers() -> None:
         frame = frame.f_back
 
 
+def initial_shares(settings: EnvSettings, symbols: Sequence[str]) -> Tensor:
+    """Shares `[N]` float64 that episodes begin with. Raises EnvError for an unknown symbol, and for
+    shares that these accounts cannot hold."""
+    given = settings.initial_shares
+    if not isinstance(given, Mapping):
+        given = dict.fromkeys(symbols, given)
+    for name in given:
+        if name not in symbols:
+            raise EnvError(f"env.initial_shares: no symbol {name!r}; {suggest(name, symbols)}")
+    shares = torch.tensor([given.get(name, 0.0) for name in symbols], dtype=torch.float64)
+    _check_shares(shares, settings, "env.initial_shares")
+    return shares
+
+
 def endowment(
     options: Mapping[str, Any],
     settings: EnvSettings,
     shape: tuple[int, int],
-    device: torch.device,
+    shares: Tensor,
     mask: Tensor | None = None,
     before: Endowment | None = None,
 ) -> Endowment:
-    """Make the endowment of accounts and assets `(B, N)`; with a mask only its accounts change, and
-    only in the options given.
+    """Make the endowment of accounts and assets `(B, N)`, with `shares` `[N]` unless the options
+    name others; with a mask only its accounts change, and only in the options given.
 
     Raises EnvError unless all values are numbers of the right shape and range.
     """
     count, assets = shape
     wanted: dict[str, tuple[Any, tuple[int, ...], torch.dtype]] = {
         "cash_usd": (settings.initial_cash_usd, (count,), torch.float64),
-        "shares": (0.0, (count, assets), torch.float64),
+        "shares": (shares, (count, assets), torch.float64),
         "episode_bars": (settings.episode_bars or 0, (count,), torch.int64),
     }
     values = []
     for name, (default, size, kind) in wanted.items():
-        value = _numbers(name, options.get(name, default), kind, device)
+        value = _numbers(name, options.get(name, default), kind, shares.device)
         if name == "cash_usd" and not (value.isfinite() & (value >= 0)).all():
             raise EnvError("options['cash_usd'] must be finite and not negative")
         if name == "cash_usd" and (value > MOST_CASH_USD).any():
@@ -140,7 +154,7 @@ def endowment(
             raise EnvError(
                 f"options[{name!r}] has shape {tuple(value.shape)}, expected {size}"
             ) from None
-    _check_shares(values[1], settings)
+    _check_shares(values[1], settings, "options['shares']")
     if mask is not None and before is not None:
         masks = (mask, mask.unsqueeze(1), mask)
         values = [
@@ -150,13 +164,13 @@ def endowment(
     return Endowment(*values)
 
 
-def _check_shares(shares: Tensor, settings: EnvSettings) -> None:
+def _check_shares(shares: Tensor, settings: EnvSettings, name: str) -> None:
     if not shares.isfinite().all():
-        raise EnvError("options['shares'] must be finite")
+        raise EnvError(f"{name} must be finite")
     if not settings.short and (shares < 0).any():
-        raise EnvError("options['shares'] must not be negative in a long-only environment")
+        raise EnvError(f"{name} must not be negative in a long-only environment")
     if not settings.fractional and (shares != torch.trunc(shares)).any():
-        raise EnvError("options['shares'] must be whole numbers unless env.fractional is set")
+        raise EnvError(f"{name} must be whole numbers unless env.fractional is set")
 
 
 def reset_mask(value: Any, count: int, device: torch.device) -> Tensor | None:

@@ -51,6 +51,7 @@ from fintrader.envs.state import (
     check_values,
     check_wrappers,
     endowment,
+    initial_shares,
     name_tensors,
     reset_mask,
     seed_numbers,
@@ -508,7 +509,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def _endow(self, options: dict[str, Any], mask: Tensor | None = None) -> Endowment:
         shape = (self.num_envs, self.layout.num_assets)
         before = None if mask is None else self._endowment
-        return endowment(options, self.settings, shape, self.device, mask, before)
+        shares = initial_shares(self.settings, self.market.symbols).to(self.device)
+        return endowment(options, self.settings, shape, shares, mask, before)
 
     def _check_start(self, account: Account, shares: Tensor | None, mask: Tensor | None) -> None:
         """Check that accounts start with positive equity and with the `shares` `[B, N]` of this

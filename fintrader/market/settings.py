@@ -196,7 +196,9 @@ def list_trusted_columns(settings: DataSettings) -> tuple[str, ...]:
     taken = settings.features
     others = (*taken.extra, *taken.daily, *filter(reads_data, taken.names))
     trusted = [name for name in others if taken.known_at.get(name, TRUSTED) == TRUSTED]
-    return tuple(name for name in trusted if name != planted_column(settings))
+    source = settings.source
+    own = source.signals if isinstance(source, SyntheticSettings) else ()
+    return tuple(name for name in trusted if name not in (planted_column(settings), *own))
 
 
 def factor_column(settings: DataSettings) -> str | None:

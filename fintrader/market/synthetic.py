@@ -10,10 +10,10 @@ import datetime as dt
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, PositiveFloat, field_validator
+from pydantic import Field, PositiveFloat, field_validator, model_validator
 
 from fintrader.bars.bars import Array, Bars
 from fintrader.bars.calendar import SessionGrid, session_grid
@@ -47,6 +47,15 @@ EVENTS: Mapping[EventKind, float] = {
 SIGNAL = "signal"
 """Name of the extra column that holds a planted signal."""
 PLANTED: Mapping[Literal["drift_bps", "switch"], float] = {"drift_bps": 8.0, "switch": 0.02}
+WalkKey = Literal["drift_bps", "path_steps", "wick_bps", "volume"]
+WALK: Mapping[WalkKey, float] = {
+    "drift_bps": 0.0,
+    "path_steps": 16,
+    "wick_bps": 0.0,
+    "volume": 1e6,
+}
+SignalKey = Literal["half_life", "bps"]
+DECAY: Mapping[SignalKey, float] = {"half_life": 10.0, "bps": 1.0}
 VOLUME_USD = 20e6
 """Approximate USD traded per stock and bar, averaged over the day: that of a large company."""
 START = dt.date(2019, 1, 2)
@@ -161,6 +170,18 @@ class SyntheticSettings(Settings):
     in the state down; `switch`: probability per bar that the state changes (nights change nothing).
     The extra column `signal` holds the state at the bar's close, +1 or -1. None: nothing is
     predictable."""
+    walk: Annotated[Mapping[WalkKey, float], fill_mapping(WALK)] | None = None
+    """Independent bars, whose law is known exactly: no index, regime or shape of the day, and from
+    100 USD on a constant volatility. `drift_bps`: expected return of a bar, in basis points;
+    `path_steps`: normal steps within a bar, whose extremes are its high and low; `wick_bps`: mean of
+    what single trades reach beyond them, exponentially distributed, without a trace in the close;
+    `volume`: shares a bar."""
+    signals: Mapping[str, Annotated[Mapping[SignalKey, float], fill_mapping(DECAY)]] = Field(
+        default_factory=dict
+    )
+    """`walk` only: extra columns, normal with variance 1 and independent of each other, that decay
+    by half in `half_life` bars and each add `bps` basis points to the next bar's expected return
+    for every unit."""
     events: Annotated[Mapping[EventKind, float], fill_mapping(EVENTS)] = EVENTS
     """Frequency of events; 0 by default. `jumps`: probability per stock and session
     that its price jumps with the first bar, by `jump_size` (standard deviation of the logarithm);
@@ -174,6 +195,28 @@ class SyntheticSettings(Settings):
         if planted is not None and not (planted["drift_bps"] >= 0 and 0 < planted["switch"] <= 0.5):
             raise ValueError("expected drift_bps of at least 0, and switch above 0, at most 0.5")
         return planted
+
+    @field_validator("walk")
+    @classmethod
+    def _check_walk(cls, walk: Mapping[str, float] | None) -> Mapping[str, float] | None:
+        if walk is not None and not (
+            walk["path_steps"] >= 1
+            and walk["path_steps"] == int(walk["path_steps"])
+            and 0 <= walk["wick_bps"] < 500
+            and walk["volume"] >= 0
+        ):
+            raise ValueError(
+                "expected path_steps of 1 or more, wick_bps from 0 to 500, and volume of at least 0"
+            )
+        return walk
+
+    @model_validator(mode="after")
+    def _check_signals(self) -> Self:
+        if self.signals and self.walk is None:
+            raise ValueError("signals need walk")
+        if any(signal["half_life"] <= 0 for signal in self.signals.values()):
+            raise ValueError("signals: a half_life is a number of bars above 0")
+        return self
 
     @field_validator("events")
     @classmethod
@@ -216,6 +259,8 @@ class SyntheticMarket:
 def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     """Bars on every bar of `grid`, less the missing ones. Raises DataError when events need more
     stocks."""
+    if settings.walk is not None:
+        return generate_walk(settings, settings.walk, grid)
     num_bars = grid.num_bars
     num_symbols = settings.num_symbols
     volatility = _volatility(settings, grid)
@@ -251,11 +296,75 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     surge = volatility[:, None] * np.exp(0.5 * noise("volume", num_bars, num_symbols))
     volume = np.floor(VOLUME_USD / first * surge) + 1
 
-    present = random("missing").random((num_bars, num_symbols)) >= settings.missing
+    prices = {"open": open_, "high": high, "low": low, "close": close}
+    return _assemble(settings, grid, prices, volume, extras, index, happening)
+
+
+def generate_walk(
+    settings: SyntheticSettings, walk: Mapping[Any, float], grid: SessionGrid
+) -> SyntheticMarket:
+    """Bars of independent geometric walks, from 100 USD: `walk` of the settings describes them."""
+    random = partial(create_numpy_generator, settings.seed, "walk")
+    shape = (grid.num_bars, settings.num_symbols)
+    extras: dict[str, Array] = {}
+    expected = np.full(shape, 1e-4 * walk["drift_bps"])
+    for name, signal in settings.signals.items():
+        column = _draw_decaying(random(name).standard_normal(shape), signal["half_life"])
+        expected[1:] += 1e-4 * signal["bps"] * column[:-1]
+        extras[name] = column
+    if settings.planted is not None:
+        extras[SIGNAL] = drift_states(settings, grid.num_bars)
+        expected[1:] += 1e-4 * settings.planted["drift_bps"] * extras[SIGNAL][:-1]
+    happening = draw(settings.events, settings.seed, grid, settings.num_symbols)
+    scale = 1e-4 * settings.volatility_bps
+    drift = expected + happening.jumps - scale**2 / 2
+
+    # Step by step through each bar, all bars at once: only its extremes are kept.
+    count = int(walk["path_steps"])
+    noise = random("path")
+    now = np.zeros(shape)
+    high = np.zeros(shape)
+    low = np.zeros(shape)
+    for _ in range(count):
+        now += drift / count + scale / np.sqrt(count) * noise.standard_normal(shape)
+        high = np.maximum(high, now)
+        low = np.minimum(low, now)
+    close = 100.0 * np.exp(np.cumsum(now, axis=0))
+    open_ = np.vstack([np.full((1, shape[1]), 100.0), close[:-1]])
+    wick = 1e-4 * walk["wick_bps"] * random("wick").standard_exponential((2, *shape))
+    high = np.maximum(open_ * np.exp(high), close) * (1.0 + wick[0])
+    low = np.minimum(open_ * np.exp(low), close) / (1.0 + wick[1])
+    prices = {"open": open_, "high": high, "low": low, "close": close}
+    index = 1000.0 * np.exp(np.cumsum(now.mean(axis=1)))
+    volume = np.full(shape, walk["volume"])
+    return _assemble(settings, grid, prices, volume, extras, index, happening)
+
+
+def _draw_decaying(noise: Array, half_life: float) -> Array:
+    """Turn standard normal noise `[T, N]` into AR(1) processes of variance 1."""
+    decay = 0.5 ** (1.0 / half_life)
+    values = noise.copy()
+    for row in range(1, len(values)):
+        values[row] = decay * values[row - 1] + np.sqrt(1.0 - decay**2) * noise[row]
+    return values
+
+
+def _assemble(
+    settings: SyntheticSettings,
+    grid: SessionGrid,
+    prices: dict[str, Array],
+    volume: Array,
+    extras: Mapping[str, Array],
+    index: Array,
+    happening: RandomEvents,
+) -> SyntheticMarket:
+    """Apply events and missing bars to prices, volumes and extra columns `[T, N]`."""
+    num_bars, num_symbols = volume.shape
+    random = create_numpy_generator(settings.seed, "synthetic", "missing")
+    present = random.random((num_bars, num_symbols)) >= settings.missing
     present[0] = True
     present &= happening.listed & ~happening.halted[:, None]
     symbols = tuple(f"S{number:03d}" for number in range(num_symbols))
-    prices = {"open": open_, "high": high, "low": low, "close": close}
     actions = happening.apply(prices, volume, grid, symbols)
     keep = present.T.ravel()  # rows by symbol, then time
 
@@ -266,10 +375,10 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
         np.tile(grid.minutes, num_symbols)[keep],
         np.repeat(np.arange(num_symbols, dtype=np.int32), num_bars)[keep],
         symbols,
-        column(open_),
-        column(high),
-        column(low),
-        column(close),
+        column(prices["open"]),
+        column(prices["high"]),
+        column(prices["low"]),
+        column(prices["close"]),
         column(volume),
         extras={name: column(values) for name, values in extras.items()},
         origin="synthetic market",

@@ -37,7 +37,8 @@ def table() -> dict[str, Any]:
     for place, members in CHOICES.items():
         for model in members.values():
             names |= set(_mappings(model, f"{place.rpartition('.')[0]}."))
-    mappings = {name: {} for name in sorted(names)} | select_values(whole, names)
+    found = select_values(whole, names)
+    mappings = {name: found.get(name) or {} for name in sorted(names)}
     return {"settings": settings, "choices": choices, "mappings": mappings}
 
 

@@ -226,8 +226,8 @@ class Provenance:
             )
         if self.is_synthetic:
             return (
-                "Synthetic market: the prices are random numbers, with no signal in them."
-                f" {_NO_SUCH_MARKET}"
+                "Synthetic market: the prices are random numbers, with no signal in them unless"
+                f" data.source.signals names one. {_NO_SUCH_MARKET}"
             )
         return ""
 

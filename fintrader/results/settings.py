@@ -59,7 +59,8 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
             others = {name: value for name, value in defaults.items() if not name.startswith(below)}
             defaults = {**others, **members[chosen], place: defaults[place]}
     for place, entries in free.items():
-        defaults |= {place: entries, **{f"{place}.{key}": value for key, value in entries.items()}}
+        defaults.setdefault(place, entries)
+        defaults |= {f"{place}.{key}": value for key, value in entries.items()}
     within = tuple(f"{place}." for place in free)
     return {
         name: Setting(value, defaults.get(name), name in defaults or name.startswith(within))

@@ -279,7 +279,7 @@ def made_up(tmp_path_factory):
     ),
 )
 def test_every_page_of_a_made_up_market_says_so_once(open_page, made_up, template, page):
-    banner = "Synthetic market: the prices are random numbers, with no signal in them."
+    banner = "Synthetic market: the prices are random numbers, with no signal in them unless data.source.signals names one."
     names = ["demo"] + ["raced"] * (page in {"tournament", "pod", "market"})
     for name in names:
         chosen = {"run": name, "runs": name} if page == "compare" else {"run": name}

@@ -219,7 +219,7 @@ def test_a_rule_that_quotes_is_a_policy_that_quotes(short):
     """The same orders through the desk and as actions: the same account to the last bit."""
     market = make_market(150, 3, seed=4, volatility=0.02, gaps=False)
     rules = EnvSettings(
-        action="quote", max_shares=50.0, limit_offset_bps=200.0, stop_offset_bps=300.0,
+        action="quote", quote_weight=0.02, limit_offset_bps=200.0, stop_offset_bps=300.0,
         short=short, benchmark="cash", half_spread_bps=3.0,
     )  # fmt: skip
     layout = lay_out(market, rules)
@@ -233,9 +233,10 @@ def test_a_rule_that_quotes_is_a_policy_that_quotes(short):
         for n, symbol in enumerate(desk.symbols):
             price = close[desk.bar, n]
             held = desk.shares(symbol)
+            size = np.trunc(0.02 * desk.equity / price)
             desk.cancel(symbol)
-            desk.limit(symbol, 50, price * (1.0 - (0.5 + 0.5 * bid[n]) * 0.02))
-            sale = 50.0 if short else min(50.0, held)
+            desk.limit(symbol, size, price * (1.0 - (0.5 + 0.5 * bid[n]) * 0.02))
+            sale = size if short else min(size, held)
             if sale:
                 desk.limit(symbol, -sale, price * (1.0 + (0.5 + 0.5 * ask[n]) * 0.02))
             if held and wish[n] > 0:

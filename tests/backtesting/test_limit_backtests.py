@@ -28,11 +28,11 @@ CASES = [
     {"impact_bps": 20, "half_spread_bps": 3, "min_commission_usd": 1, "decision_interval": 4},
     {"turbulence": {"c0": 0.5}, "limit_offset_bps": 200},
     {"stop_offset_bps": 30, "decision_interval": 3, "half_spread_bps": 2},
-    {"action": "quote", "max_shares": 40, "decision_interval": 2, "impact_bps": 20},
+    {"action": "quote", "quote_weight": 0.01, "decision_interval": 2, "impact_bps": 20},
     {
         "action": "quote",
         "stop_offset_bps": 40,
-        "max_shares": 200,
+        "quote_weight": 0.05,
         "short": True,
         "maintenance_margin": 0.3,
         "turbulence": {"c0": 1.0},

@@ -228,9 +228,10 @@ def test_every_option_is_drawn():
             drawn[name].add(str(value))
 
     draw()
-    # One kind exists, the number of accounts is an argument of every test, and the others are for
-    # agents that learn.
+    # One kind exists, the number of accounts is an argument of every test, `reset` gives shares in
+    # place of the settings', and the others are for agents that learn.
     assert {name for name, values in drawn.items() if len(values) < 2} == {
+        "initial_shares",
         "kind",
         "num_envs",
         "randomise",

@@ -34,10 +34,12 @@ def open_guarded(engine, *assets, **given):
     return open_account(engine, *assets, stop_offset_bps=2500.0, **given)
 
 
-def open_quotes(engine, *assets, **given):
-    """One account that quotes five shares each way; for actions of 1 a bid at 99 and an ask at 101
-    where the close is 100."""
-    return open_account(engine, *assets, **{"action": "quote", "max_shares": 5.0} | given)
+def open_quotes(engine, *assets, size=5.0, **given):
+    """One account that quotes `size` shares each way; for actions of 1 a bid at 99 and an ask at
+    101 where the close is 100."""
+    equity = given.get("cash", 1000.0) + 100.0 * sum(given.get("shares") or [])
+    weight = (size + 1e-9) * 100.0 / equity
+    return open_account(engine, *assets, action="quote", quote_weight=weight, **given)
 
 
 # --- stops ----------------------------------------------------------------------------------------
@@ -333,7 +335,7 @@ def test_a_bar_that_only_touches_quotes_fills_neither(engine):
 
 @pytest.mark.parametrize(("fractional", "earned"), [(False, 10.0), (True, 11.0)])
 def test_quotes_are_for_whole_shares_unless_fractional(engine, fractional, earned):
-    rules = {"max_shares": 5.5, "fractional": fractional}
+    rules = {"size": 5.5, "fractional": fractional}
     env = open_quotes(engine, [QUIET, BOTH], shares=[10.0], **rules)
     assert decide(env, 1.0, 1.0) == (1000.0 + earned, [10.0])
 
@@ -369,13 +371,13 @@ def test_the_volume_limits_bid_and_ask_each_on_its_own(engine):
 
 def test_bids_come_before_asks(engine):
     """A thousand USD pay for ten shares at 99, and the ask sells these."""
-    env = open_quotes(engine, [QUIET, BOTH], short=True, max_shares=10.0)
+    env = open_quotes(engine, [QUIET, BOTH], short=True, size=10.0)
     assert decide(env, 1.0, 1.0) == (1020.0, [0.0])
 
 
 def test_asks_have_the_room_that_bids_left(engine):
     """Of 1,000 USD a bid takes 594: 406 are four shares at 101."""
-    env = open_quotes(engine, [QUIET, BELOW], [QUIET, ABOVE], short=True, max_shares=6.0)
+    env = open_quotes(engine, [QUIET, BELOW], [QUIET, ABOVE], short=True, size=6.0)
     assert decide(env, 1.0, 1.0, 1.0, 1.0) == (1000.0 - 594.0 + 404.0, [6.0, -4.0])
 
 
@@ -387,7 +389,7 @@ def test_asks_have_no_room_from_what_bids_covered(engine):
         cash=1600.0,
         shares=[-6.0, 0.0],
         short=True,
-        max_shares=6.0,
+        size=6.0,
     )
     assert decide(env, 1.0, 1.0, 1.0, 1.0) == (1600.0 - 594.0 + 404.0, [0.0, -4.0])
 
@@ -401,7 +403,7 @@ def test_what_bids_covered_does_not_replace_the_room_that_bids_took(engine):
         cash=2188.0,
         shares=[-6.0, 0.0, 0.0],
         short=True,
-        max_shares=6.0,
+        size=6.0,
     )
     cash, shares = decide(env, *[1.0] * 6)
     assert shares == [0.0, 6.0, -4.0]
@@ -463,7 +465,7 @@ def test_what_is_quoted_without_a_position_has_no_stop(engine):
 def test_a_stop_outlives_a_position_that_comes_back(engine):
     """Ten sold at 101, ten bought at 99 by a bar that goes on to the stop, and sold at 95."""
     bars = [QUIET, ABOVE, (100.0, 100.0, 93.0, 96.0), flat(95.0)]
-    rules = {"stop_offset_bps": 2500.0, "decision_interval": 3, "max_shares": 10.0}
+    rules = {"stop_offset_bps": 2500.0, "decision_interval": 3, "size": 10.0}
     env = open_quotes(engine, bars, shares=[10.0], **rules)
     assert decide(env, 1.0, 1.0, 0.75) == (1000.0 + 1010.0 - 990.0 + 950.0, [0.0])
 

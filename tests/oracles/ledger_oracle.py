@@ -339,7 +339,8 @@ class LedgerOracle:
             mark = self.mark(n, self.t)
             pnl += self.shares[n] * (mark - reference[n])
             reference[n] = mark
-        c, x = self.close_out([n for n in range(self.N) if self.ended_at(n, self.t)])
+        is_over = s.close_at_end and self.t == self.end
+        c, x = self.close_out([n for n in range(self.N) if is_over or self.ended_at(n, self.t)])
         cost = cost + c
         turnover = turnover + x
         gross = sum(abs(h) * self.mark(n, self.t) for n, h in enumerate(self.shares))

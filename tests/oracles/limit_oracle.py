@@ -96,7 +96,9 @@ class LimitOracle(LedgerOracle):
             else:
                 self.quote(n, asked[n], rest[0][n])
             if s.stop_offset_bps is not None and not panic:
-                self.stop(n, aims[n] or self.shares[n], rest[1][n])
+                mark = self.mark(n, self.t)
+                aimed = [h for h in (aims[n], self.shares[n]) if abs(h) * mark > 0.01]
+                self.stop(n, aimed[0] if aimed else 0.0, rest[1][n])
 
     def limit(self, n: int, aim: float, b: float, panic: bool) -> None:
         price = self.mark(n, self.t) * (1.0 + b * self.s.limit_offset_bps / 1e4)
@@ -108,7 +110,7 @@ class LimitOracle(LedgerOracle):
         if mark == 0.0:
             return
         farthest = s.limit_offset_bps / 1e4
-        most = self.whole(s.max_shares)
+        most = self.whole(s.quote_weight * max(0.0, self.equity()) / mark)
         self.order(0, n, most, mark * (1.0 - (1.0 + b) / 2.0 * farthest))
         offered = most if s.short else min(most, self.shares[n])
         self.order(1, n, -offered, mark * (1.0 + (1.0 + c) / 2.0 * farthest))
@@ -144,7 +146,7 @@ class LimitOracle(LedgerOracle):
         stop = self.stops.get(n)
         if stop is None or stop.reached or not self.tradable[self.t][n]:
             return False
-        if stop.side * self.shares[n] <= 0.0:
+        if stop.side * self.shares[n] * self.high[self.t][n] <= 0.01:
             return False
         if stop.side > 0.0:
             return self.low[self.t][n] <= stop.price
@@ -335,6 +337,9 @@ class LimitOracle(LedgerOracle):
                     result.traded[n] += traded[n]
         self.age()
         gained, cost, turnover = self.close_bar(reference)
+        if self.s.close_at_end and self.t == self.end:
+            self.sides = self.no_orders(self.s)
+            self.stops = {}
         result.pnl += gained
         result.cost += cost
         result.turnover += turnover

@@ -301,7 +301,8 @@ def place_limits(
         for n in range(assets, action.shape[1]):
             finite = add_any_order(finite, action[b, n] * _ZERO)
         if rules.is_quote:
-            lay_quotes(action[b], shares, mark, rules, resting)
+            budget = rules.quote_weight * max(state.equity[b], 0.0)
+            lay_quotes(action[b], budget, shares, mark, rules, resting)
         else:
             lay_limits(action[b], desired, shares, mark, rules, resting)
         if rules.has_stops:
@@ -335,14 +336,17 @@ def lay_limits(
 
 
 @njit_call
-def lay_quotes(action: Any, shares: Any, mark: Any, rules: Rules, resting: Any) -> None:
-    """Write a bid and an ask of each asset that has a price."""
+def lay_quotes(
+    action: Any, budget: float, shares: Any, mark: Any, rules: Rules, resting: Any
+) -> None:
+    """Write a bid and an ask of `budget` USD each, of each asset that has a price."""
     # The formulas stand in `envs.resting.lay_quotes`.
     assets = len(shares)
-    whole = np.trunc(rules.max_shares) if rules.is_whole else rules.max_shares
     for n in range(assets):
         usd = np.float64(mark[n])
-        size = whole if usd > 0.0 else 0.0
+        size: Any = budget / (usd * UNIT if usd > 0.0 else 1.0)
+        size = np.trunc(size) if rules.is_whole else size
+        size = size if usd > 0.0 else 0.0
         sale = size if rules.is_short else min(size, shares[n])
         below = (0.5 + 0.5 * np.float64(min(max(action[n], -_ONE), _ONE))) * rules.offset
         above = (0.5 + 0.5 * np.float64(min(max(action[assets + n], -_ONE), _ONE))) * rules.offset
@@ -366,11 +370,12 @@ def lay_stops(action: Any, aim: Any, shares: Any, mark: Any, rules: Rules, resti
         if abs(stops[n]) == LARGEST:
             close_at_any_price(n, shares, rules, resting, True)
         else:
-            goal = max(aim[n], floor)
-            side = np.sign(goal if goal != 0.0 else shares[n])
+            usd = np.float64(mark[n])
+            side = find_side(max(aim[n], floor), usd)
+            side = side if side != 0.0 else find_side(shares[n], usd)
             wish = np.float64(min(max(action[len(action) - assets + n], -_ONE), _ONE))
             away = (1.0 - wish) * rules.stop_offset
-            stop = side * (np.float64(mark[n]) * (1.0 - side * away)) * UNIT
+            stop = side * (usd * (1.0 - side * away)) * UNIT
             stops[n] = stop if wish > 0.0 else 0.0
 
 
@@ -716,9 +721,17 @@ def reaches_stop(bar: int, n: int, stop: float, shares: float, prices: Prices) -
     """Return True if a bar reaches the stop of a position in asset n."""
     low = np.float64(prices.ranges[bar, 0, n])
     high = np.float64(prices.ranges[bar, 1, n])
-    sells = shares > 0.0 and stop > 0.0 and low <= stop * USD_GRID
-    buys = shares < 0.0 and stop < 0.0 and high >= -stop * USD_GRID
-    return (sells or buys) and high > 0.0
+    side = find_side(shares, high)
+    sells = side > 0.0 and stop > 0.0 and low <= stop * USD_GRID
+    buys = side < 0.0 and stop < 0.0 and high >= -stop * USD_GRID
+    return sells or buys
+
+
+@njit_inline
+def find_side(shares: float, price: float) -> float:
+    """Return 1 for a long position, -1 for a short one, 0 for one worth a cent at most."""
+    side: float = np.sign(shares) if abs(shares) * price > DUST_USD * USD_GRID else 0.0
+    return side
 
 
 @njit_call
@@ -999,6 +1012,7 @@ def mark_to_market(
         i = b - first
         stop = min(state.bar[b] + rules.interval, state.end_bar[b])
         happens = prices.ends[stop] or (rules.is_same_bar and prices.event_row[stop] > 0)
+        happens = happens or (rules.closes_at_end and stop == state.end_bar[b])
         if is_plain and not happens:
             equity = state.cash[b] + work.value[i]
             state.equity[b] = equity
@@ -1029,7 +1043,7 @@ def mark_bars(
             fill_resting(b, bar, work, state, prices, rules, log)
         if rules.borrow_rate > 0.0:
             charge_interest(b, bar, state, prices, rules, log)
-        if prices.ends[bar]:
+        if prices.ends[bar] or (rules.closes_at_end and bar == state.end_bar[b]):
             close_positions(b, bar, False, state, prices, rules, log)
         mark = prices.quotes[bar, MARK]
         equity = state.cash[b] + value_shares(state.shares[b], mark)
@@ -1092,15 +1106,16 @@ def close_positions(
     rules: Rules,
     log: AccountLog,
 ) -> None:
-    """Close at the close of `bar` the positions that end there, or after a margin call all that
-    trade."""
+    """Close at the close of `bar` the positions that end there, all of them at an episode's end, or
+    after a margin call all that trade."""
+    is_over = rules.closes_at_end and bar == state.end_bar[b]
     value = 0.0
     notional = 0.0
     cost = 0.0
     for n in range(state.shares.shape[1]):
         shares = state.shares[b, n]
         trades = prices.quotes[bar, FILL, n] != 0.0
-        closes = trades if is_called else prices.last_bar[n] == bar
+        closes = trades if is_called else prices.last_bar[n] == bar or is_over
         if closes and shares != 0.0:
             price = np.float64(prices.quotes[bar, MARK, n])
             root = np.float64(prices.inverse_root_volume[bar, n])
@@ -1111,7 +1126,7 @@ def close_positions(
             cost += closing
             record_trade(log, FORCED, bar, bar, n, -shares, price * UNIT, closing)
             state.shares[b, n] = 0.0
-        if is_called and rules.is_limit:
+        if (is_called or is_over) and rules.is_limit:
             cancel_orders(bar, n, state.resting[b], prices, rules, log)
     if rules.is_proportional:
         # Compute proportional costs from the exact sum, as in `total_cost`.

@@ -38,6 +38,7 @@ class Rules(NamedTuple):
     is_quote: bool
     """A bid and an ask rest in each asset."""
     has_stops: bool
+    closes_at_end: bool
     is_whole: bool
     is_same_bar: bool
     """Orders fill at the close at which they are decided."""
@@ -57,6 +58,7 @@ class Rules(NamedTuple):
     band: float
     """Change of a weight or an action that is too small to be ordered."""
     max_shares: float
+    quote_weight: float
     offset: float
     """Share of the last close by which an action of 1 moves an order's price."""
     margin: float
@@ -81,6 +83,7 @@ class Rules(NamedTuple):
             is_limit=settings.orders_rest,
             is_quote=settings.num_sides == 2,
             has_stops=settings.stop_offset_bps is not None,
+            closes_at_end=settings.close_at_end,
             is_whole=not settings.fractional,
             is_same_bar=settings.fill == "close",
             is_proportional=settings.costs_are_proportional,
@@ -95,6 +98,7 @@ class Rules(NamedTuple):
             trade_rate=settings.trade_rate,
             band=max(settings.band, LEAST_CHANGE) if is_target else settings.band,
             max_shares=settings.max_shares,
+            quote_weight=settings.quote_weight,
             offset=settings.limit_offset_bps / 1e4,
             margin=settings.limit_margin_bps / 1e4,
             stop_offset=(settings.stop_offset_bps or 0.0) / 1e4,

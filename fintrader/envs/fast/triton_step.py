@@ -47,6 +47,7 @@ class TritonStep:
             "it is long-only": settings.short,
             "no order rests in it": settings.orders_rest,
             "it keeps no record": record,
+            "it closes no positions at an episode's end": settings.close_at_end,
             "its clock is the episode's": settings.clock != "episode",
         }
         return next((reason for reason, holds in reasons.items() if holds), None)

@@ -1,0 +1,158 @@
+"""Tasks whose best result is known: the plans of the oracle earn in the environment what they are
+worth, and meet the closed forms where these hold."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.ndimage import map_coordinates
+
+from tests.oracles.task_optima import (
+    Market,
+    Quoting,
+    Task,
+    log_return,
+    mean_variance,
+    solve,
+    solve_quotes,
+    walk_bars,
+)
+from tests.oracles.task_runs import (
+    TASKS,
+    find_worths,
+    load_task,
+    open_task,
+    play,
+    raw_signals,
+    read_quoting,
+    read_task,
+    start_value,
+)
+
+# --- closed forms ---------------------------------------------------------------------------------
+
+
+def test_without_risk_aversion_the_best_sale_is_even():
+    """Almgren and Chriss (2000): any convex cost is least for equal slices."""
+    market = Market(volatility_bps=40.0, impact_bps=100.0, shares_of_volume=0.5)
+    weights = np.linspace(0.0, 1.0, 101)
+    plan = solve(Task(market, 10, np.expm1, weights, close_at_end=True))
+    held = [1.0]
+    for goal in plan.goal[:-1]:
+        held.append(float(np.interp(held[-1], weights, goal)))
+    # The last slice is what the end closes.
+    assert held == pytest.approx(np.linspace(1.0, 2.0 / 11.0, 10), abs=0.03)
+
+
+def test_with_quadratic_costs_the_sale_follows_almgren_and_chriss():
+    """x[k] = sinh(kappa (T - k)) / sinh(kappa T), with cosh(kappa) - 1 = risk / (4 cost) here:
+    maximise - sum of cost dx^2 - risk/2 sum of x^2."""
+    scale = 0.004
+    aversion = 100.0
+    cost = 0.002
+    horizon = 12
+    market = Market(volatility_bps=1e4 * scale, quadratic=cost)
+    weights = np.linspace(0.0, 1.0, 201)
+    # The sum over decisions of r - aversion/2 r^2, of which - r^2/2 is the logarithm's.
+    task = Task(market, horizon - 1, mean_variance(aversion - 1.0), weights, close_at_end=True)
+    plan = solve(task)
+    held = [1.0]
+    for goal in plan.goal:
+        held.append(float(np.interp(held[-1], weights, goal)))
+    kappa = np.arccosh(1.0 + aversion * scale**2 / (4.0 * cost))
+    expected = np.sinh(kappa * np.arange(horizon, 0, -1)) / np.sinh(kappa * horizon)
+    assert held == pytest.approx(expected, abs=0.01)
+
+
+def test_without_costs_the_best_share_is_kellys():
+    market = Market(volatility_bps=500.0, drift_bps=15.0)
+    plan = solve(Task(market, 3, log_return, np.linspace(0.0, 1.0, 201), nodes=15))
+    assert plan.goal == pytest.approx(0.6, abs=0.006)
+
+
+def test_costs_leave_a_region_without_trade():
+    """Trades go to its edges, not to Kelly's share."""
+    market = Market(volatility_bps=500.0, drift_bps=15.0, cost_bps=100.0)
+    weights = np.linspace(0.0, 1.0, 101)
+    goal = solve(Task(market, 60, log_return, weights)).goal[0]
+    inside = goal == weights
+    low, high = weights[inside][[0, -1]]
+    assert low < 0.55
+    assert high > 0.65
+    assert (goal[weights < low] == low).all()
+    assert (goal[weights > high] == high).all()
+
+
+def test_without_risk_aversion_quotes_stand_where_distance_times_fills_is_largest():
+    """Avellaneda and Stoikov (2008) for a price that does not move: with fills exp(-d / k) the best
+    distance is k, whatever is held."""
+    task = Quoting(
+        walk_bars(200_000, 0.0, 1, wick_bps=10.0),
+        size=0.1,
+        horizon=5,
+        risk_aversion=0.0,
+        distances=np.linspace(1e-4, 30e-4, 30),
+        most=3,
+    )
+    assert solve_quotes(task).distance * 1e4 == pytest.approx(10.0, abs=1.5)
+
+
+# --- in the environment ---------------------------------------------------------------------------
+
+
+def decide_by_plan(name, env):
+    """The oracle's plan as a policy, and its worth."""
+    horizon = env.settings.episode_bars
+
+    def step_of(parts):
+        passed = np.rint(horizon * (1.0 - parts["account"][:, 3].double().numpy()))
+        return np.clip(passed.astype(int), 0, horizon - 1)
+
+    if name == "market_making":
+        task = read_quoting()
+        quotes = solve_quotes(task)
+        widest = 1e-4 * env.settings.limit_offset_bps
+
+        def quote(obs):
+            parts = env.layout.split(obs)
+            held = np.rint(parts["holdings"][:, 0].double().numpy() / task.size).astype(int)
+            place = np.clip(held + task.most, 0, 2 * task.most)
+            away = quotes.distance[step_of(parts), place]
+            return torch.tensor(2.0 * away / widest - 1.0, dtype=torch.float32)
+
+        return quote, quotes.value[0][task.most]
+    task = read_task(name)
+    plan = solve(task)
+    levels = raw_signals(env.market)
+    grids = [task.weights, *[task.levels] * levels.shape[1]]
+
+    def hold(obs):
+        parts = env.layout.split(obs)
+        known = [parts["holdings"][:, 0].double().numpy(), *levels[env.account.bar.numpy()].T]
+        places = [
+            np.interp(value, grid, np.arange(len(grid)))
+            for value, grid in zip(known, grids, strict=True)
+        ]
+        goal = map_coordinates(plan.goal, [step_of(parts), *places], order=1, mode="nearest")
+        return torch.tensor(goal, dtype=torch.float32)[:, None]
+
+    return hold, start_value(task, plan.value)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_plan_earns_in_the_environment_what_it_is_worth(name):
+    env = open_task(name, 512)
+    policy, worth = decide_by_plan(name, env)
+    earned = play(policy, env, load_task(name), 2000)
+    # Episodes overlap: those that follow one another count once.
+    count = env.market.num_bars / env.settings.episode_bars
+    error = earned.std() / np.sqrt(min(count, len(earned)))
+    assert earned.mean() == pytest.approx(worth, abs=4 * error + 0.01 * abs(worth))
+    assert abs(worth) > 10 * error
+
+
+@pytest.mark.slow
+def test_rules_with_one_parameter_earn_less():
+    """Otherwise there is nothing to learn."""
+    for name in TASKS:
+        best, rule, _ = find_worths(name)
+        assert rule < best - 0.05 * abs(best), name
