@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.bars.sources.listing import kind_of
+from fintrader.bars.sources.listing import kind_of, list_files
 from fintrader.bars.sources.presets import Preset
 from fintrader.bars.sources.tickers import is_path, is_ticker, read_tickers
 from fintrader.bars.sources.vendor_settings import DownloadOptions
 from fintrader.cli.options import parse
-from fintrader.config import Count, Ticker, validate
+from fintrader.config import Count, Ticker, is_url, validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.config_path import config_path, refuse_existing
 from fintrader.terminal_progress import reporter
@@ -134,6 +134,8 @@ def _refuse(names: set[str], reason: str) -> None:
 
 
 def _init_files(bars: str, options: InitOptions) -> None:
+    if not is_url(bars):
+        list_files(bars, text=True)  # a missing file is refused before the slow imports
     from fintrader.bars.detect import describe_detection, detect
     from fintrader.bars.sources.bar_files import fold_warnings
 
