@@ -639,6 +639,40 @@ def fill_resting(
 ) -> None:
     """Fill the orders of account b that `bar` trades through, bids before asks; the others rest on,
     or end."""
+    resting = state.resting[b]
+    shares = state.shares[b]
+    ranges = prices.ranges[bar]
+    is_plain = not (rules.is_quote or rules.has_stops)
+    if not is_plain:
+        for n in range(len(shares)):
+            work.start[n] = shares[n]
+    work.budget[0] = state.cash[b]
+    for side in range(1 + rules.is_quote):
+        for n in range(len(shares)):
+            work.left[n] = resting[side * ORDER_ROWS + LEFT, n]
+        if not is_plain:
+            hold_back(ranges, resting, shares, work.start, rules, work.left)
+        fill_side(b, bar, side, work, state, prices, rules, log)
+    if rules.has_stops:
+        if len(log.counts) > 0:
+            count_stopped(bar, resting, shares, prices, rules, log)
+        meet_stops(bar, ranges, resting, shares, prices.last_bar, rules)
+
+
+@njit_inline
+def fill_side(
+    b: int,
+    bar: int,
+    side: int,
+    work: Workspace,
+    state: State,
+    prices: Prices,
+    rules: Rules,
+    log: AccountLog,
+) -> None:
+    """Fill the bids (or only orders), side 0, or the asks of account b, for `work.left` shares at
+    most, and take what they add from the room for additions, `work.budget[0]` USD, which bids find
+    out themselves where there are shorts."""
     # The stages are those of `envs.resting`: `meet_bar`, `fill_orders` and `rest_on`. All become
     # part of their caller: to hand over the tuples of arrays takes longer than the work.
     shares = state.shares[b]
@@ -650,81 +684,58 @@ def fill_resting(
     price = quote[FILL]
     root = work.root
     spread = work.spread
-    start = work.start
-    start_cash = state.cash[b]
-    room = start_cash
-    for n in range(len(shares)):
-        start[n] = shares[n]
-    for side in range(1 + rules.is_quote):
-        at = side * ORDER_ROWS
-        left = resting[at + LEFT]
-        if rules.is_quote or rules.has_stops:
-            hold_back(bar, resting, left, shares, prices, rules, work)
-            left = work.left
-        meet_bar(bar, left, resting[at + PRICE], shares, prices, rules, work)
+    meet_bar(bar, resting[side * ORDER_ROWS + PRICE], shares, prices, rules, work)
 
-        received, sales, ordered = sell(shares, desired, quote, rules, kept, addition)
-        sales_cost = total_cost(kept, shares, sales, price, root, spread, rules, True)
-        variable, commissions = purchase_costs(addition, ordered, price, root, spread, rules)
-        state.cash[b] += received * UNIT - sales_cost
-        budget = state.cash[b]
-        if rules.is_short:
-            row = prices.event_row[bar]
-            mark = prices.quotes[bar - 1, MARK]
-            budget = purchase_budget(budget, kept, price, mark, row, prices, rules)
-            if side == 0:
-                room = purchase_budget(start_cash, start, price, mark, row, prices, rules)
-        budget = min(budget, room)
-        scale = purchase_scale(ordered * UNIT, variable, commissions, budget, len(shares), rules)
-        for n in range(len(shares)):
-            desired[n] = shares[n]
-        closes = prices.quotes[bar, MARK]
-        paid, purchases, _ = buy(kept, addition, scale, quote, closes, rules, shares)
-        cost = total_cost(kept, shares, purchases, price, root, spread, rules, False)
-        cash = state.cash[b] - (paid * UNIT + cost)
-        state.cash[b] = cash if rules.is_short else max(cash, 0.0)
-        state.cost[b] += sales_cost + cost
-        state.turnover[b] += (sales + purchases) * UNIT
-        room -= purchases * UNIT + rules.max_leverage * (sales_cost + cost)
-        rest_on(bar, side, resting, shares, prices, rules, work, log)
-    if rules.has_stops:
-        meet_stops(bar, resting, shares, prices, rules, log)
+    cash = state.cash[b]
+    received, sales, ordered = sell(shares, desired, quote, rules, kept, addition)
+    sales_cost = total_cost(kept, shares, sales, price, root, spread, rules, True)
+    variable, commissions = purchase_costs(addition, ordered, price, root, spread, rules)
+    state.cash[b] += received * UNIT - sales_cost
+    budget = state.cash[b]
+    if rules.is_short:
+        row = prices.event_row[bar]
+        mark = prices.quotes[bar - 1, MARK]
+        budget = purchase_budget(budget, kept, price, mark, row, prices, rules)
+        if side == 0:
+            work.budget[0] = purchase_budget(cash, shares, price, mark, row, prices, rules)
+    budget = min(budget, work.budget[0])
+    scale = purchase_scale(ordered * UNIT, variable, commissions, budget, len(shares), rules)
+    for n in range(len(shares)):
+        desired[n] = shares[n]
+    paid, purchases, _ = buy(kept, addition, scale, quote, prices.quotes[bar, MARK], rules, shares)
+    cost = total_cost(kept, shares, purchases, price, root, spread, rules, False)
+    cash = state.cash[b] - (paid * UNIT + cost)
+    state.cash[b] = cash if rules.is_short else max(cash, 0.0)
+    state.cost[b] += sales_cost + cost
+    state.turnover[b] += (sales + purchases) * UNIT
+    work.budget[0] -= purchases * UNIT + rules.max_leverage * (sales_cost + cost)
+    rest_on(bar, side, resting, shares, prices, rules, work, log)
 
 
 @njit_call
-def hold_back(
-    bar: int,
-    resting: Any,
-    left: Any,
-    shares: Any,
-    prices: Prices,
-    rules: Rules,
-    work: Workspace,
-) -> None:
-    """Write to `work.left` what a bar may fill of orders `[N]`: nothing against a position whose
-    stop it reaches; without shorts no sale of what it buys itself."""
+def hold_back(ranges: Any, resting: Any, shares: Any, start: Any, rules: Rules, left: Any) -> None:
+    """Cut orders `left` `[N]` to what a bar of these `ranges` `[2, N]` may fill: nothing against a
+    position whose stop it reaches; without shorts no sale of what it buys itself."""
     # Called only with stops or quotes: plain limits keep their vectorised loops.
-    out = work.left
     for n in range(len(shares)):
-        out[n] = left[n]
         if rules.has_stops:
             stop = resting[len(resting) - 1, n]
-            is_held_up = reaches_stop(bar, n, stop, shares[n], prices) and abs(stop) < LARGEST
+            is_held_up = reaches_stop(n, stop, shares[n], ranges) and abs(stop) < LARGEST
             if is_held_up and left[n] * shares[n] < 0.0:
-                out[n] = 0.0
+                left[n] = 0.0
         if not rules.is_short:
-            out[n] = max(out[n], -work.start[n])
+            left[n] = max(left[n], -start[n])
 
 
 @njit_inline
-def reaches_stop(bar: int, n: int, stop: float, shares: float, prices: Prices) -> Any:
-    """Return True if a bar reaches the stop of a position in asset n."""
-    low = np.float64(prices.ranges[bar, 0, n])
-    high = np.float64(prices.ranges[bar, 1, n])
-    side = find_side(shares, high)
-    sells = side > 0.0 and stop > 0.0 and low <= stop * USD_GRID
-    buys = side < 0.0 and stop < 0.0 and high >= -stop * USD_GRID
-    return sells or buys
+def reaches_stop(n: int, stop: float, shares: float, ranges: Any) -> Any:
+    """Return True if a bar of these `ranges` `[2, N]` reaches the stop of a position in asset n."""
+    # The range comes first, because few bars reach a stop.
+    high = np.float64(ranges[1, n])
+    is_in_range = high >= -stop * USD_GRID
+    if stop > 0.0:
+        is_in_range = np.float64(ranges[0, n]) <= stop * USD_GRID
+    return is_in_range and stop * find_side(shares, high) > 0.0
 
 
 @njit_inline
@@ -736,37 +747,53 @@ def find_side(shares: float, price: float) -> float:
 
 @njit_call
 def meet_stops(
-    bar: int, resting: Any, shares: Any, prices: Prices, rules: Rules, log: AccountLog
+    bar: int, ranges: Any, resting: Any, shares: Any, last_bar: Any, rules: Rules
 ) -> None:
     """Turn the stops that a bar has reached into orders at any price, until nothing is left to
     sell."""
-    # Repeated at each bar, since holdings shrink; a backtest counts an order for each bar of trade.
+    # Repeated at each bar, since holdings shrink.
     stops = resting[len(resting) - 1]
     for n in range(len(shares)):
         stop = stops[n]
-        was_reached = abs(stop) == LARGEST
+        if stop != 0.0:
+            was_reached = abs(stop) == LARGEST
+            protects = shares[n] * stop > 0.0 and last_bar[n] > bar
+            if protects and (was_reached or reaches_stop(n, stop, shares[n], ranges)):
+                close_at_any_price(n, shares, rules, resting, True)
+            elif was_reached or last_bar[n] <= bar:
+                stops[n] = 0.0
+
+
+@njit_call
+def count_stopped(
+    bar: int, resting: Any, shares: Any, prices: Prices, rules: Rules, log: AccountLog
+) -> None:
+    """Count the orders that `meet_stops` is about to give, and those that they cancel."""
+    # An order at any price counts for each bar of trade.
+    ranges = prices.ranges[bar]
+    for n in range(len(shares)):
+        stop = resting[len(resting) - 1, n]
+        was_reached = abs(stop) == LARGEST and ranges[1, n] > 0.0
         protects = shares[n] * stop > 0.0 and prices.last_bar[n] > bar
-        if protects and (was_reached or reaches_stop(bar, n, stop, shares[n], prices)):
-            if len(log.counts) > 0 and (prices.ranges[bar, 1, n] > 0.0 or not was_reached):
-                for side in range(1 + rules.is_quote):
-                    count_cancelled(bar, side, n, resting[side * ORDER_ROWS + LEFT, n], prices, log)
-                log.counts[ORDER] += 1.0
-            close_at_any_price(n, shares, rules, resting, True)
-        elif was_reached or prices.last_bar[n] <= bar:
-            stops[n] = 0.0
+        if protects and (was_reached or reaches_stop(n, stop, shares[n], ranges)):
+            for side in range(1 + rules.is_quote):
+                count_cancelled(bar, side, n, resting[side * ORDER_ROWS + LEFT, n], prices, log)
+            log.counts[ORDER] += 1.0
 
 
 @njit_inline
 def meet_bar(
-    bar: int, left: Any, limits: Any, shares: Any, prices: Prices, rules: Rules, work: Workspace
+    bar: int, limits: Any, shares: Any, prices: Prices, rules: Rules, work: Workspace
 ) -> None:
-    """Write `work.desired[0]`, the holdings after all fills of orders of signed shares and prices
-    `[N]` in a bar, and their prices and costs: `work.quote`, `work.root` and `work.spread`."""
+    """Write `work.desired[0]`, the holdings after all fills of the orders `work.left` at prices
+    `limits` `[N]` in a bar, and their prices and costs: `work.quote`, `work.root` and
+    `work.spread`."""
     # A price of 0 stands for an order that does not fill, as for a symbol that does not trade.
     below = 1.0 - rules.margin
     above = 1.0 + rules.margin
     floor = -np.inf if rules.is_short else 0.0
     desired = work.desired[0]
+    left = work.left
     most = work.quote[MOST]
     fill = work.quote[FILL]
     quote = prices.quotes[bar]
@@ -815,33 +842,33 @@ def rest_on(
     # The twin of `envs.resting.rest_on`, which also writes the log.
     oldest = np.float64(rules.time_in_force) if rules.time_in_force > 0 else np.inf
     row = prices.event_row[bar]
-    lefts = resting[side * ORDER_ROWS + LEFT]
-    limits = resting[side * ORDER_ROWS + PRICE]
-    ages = resting[side * ORDER_ROWS + AGE]
+    at = side * ORDER_ROWS
     held = work.desired[0]
     if not rules.is_whole:
         # Fractions of a share may leave a rounding error.
         for n in range(len(shares)):
             filled = shares[n] - held[n]
             mark = np.float64(prices.quotes[bar - 1, MARK, n]) - prices.dividends[row, n]
-            usd = abs(lefts[n] - filled) * (mark / prices.splits[row, n])
+            usd = abs(resting[at + LEFT, n] - filled) * (mark / prices.splits[row, n])
             if filled != 0.0 and usd <= DUST_USD * USD_GRID:
-                lefts[n] = filled
+                resting[at + LEFT, n] = filled
     if len(log.kind) > 0:
         for n in range(len(shares)):
-            if lefts[n] != 0.0:
+            if resting[at + LEFT, n] != 0.0:
                 record_limit_fill(bar, side, n, shares[n], resting, rules, work, log)
-                if ages[n] + 1.0 >= oldest or prices.last_bar[n] <= bar:
-                    count_cancelled(bar, side, n, lefts[n] - (shares[n] - held[n]), prices, log)
+                if resting[at + AGE, n] + 1.0 >= oldest or prices.last_bar[n] <= bar:
+                    count_cancelled(
+                        bar, side, n, resting[at + LEFT, n] - (shares[n] - held[n]), prices, log
+                    )
     for n in range(len(shares)):
-        left = lefts[n] - (shares[n] - held[n])
-        age = ages[n] + 1.0
+        left = resting[at + LEFT, n] - (shares[n] - held[n])
+        age = resting[at + AGE, n] + 1.0
         left = left if age < oldest else 0.0
         left = left if prices.last_bar[n] > bar else 0.0
-        price = limits[n]
-        lefts[n] = left
-        limits[n] = price if left != 0.0 else 0.0
-        ages[n] = age if left != 0.0 else 0.0
+        price = resting[at + PRICE, n]
+        resting[at + LEFT, n] = left
+        resting[at + PRICE, n] = price if left != 0.0 else 0.0
+        resting[at + AGE, n] = age if left != 0.0 else 0.0
 
 
 @njit_call

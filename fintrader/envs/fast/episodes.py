@@ -90,26 +90,33 @@ def observe_resting(resting: Any, mark: Any, share: float, rules: Rules, out: An
     # The formulas stand in `envs.episodes.observe_resting`. A loop for each column is vectorised.
     assets = len(mark)
     for side in range(1 + rules.is_quote):
-        at = side * ORDER_ROWS
-        left = resting[at + LEFT]
-        for n in range(assets):
-            out[at * assets + n] = np.float32(left[n] * np.float64(mark[n]) * share)
-        observe_distance(left, resting[at + PRICE], mark, out[(at + PRICE) * assets :])
-        for n in range(assets):
-            out[(at + AGE) * assets + n] = np.float32(resting[at + AGE, n] * rules.per_bar)
+        observe_order(side * ORDER_ROWS, resting, mark, share, rules, out)
     if rules.has_stops:
-        stop = resting[len(resting) - 1]
-        observe_distance(stop, stop, mark, out[(len(resting) - 1) * assets :])
+        row = len(resting) - 1
+        for n in range(assets):
+            distance = find_distance(abs(resting[row, n]), mark[n])
+            out[row * assets + n] = np.float32(distance if resting[row, n] != 0.0 else 0.0)
 
 
 @njit_inline
-def observe_distance(placed: Any, price: Any, mark: Any, out: Any) -> None:
-    """Write to `out` `[N]` prices over closes, less 1, at most 1, of what is placed."""
-    for n in range(len(mark)):
-        usd = np.float64(mark[n])
-        distance = abs(price[n]) * USD_GRID / (usd if usd > 0.0 else USD_GRID) - 1.0
-        distance = min(max(distance, -1.0), 1.0)
-        out[n] = np.float32(distance if placed[n] != 0.0 else 0.0)
+def observe_order(at: int, resting: Any, mark: Any, share: float, rules: Rules, out: Any) -> None:
+    """Write to `out` `[R N]` weight, distance and age of the orders in rows `at` and beyond."""
+    assets = len(mark)
+    for n in range(assets):
+        out[at * assets + n] = np.float32(resting[at + LEFT, n] * np.float64(mark[n]) * share)
+    for n in range(assets):
+        distance = find_distance(resting[at + PRICE, n], mark[n])
+        out[(at + 1) * assets + n] = np.float32(distance if resting[at + LEFT, n] != 0.0 else 0.0)
+    for n in range(assets):
+        out[(at + 2) * assets + n] = np.float32(resting[at + AGE, n] * rules.per_bar)
+
+
+@njit_inline
+def find_distance(price: float, mark: float) -> Any:
+    """Return a price over the close, less 1, at most 1."""
+    usd = np.float64(mark)
+    distance = price * USD_GRID / (usd if usd > 0.0 else USD_GRID) - 1.0
+    return min(max(distance, -1.0), 1.0)
 
 
 @njit_inline
