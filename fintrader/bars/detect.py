@@ -154,7 +154,11 @@ def detect(
     known = known or {}
     found = Detection(path, calendar or "", known)
     layout, files = _layout(found, preset)
-    bars, span = _sample(found, files, layout.zoned)
+    try:
+        bars, span = _sample(found, files, layout.zoned)
+    except BarError as error:
+        other = "" if len(files) == 1 else "; or give fewer files (a pattern, or --name-pattern)"
+        raise BarError(f"{error}{other}") from None
     if found.source.get("price_divisor") is None and "preset" not in found.source:
         bars = _price_unit(found, bars, layout.vendor)
     bars, span, midnight = _recognise_days(found, layout, bars, span)
@@ -419,6 +423,12 @@ def _recognise_days(
         if not len(steps) or np.quantile(steps, 0.05) < _DAY - 4 * _HOUR:
             return bars, span, "UTC"
         layout.whole_days = True
+    for one in _each(bars):
+        if len(one) > 1 and 0 < np.median(np.diff(one.ts)) < _DAY - 4 * _HOUR:
+            raise BarError(
+                f"{found.path}: bars of {one.symbols[0]} are shorter than a day, those of others"
+                " are not; give files of one length (a pattern, or --name-pattern)"
+            )
     zone, label = _find_day_zone(found, bars, layout.zoned)
     if label:
         clock = to_wall(bars.ts[:1], zone)[0]
