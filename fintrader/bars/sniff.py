@@ -579,7 +579,7 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
             share = (numbers[found] / (close * numbers[column])).median()
             if abs(share - 1) < 0.02 and abs(close.median() - 1) > 0.05:  # at 1 they are equal
                 return column
-    if {*_clean(table[found])} <= {"-1", "-1.0"}:  # some write so that there is none
+    if layout.is_alone and {*_clean(table[found])} <= {"-1", "-1.0"}:  # written for none
         return None
     ticks = by_name.get("tickvol", by_name.get("tick_volume"))
     if ticks is not None and set(_clean(table[found])) <= {"0", "0.0"}:

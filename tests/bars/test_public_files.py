@@ -472,3 +472,11 @@ def test_buddhist_years_are_refused_with_a_remedy(days, tmp_path):
     table = days.assign(ts=days.ts.str.replace("2024", "2567", regex=False))[["ts", *COLUMNS]]
     with pytest.raises(BarError, match="like '2567-01-02' are unknown; its years are Buddhist"):
         detect(str(write_csv(tmp_path, table, "AAA.csv")))
+
+
+def test_a_first_file_without_volumes_takes_none_from_the_others(days, tmp_path):
+    table = days[["ts", *COLUMNS]]
+    write_csv(tmp_path / "files", table.assign(volume=np.nan), "AAA.csv")
+    folder = write_csv(tmp_path / "files", table, "BBB.csv").parent
+    market = make_market(built(detect(str(folder)), tmp_path))
+    assert market.volume.sum(0).tolist() == [0, table.volume.sum()]
