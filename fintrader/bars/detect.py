@@ -154,7 +154,11 @@ def detect(
     known = known or {}
     found = Detection(path, calendar or "", known)
     layout, files = _layout(found, preset)
-    bars, span = _sample(found, files, layout.zoned)
+    try:
+        bars, span = _sample(found, files, layout.zoned)
+    except BarError as error:
+        other = "" if len(files) == 1 else "; or give fewer files (a pattern, or --name-pattern)"
+        raise BarError(f"{error}{other}") from None
     if found.source.get("price_divisor") is None and "preset" not in found.source:
         bars = _price_unit(found, bars, layout.vendor)
     bars, span, midnight = _recognise_days(found, layout, bars, span)
@@ -180,6 +184,7 @@ def detect(
     _calendar(found, bars, grid, proposal, calendar, layout)
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
+    _note_outside_range(found, bars)
     if layout.actions:
         said = "these columns are not read; if prices are as traded, write them to a file for"
         found.note("actions", ", ".join(layout.actions), "assumed", f"{said} data.actions")
@@ -418,6 +423,12 @@ def _recognise_days(
         if not len(steps) or np.quantile(steps, 0.05) < _DAY - 4 * _HOUR:
             return bars, span, "UTC"
         layout.whole_days = True
+    for one in _each(bars):
+        if len(one) > 1 and 0 < np.median(np.diff(one.ts)) < _DAY - 4 * _HOUR:
+            raise BarError(
+                f"{found.path}: bars of {one.symbols[0]} are shorter than a day, those of others"
+                " are not; give files of one length (a pattern, or --name-pattern)"
+            )
     zone, label = _find_day_zone(found, bars, layout.zoned)
     if label:
         clock = to_wall(bars.ts[:1], zone)[0]
@@ -518,6 +529,9 @@ def _zone(
         why = "the file names it, by a column, its times or its vendor"
     elif found.calendar in ("24/7", "24/5"):
         why = "no market hours tell the zone of these times, so they count as UTC (--zone)"
+        if found.calendar == "24/5":
+            why += "; weeks of currencies look so by MetaTrader's clock: --calendar FX --zone"
+            why += " Europe/Athens"
     elif proposal.zones:
         why += f"; {', '.join(proposal.zones[:3])} would fit too: a change of clocks tells (--zone)"
     elif not proposal.may_be_sure:
@@ -569,8 +583,9 @@ def _calendar(
     if asked is not None:
         sure = "given"
     elif proposal.refuted is not None:
-        why += f"; {proposal.refuted.outside:.1%} lie outside of {proposal.refuted.calendar},"
-        why += " which fits worse"
+        worse = proposal.refuted
+        why += f"; {worse.calendar} fits worse: {worse.outside:.1%} lie outside, {worse.filled:.0%}"
+        why += " filled"
     elif proposal.calendars:
         why += f"; {', '.join(proposal.calendars[:3])} would fit too: a holiday of one tells"
     elif proposal.may_be_sure and not (layout.whole_days and share):
@@ -621,9 +636,13 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
         found.source.pop("bar_minutes", None)
     is_even = all((days.steps % length == 0).mean() > 0.99 for days in looked if len(days.steps))
     sure: Sure = "sure" if len(lengths) == 1 and is_even else "likely"
-    sure = "given" if "bar_minutes" in found.known else sure
-    said = "so far" if length == usual else f"{usual} minutes"
-    found.note("bar_minutes", length, sure, f"rows stand {said} apart")
+    said = f"rows stand {'so far' if length == usual else f'{usual} minutes'} apart"
+    counts = np.bincount(np.concatenate([days.steps for days in looked]))
+    if counts[length:].any() and counts.argmax() != length:
+        sure = "assumed"
+        usual = int(counts.argmax())
+        said = f"most rows stand {usual} apart, but others less (--bar-minutes {usual})"
+    found.note("bar_minutes", length, "given" if "bar_minutes" in found.known else sure, said)
 
 
 def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool) -> None:
@@ -670,6 +689,16 @@ def _adjustment(found: Detection, bars: Bars, splits: list[Fault]) -> None:
         found.note("adjustment", "as traded", "likely", said)
     else:
         found.note("adjustment", "unknown", "assumed", said)
+
+
+def _note_outside_range(found: Detection, bars: Bars) -> None:
+    """Note opens or closes that lie outside of their bars' range in most rows."""
+    for role in ("open", "close"):
+        price = getattr(bars, role)
+        share = np.mean((price > bars.high * 1.0001) | (price < bars.low * 0.9999))
+        if share > 0.8:
+            said = f"in {share:.0%} of the rows outside of low and high: another column (--{role})"
+            found.note(f"{role}s", "doubtful", "assumed", f"{said}, or only some are adjusted")
 
 
 def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:

@@ -329,7 +329,7 @@ class SessionEvidence:
             raise BarError(
                 f"{of} stand {found} minutes apart, so they are bars of {found} minutes"
                 + ("" if fits else f", which cannot be spread over bars of {grid}")
-                + f"; set {' and '.join(settings)}"
+                + f"; set {' and '.join(settings)}, or keep only bars of one length"
             )
 
     def _refuse_label(self, votes: Votes, step: int, of: str) -> None:

@@ -122,17 +122,37 @@ def find_calendar(
     usual = propose(bars, USUAL, zones, step, spans)
     is_daily = step >= DAY_MINUTES - 60
     fits = usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY
-    if fits and (usual.best.calendar not in _OPEN or usual.best.filled > _FILLED[is_daily]):
-        return usual
+    if fits and usual.best.calendar not in _OPEN:
+        return usual if usual.calendars else _compare_rarer(usual, bars, step, spans)
+    if fits and usual.best.filled > _FILLED[is_daily]:
+        # a currency's week by the clock of a broker looks like one of 24/5
+        is_broker = usual.best.calendar == "24/5" and len(zones) > 1
+        return replace(usual, may_be_sure=usual.may_be_sure and not is_broker)
     homes = map(timezone_of, RARER) if len(zones) > 1 else ()
     other = propose(bars, RARER, [*zones, *homes], step, spans)
     if other.best.outside <= MOST_OUTSIDE and other.best.cost < usual.best.cost:
         return replace(other, refuted=usual.best)
     if fits:  # a calendar that is not known here may fit better
-        return replace(usual, may_be_sure=False)
+        week = propose(bars, ("24/5",), zones, step, spans).best
+        refuted = week if usual.best.calendar == "24/7" else None
+        return replace(usual, may_be_sure=False, refuted=refuted)
     always = propose(bars, ("24/7",), zones, step, spans)
     is_always = _trades_at_weekends(bars) if is_daily else always.best.filled > _AROUND_THE_CLOCK
     return replace(always, refuted=usual.best) if is_always else usual
+
+
+def _compare_rarer(
+    usual: Proposal, bars: Bars, step: int, spans: Sequence[tuple[int, int]]
+) -> Proposal:
+    """Add the rarer calendars of the same clock that fit as well; propose one that fits better."""
+    best = usual.best
+    home = _clock(timezone_of(best.calendar))
+    near = [one for one in RARER if _clock(timezone_of(one)) == home]
+    rarer = propose(bars, (best.calendar, *near), (best.zone,), step, spans)
+    if rarer.best.cost < best.cost - _CLEAR[step >= DAY_MINUTES - 60]:
+        return replace(rarer, zones=usual.zones, refuted=best)
+    others = [one for one in (rarer.best.calendar, *rarer.calendars) if one != best.calendar]
+    return replace(usual, calendars=tuple(others))
 
 
 def _trades_at_weekends(bars: Bars) -> bool:

@@ -71,6 +71,7 @@ _VOLUME = r"(?!.*(avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?
 _IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
 _CLOCK = r"^\d{1,2}:\d\d"
+_CLOCK_CELL = r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?|([01]\d|2[0-3])([0-5]\d){2}"
 _NAMESAKES = {
     **dict.fromkeys(PRICES, _MARKED_DATE),
     "symbol": "^ok$",
@@ -578,7 +579,7 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
             share = (numbers[found] / (close * numbers[column])).median()
             if abs(share - 1) < 0.02 and abs(close.median() - 1) > 0.05:  # at 1 they are equal
                 return column
-    if not len(_clean(table[found])):
+    if layout.is_alone and {*_clean(table[found])} <= {"-1", "-1.0"}:  # written for none
         return None
     ticks = by_name.get("tickvol", by_name.get("tick_volume"))
     if ticks is not None and set(_clean(table[found])) <= {"0", "0.0"}:
@@ -715,7 +716,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     """Find the columns of time, date and symbol among those that are neither prices nor volume."""
     found: Roles = {}
     for column, cells in text.items():
-        if cells.str.fullmatch(r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?").all() and column != first:
+        if cells.str.fullmatch(_CLOCK_CELL).all() and column != first:
             found.setdefault("ts", column)
         elif column in numeric or (
             cells.str.contains(_MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d)").all()
@@ -855,10 +856,10 @@ def _set_formats(
             " ways; write them alike"
         )
     if not fits or (clocks is not None and clock_format is None):
-        raise BarError(
-            f"{layout.name}: times like {example!r} are unknown; say how they are written"
-            " (--time-format, like '%d.%m.%Y %H:%M')"
-        )
+        remedy = "say how they are written (--time-format, like '%d.%m.%Y %H:%M')"
+        if dates.str.contains(r"(?<!\d)2[456]\d\d(?:\d{4})?(?!\d)").all():
+            remedy = "its years are Buddhist: subtract 543 from them"
+        raise BarError(f"{layout.name}: times like {example!r} are unknown; {remedy}")
     layout.whole_days = clocks is None
     date_format, why = _choose_date_format(dates, fits)
     iso = date_format == "%Y-%m-%d" and clock_format in (None, "%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
@@ -1055,4 +1056,4 @@ def _placeholder(words: set[str], needs_date: bool) -> str:
     if all(re.fullmatch(_DATE, word) for word in words):
         return "{date}" if needs_date else "*"
     word = next(iter(words))
-    return "*" if len(words) > 1 or re.search(r"\d{4}", word) else word
+    return "*" if len(words) > 1 or re.search(r"\d{4}", word.replace("1440", "")) else word

@@ -350,7 +350,8 @@ MARKETS = {
     "Tokyo with lunch": ("XTKS", SPRING, 19, 15, "UTC", SURE),
     "Hong Kong by the hour": ("XHKG", SPRING, 60, 60, "Asia/Hong_Kong", SURE),
     "Mumbai": ("XBOM", SPRING, 19, 5, None, SURE),
-    "Frankfurt": ("XETR", SPRING, 90, 15, "Europe/Berlin", SURE),
+    "Frankfurt or Paris": ("XETR", SPRING, 90, 15, "Europe/Berlin", "assumed"),
+    "currencies by a broker's clock": ("24/5", SPRING, 19, 60, "UTC", "assumed"),
     "New York or Toronto": ("XNAS", SPRING, 19, 1, None, "assumed"),
 }
 
@@ -362,7 +363,8 @@ MARKETS = {
         4,
         6,
         8,
-        13,
+        11,
+        14,
         every=[
             *((name, 0.0) for name in MARKETS),
             *((name, 0.6) for name in MARKETS if SURE in MARKETS[name]),
@@ -401,6 +403,48 @@ def test_the_days_with_bars_show_the_calendar(calendar, tmp_path):
     market = make_market(built(found, tmp_path))
     assert market.num_bars == int(market.tradable.sum()) == len(table)
     assert (market.symbols, market.bar_minutes) == (("AAA",), found.session_minutes)
+
+
+def test_calendars_that_fit_as_well_are_named(tmp_path):
+    """Two years of days tell Warsaw from Frankfurt, but not Frankfurt from Paris."""
+    for calendar, others in {"XWAR": "XETR fits worse", "XETR": "XPAR"}.items():
+        whole = session_grid(calendar, dt.date(2022, 1, 3), dt.date(2023, 12, 29), 1440)
+        table = walk_on("24/7", dt.date(2022, 1, 1), 728, 1440)
+        table["ts"] = table.ts.dt.strftime("%Y-%m-%d")
+        table = table[table.ts.isin(whole.dates.astype(str))]
+        noted = findings(write_csv(tmp_path, table, f"{calendar}.csv"))["calendar"]
+        assert (noted.value, noted.sure) == (calendar, "assumed")
+        assert others in noted.why
+
+
+def test_currencies_with_sundays_are_only_assumed_to_trade_always(tmp_path):
+    table = walk_on("24/7", dt.date(2022, 1, 1), 500, 1440)
+    table = table[table.ts.dt.day_name() != "Saturday"].assign(
+        ts=lambda rows: rows.ts.dt.strftime("%Y-%m-%d")
+    )
+    noted = findings(write_csv(tmp_path, table, "EURUSD.csv"))["calendar"]
+    assert (noted.value, noted.sure) == ("24/7", "assumed")
+    assert "24/5 fits worse: 16.8% lie outside" in noted.why
+
+
+def test_a_length_is_not_sure_where_most_rows_stand_further_apart(tmp_path):
+    """Bars of five minutes with one more row each day can be bars of a minute."""
+    table = walk_on("XNAS", SPRING, 40, 5, "America/New_York")
+    more = table[::78].assign(ts=lambda rows: rows.ts + pd.Timedelta("31min"))
+    path = write_csv(tmp_path, pd.concat([table, more]).sort_values("ts"), "AAA.csv")
+    noted = findings(path)["bar_minutes"]
+    assert (noted.value, noted.sure) == ("1", "assumed")
+    assert "most rows stand 5 apart" in noted.why
+    found = detect(str(path), known={"bar_minutes": 5})
+    assert make_market(built(found, tmp_path)).num_bars == len(table)
+
+
+def test_prices_outside_of_their_range_are_named(bars, tmp_path):
+    assert not {"opens", "closes"} & {*findings(write_csv(tmp_path, bars, "good.csv"))}
+    noted = findings(write_csv(tmp_path, bars.assign(close=bars.close * 1.03), "bad.csv"))
+    assert noted["closes"].sure == "assumed"
+    assert "in 100% of the rows" in noted["closes"].why
+    assert "opens" not in noted
 
 
 @pytest.mark.slow

@@ -172,7 +172,12 @@ def test_times_of_metatrader_count_by_its_servers_clock(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "symbol"),
-    [("EURUSD60", "EURUSD"), ("DAT_MT_EURUSD_M1_201710", "EURUSD"), ("NIFTY50", "NIFTY50")],
+    [
+        ("EURUSD60", "EURUSD"),
+        ("EURUSD1440", "EURUSD"),
+        ("DAT_MT_EURUSD_M1_201710", "EURUSD"),
+        ("NIFTY50", "NIFTY50"),
+    ],
 )
 def test_lengths_of_bars_are_no_part_of_symbols(name, symbol):
     pattern = name_pattern([BarFile(f"{name}.csv", "csv", f"{name}.csv")], False)
@@ -411,3 +416,67 @@ def test_counts_that_may_be_the_volume_are_named(days, tmp_path):
     assert (columns.sure, columns.why) == ("assumed", "no volume; Pieces may be it (--volume)")
     bare = write_csv(tmp_path, table.drop(columns="Pieces"), "BBB.csv")
     assert findings(bare)["columns"].sure == "sure"
+
+
+def test_clocks_of_six_digits_without_names_are_times(tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 2, 26), 19, 15, "America/New_York")
+    stamps = table.ts.dt.strftime("%Y%m%d"), table.ts.dt.strftime("%H%M%S")
+    parts = pd.concat([*stamps, table[COLUMNS]], axis=1)
+    found = detect(str(write_csv(tmp_path, parts, "AAA.csv", header=False)))
+    assert (found.bar_minutes, found.source["time_format"]) == (15, "%Y%m%d %H%M%S")
+    assert make_market(built(found, tmp_path)).num_bars == len(table)
+
+
+def test_volumes_of_minus_one_are_none(days, tmp_path):
+    table = days.assign(volume=-1.0)[["ts", *COLUMNS]]
+    found = detect(str(write_csv(tmp_path, table, "AAA.csv")))
+    assert found.source["columns"]["volume"] is None
+
+
+def test_the_last_price_is_the_close(days, tmp_path):
+    table = days[["ts", *COLUMNS]].rename(columns={"close": "LAST_PRICE"})
+    assert_market(write_csv(tmp_path, table, "AAA.csv"), days, tmp_path)
+
+
+def test_a_row_with_too_few_cells_is_refused_with_a_remedy(days, tmp_path):
+    path = write_csv(tmp_path, days[["ts", *COLUMNS]], "AAA.csv")
+    header, first, *others = path.read_text().splitlines()
+    lines = [header, first.rpartition(",")[0], *others]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(BarError, match=r"Row #2: Expected 6 .* correct or remove the row"):
+        detect(str(path))
+    path.write_text("\n".join([header, *others]) + "\n")
+    assert_market(path, days[1:], tmp_path)
+
+
+def test_files_of_several_kinds_are_refused_until_some_are_chosen(days, tmp_path):
+    plain = days[["ts", *COLUMNS]]
+    first = tmp_path / "times"
+    dotted = plain.assign(ts=days.ts.str.replace("-", "."))
+    for name in ("AAA_x", "BBB_x"):
+        write_csv(first, dotted, f"{name}.csv")
+    write_csv(first, dotted.assign(ts=dotted.ts + " 13:00"), "CCC_y.csv")
+    second = tmp_path / "lengths"
+    for name in ("AAA_x", "BBB_x"):
+        write_csv(second, plain, f"{name}.csv")
+    minutes = walk_on("XNAS", dt.date(2024, 1, 2), 1, 30, "America/New_York")
+    write_csv(second, minutes[["ts", *COLUMNS]], "CCC_y.csv")
+    for folder in (first, second):
+        with pytest.raises(BarError, match="--name-pattern"):
+            detect(str(folder))
+        found = detect(str(folder), known={"name_pattern": "{symbol}_x"})
+        assert found.symbols == ("AAA", "BBB")
+
+
+def test_buddhist_years_are_refused_with_a_remedy(days, tmp_path):
+    table = days.assign(ts=days.ts.str.replace("2024", "2567", regex=False))[["ts", *COLUMNS]]
+    with pytest.raises(BarError, match="like '2567-01-02' are unknown; its years are Buddhist"):
+        detect(str(write_csv(tmp_path, table, "AAA.csv")))
+
+
+def test_a_first_file_without_volumes_takes_none_from_the_others(days, tmp_path):
+    table = days[["ts", *COLUMNS]]
+    write_csv(tmp_path / "files", table.assign(volume=np.nan), "AAA.csv")
+    folder = write_csv(tmp_path / "files", table, "BBB.csv").parent
+    market = make_market(built(detect(str(folder)), tmp_path))
+    assert market.volume.sum(0).tolist() == [0, table.volume.sum()]

@@ -405,9 +405,8 @@ def readable(file: BarFile) -> Iterator[None]:
             raise BarError(
                 f"{file.name}: cannot be read ({os.strerror(error.errno or 0)}); check the file"
             ) from None
-        raise BarError(
-            f"{file.name}: cannot be read ({first_line(error)}); it may be truncated"
-        ) from None
+        remedy = "correct or remove the row" if "Row #" in str(error) else "it may be truncated"
+        raise BarError(f"{file.name}: cannot be read ({first_line(error)}); {remedy}") from None
 
 
 _Read = Callable[[list[str], list[str]], Iterator[tuple[Array, pa.Table]]]

@@ -75,8 +75,8 @@ SPELLINGS = {
             low l low_price lowprice lowpx lowest_price lwpric tief tiefst mínima mínimo minima
             minimo plus_bas najnizszy najniższy lowfixed min мин düşük 最低 最低价 最低價 저가 安値""",
         "close": """
-            close c close/last last close_price closeprice closingpx closing_price clspric price
-            schluss schlusskurs zuletzt fechamento cierre último ultimo dernier settle zamkniecie
+            close c close/last last last_price close_price closeprice closingpx closing_price
+            clspric price schluss schlusskurs zuletzt fechamento cierre último ultimo dernier settle zamkniecie
             zamknięcie closefixed ostatnio settlement_price цена şimdi 收盘 收盘价 收盤價 종가 終値""",
         "volume": """
             volume vol v total_volume totalvolumetraded volume_traded trade_volume tickvol
