@@ -41,8 +41,9 @@ class OrderRule:
     """Called with the account's desk; what it returns is ignored."""
 
     def adapt(self, settings: EnvSettings) -> EnvSettings:
-        """Let orders rest until the rule cancels them; costs, volume and capital stay."""
-        how = {"action": "quote", "fill": "next_open", "stop_offset_bps": 1.0}
+        """Let orders rest until the rule cancels them, and leave turbulence to it; costs, volume and
+        capital stay."""
+        how = {"action": "quote", "fill": "next_open", "stop_offset_bps": 1.0, "turbulence": {}}
         return settings.model_copy(update=how | {"decision_interval": 1, "time_in_force": None})
 
     def __call__(self, desk: Desk) -> None:
@@ -232,7 +233,7 @@ class Desk:
                 side = ASKS if held > 0 else BIDS
                 if rows[side * ORDER_ROWS + LEFT] != -held:
                     account.place(asset, side, -held, exits.take_profit)
-            if exits.trail:
+            if exits.trail and rows[-1] != 0:
                 best = float((market.high if rows[-1] > 0 else market.low)[self.bar, asset])
                 stop = float(np.copysign(best * (1 - np.sign(rows[-1]) * exits.trail), rows[-1]))
                 # A long stop rises, and a short one, which is negative, rises towards 0.

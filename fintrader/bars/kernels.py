@@ -48,7 +48,7 @@ def moving_sum(values: Any, window: int, skipped: int) -> Any:
     return result
 
 
-# Each sum waits for the addition before it: those of several series go on meanwhile.
+# Eight series at a time: the additions of one series wait for each other, those of others do not.
 @_njit
 def last_moving_sums(values: Any, times: Any, window: int, skipped: int, wanted: int) -> Any:
     """The last `wanted` sums of `moving_sum` for each series of `values * times`, `[N, L]` both,
