@@ -87,6 +87,9 @@ class BacktestAccount:
         self._state.cash[0] = settings.initial_cash_usd
         self._state.shares[0] = log.shares[0] = owned[0].numpy()
         log.equity[0] = worth
+        if owned.any():
+            opening = ("opening", 0, 0, owned[0].numpy(), log.mark[0], np.zeros(market.num_assets))
+            log.fills.append(TradeRows.of(*opening))
         for amount in (
             self._state.equity,
             self._state.peak_equity,

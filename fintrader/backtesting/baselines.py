@@ -23,6 +23,7 @@ from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.envs.money import SPLIT_NUDGE
+from fintrader.envs.state import initial_shares
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 
@@ -38,10 +39,19 @@ USUAL_VOLATILITY = 0.15
 """Annual volatility to aim at if the training window's is unknown."""
 
 
-def baseline_settings(settings: EnvSettings) -> EnvSettings:
-    """Keep the policy's costs, fills and capital; decide at every bar, long-only, without the
-    turbulence rule."""
+def starting_capital(market: MarketTensors, settings: EnvSettings) -> float:
+    """Cash and shares that an account begins a window with, USD."""
+    price = market.close[0].cpu().double().nan_to_num()
+    return settings.initial_cash_usd + float(initial_shares(settings, market.symbols) @ price)
+
+
+def baseline_settings(settings: EnvSettings, market: MarketTensors) -> EnvSettings:
+    """Keep the policy's costs, fills and capital, all in cash; decide at every bar, long-only,
+    without the turbulence rule."""
     account = {
+        "initial_cash_usd": starting_capital(market, settings),
+        "initial_shares": 0.0,
+        "close_at_end": False,
         "short": False,
         "max_leverage": 1.0,
         "maintenance_margin": 0.0,
@@ -150,7 +160,7 @@ def simulate_weights(
 
     Raises BacktestError for a window of fewer than two bars.
     """
-    account = open_account(market, baseline_settings(settings), name)
+    account = open_account(market, baseline_settings(settings, market), name)
     rule = TowardsWeights(weights, due, account)
     return trade(rule.decide, account, name=name, due=rule.next_due, note=note, progress=progress)
 
@@ -357,7 +367,7 @@ def _follow_level(
     market: MarketTensors, settings: EnvSettings, level: Array, name: str, note: str
 ) -> BacktestResult:
     """Make a result that follows a level `[T]` and holds nothing."""
-    equity = settings.initial_cash_usd * level / level[0]
+    equity = starting_capital(market, settings) * level / level[0]
     return BacktestResult.of_curve(name, equity, note=note, **window_fields(market))
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -65,6 +65,8 @@ class Exits:
     """USD; 0 without one."""
     trail: float = 0.0
     """Distance of a trailing stop from the best price since, as a share of it; 0 without one."""
+    side: float = 1.0
+    """1 for a long position, -1 for a short one."""
     is_entered: bool = False
 
 
@@ -111,14 +113,17 @@ class Desk:
 
     def working(self, symbol: str) -> dict[str, float]:
         """Shares and prices of the orders that rest: `buy`, `buy_at`, `sell`, `sell_at`, and
-        `stop`, the stop's price; 0 for none."""
-        rows = self._account.resting[:, self._find(symbol)]
+        `stop`, the stop's price; 0 for none, and infinite for a purchase at any price, and for a
+        stop that was reached."""
+        rows = self._account.resting[:, self._find(symbol)].tolist()
+        # A stop that was reached gives its order in the place of the bid.
+        bid = [max(rows[LEFT], 0.0), rows[PRICE]]
+        ask = [rows[ORDER_ROWS + LEFT] + min(rows[LEFT], 0.0), rows[ORDER_ROWS + PRICE]]
+        names = ("buy", "buy_at", "sell", "sell_at", "stop")
+        shown = (*bid, *ask, abs(rows[-1]))
         return {
-            "buy": float(rows[LEFT]),
-            "buy_at": float(rows[PRICE]),
-            "sell": float(rows[ORDER_ROWS + LEFT]),
-            "sell_at": float(rows[ORDER_ROWS + PRICE]),
-            "stop": abs(float(rows[-1])),
+            name: value if value < LARGEST else float("inf")
+            for name, value in zip(names, shown, strict=True)
         }
 
     def bars(self, name: Bars = "close", count: int | None = None) -> pd.DataFrame:
@@ -126,6 +131,10 @@ class Desk:
         by the bars' starts; NaN where a symbol has none. Prices before a split are in old
         shares."""
         market = self._account.market
+        if name not in get_args(Bars) or (count is not None and count < 1):
+            raise BacktestError(
+                f"bars are {', '.join(get_args(Bars))}, and at least one; got {name!r}, {count}"
+            )
         first = 0 if count is None else max(0, self.bar + 1 - count)
         values = getattr(market, name)[first : self.bar + 1].numpy().astype(np.float64)
         return pd.DataFrame(values, market.timestamps()[first : self.bar + 1], self.symbols)
@@ -137,7 +146,8 @@ class Desk:
         return self.limit(symbol, shares, LARGEST if shares > 0 else 0.0)
 
     def limit(self, symbol: str, shares: float, price: float) -> bool:
-        """Buy or sell at this price or better, once a bar trades through it."""
+        """Buy or sell at this price or better, once a bar trades through it. Without shorts a sale
+        is for what is held, at most."""
         asset = self._find(symbol)
         whole = shares == np.trunc(shares) or self._account.settings.fractional
         if not (np.isfinite([shares, price]).all() and shares != 0 and price >= 0 and whole):
@@ -145,18 +155,22 @@ class Desk:
                 f"{symbol}: an order needs a number of shares other than 0, whole ones unless"
                 f" env.fractional, and a price in USD; got {shares} at {price}"
             )
+        if not self._account.settings.short:
+            shares = max(shares, -self._account.held[asset])
+        if shares == 0:
+            return False
         return self._account.place(asset, BIDS if shares > 0 else ASKS, float(shares), float(price))
 
     def stop(self, symbol: str, price: float) -> bool:
-        """Close the position at the opens after a bar reaches this price: below the close it
-        protects a long position, above it a short one. It replaces a trailing stop."""
+        """Close the position, or the one that an order may open, at the opens after a bar reaches
+        this price. It replaces a trailing stop."""
         asset = self._find(symbol)
         if not 0 < price < LARGEST:
             raise BacktestError(f"{symbol}: a stop needs a price in USD; got {price}")
+        side = self._side(asset)
         if asset in self._exits:
             self._exits[asset].trail = 0.0
-        is_long = price < self._account.prices[asset]
-        return self._account.protect(asset, price if is_long else -price)
+        return self._account.protect(asset, side * price)
 
     def trail(self, symbol: str, bps: float) -> bool:
         """Keep a stop this many basis points from the close, then from the best price since: the
@@ -164,16 +178,14 @@ class Desk:
         asset = self._find(symbol)
         if not 0 < bps < 10_000:
             raise BacktestError(f"{symbol}: a trailing stop needs basis points; got {bps}")
-        rows = self._account.resting[:, asset]
-        side = np.sign(self._account.held[asset] or rows[LEFT] or rows[ORDER_ROWS + LEFT])
         close = self._account.prices[asset]
         if close == 0:
             return False
-        if side == 0:
-            raise BacktestError(f"{symbol}: there is no position or order for a stop to protect")
+        side = self._side(asset)
         is_placed = self.stop(symbol, close * (1 - side * bps / 1e4))
         if is_placed:
-            self._exits.setdefault(asset, Exits()).trail = bps / 1e4
+            exits = self._exits.setdefault(asset, Exits(side=side))
+            exits.trail = bps / 1e4
         return is_placed
 
     def bracket(
@@ -187,12 +199,19 @@ class Desk:
     ) -> bool:
         """Enter at a limit price (None: at the next open), with both exits: once shares are held, a
         limit order closes all of them at `take_profit`, and a stop at `stop`; the one cancels the
-        other."""
+        other. The symbol must have no position."""
         asset = self._find(symbol)
         entry = price if price is not None else self._account.prices[asset]
-        if entry == 0:
+        if price is None and entry == 0:
             return False
-        if not (take_profit - entry) * shares > 0 > (stop - entry) * shares:
+        if self._account.held[asset] != 0 or (shares < 0 and not self._account.settings.short):
+            raise BacktestError(
+                f"{symbol}: a bracket opens a position: of a symbol without one, and below 0 only"
+                " with env.short"
+            )
+        levels = np.array([entry, take_profit, stop])
+        is_price = bool(((levels > 0) & (levels < LARGEST)).all())
+        if not is_price or not (take_profit - entry) * shares > 0 > (stop - entry) * shares:
             raise BacktestError(
                 f"{symbol}: a bracket's entry lies between its exits; got {entry} between the stop"
                 f" {stop} and the profit {take_profit} for {shares} shares"
@@ -203,7 +222,8 @@ class Desk:
         )
         if is_placed:
             self._account.protect(asset, float(np.copysign(stop, shares)))
-            self._exits[asset] = Exits(take_profit=float(take_profit))
+            side = float(np.sign(shares))
+            self._exits[asset] = Exits(take_profit=float(take_profit), side=side)
         return is_placed
 
     def cancel(self, symbol: str) -> None:
@@ -222,23 +242,44 @@ class Desk:
             held = float(account.held[asset])
             rows = account.resting[:, asset]
             exits.take_profit /= account.split_at(asset)
-            exits.is_entered = exits.is_entered or held != 0
+            exits.is_entered = exits.is_entered or held * exits.side > 0
             waits = any(rows[side + LEFT] for side in (0, ORDER_ROWS))
-            if held == 0 and (exits.is_entered or not waits):
-                # The position is closed, or its entry was cancelled.
+            if held * exits.side <= 0 and (exits.is_entered or not waits):
+                # The position is closed or turned over, or its entry was cancelled.
                 del self._exits[asset]
-                account.cancel(asset)
+                if exits.take_profit and held == 0:
+                    account.cancel(asset)
+                account.protect(asset, 0.0)
                 continue
-            if exits.take_profit and held != 0:
-                side = ASKS if held > 0 else BIDS
-                if rows[side * ORDER_ROWS + LEFT] != -held:
-                    account.place(asset, side, -held, exits.take_profit)
+            if exits.take_profit and held * exits.side > 0:
+                self._take_profit(asset, held, exits.take_profit)
             if exits.trail and rows[-1] != 0:
                 best = float((market.high if rows[-1] > 0 else market.low)[self.bar, asset])
                 stop = float(np.copysign(best * (1 - np.sign(rows[-1]) * exits.trail), rows[-1]))
                 # A long stop rises, and a short one, which is negative, rises towards 0.
                 if stop > rows[-1]:
                     account.protect(asset, stop)
+
+    def _take_profit(self, asset: int, held: float, price: float) -> None:
+        """Let the order that takes a bracket's profit be for all that is held, unless the rule has
+        an order in its place."""
+        account = self._account
+        side = ASKS if held > 0 else BIDS
+        left, limit, _ = account.resting[side * ORDER_ROWS :][:ORDER_ROWS, asset]
+        if left == 0:
+            account.place(asset, side, -held, price)
+        elif limit == price and account.takes_orders(asset):
+            account.resting[side * ORDER_ROWS + LEFT, asset] = -held
+
+    def _side(self, asset: int) -> float:
+        """1 where an asset is held long, or bought if nothing is held; -1 for short. Raises
+        BacktestError where there is neither position nor order."""
+        rows = self._account.resting[:, asset]
+        side = np.sign(self._account.held[asset] or rows[LEFT] or rows[ORDER_ROWS + LEFT])
+        if side == 0:
+            symbol = self._account.market.symbols[asset]
+            raise BacktestError(f"{symbol}: there is no position or order for a stop to protect")
+        return float(side)
 
     def _find(self, symbol: str) -> int:
         symbols = self._account.market.symbols

@@ -273,7 +273,9 @@ def ridge(
             f" {market.num_features}"
         )
     interval = {"decision_interval": settings.decision_interval}
-    account = open_account(market, baseline_settings(settings).model_copy(update=interval), "ridge")
+    account = open_account(
+        market, baseline_settings(settings, market).model_copy(update=interval), "ridge"
+    )
     own = account.market
     kind = benchmark_kind(own, settings.benchmark)
     weights = benchmark_weights(own, "equal_weight" if kind == "cash" else kind).numpy()

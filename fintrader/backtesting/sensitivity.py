@@ -15,6 +15,7 @@ import torch
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
+from fintrader.backtesting.desk import OrderRule
 from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.backtesting.simulation import PolicyStrategy, Predictor, open_account, simulate
 from fintrader.backtesting.walk_forward import stitch
@@ -56,6 +57,8 @@ def sensitivity(
     `stitch`. Only its costs, fills, delay and capital are varied, because the folds decide the
     first day and each policy its symbols.
     """
+    if isinstance(policy, OrderRule):
+        raise BacktestError("sensitivity varies the settings of a policy, not of an OrderRule")
     if not isinstance(market, MarketTensors):
         policies = cast(Sequence[Any], policy)
         windows = list(market)

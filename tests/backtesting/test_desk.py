@@ -12,6 +12,7 @@ from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import lay_out
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import Events
+from fintrader.results.history import round_trips
 from tests.factories import make_market, market_of
 from tests.oracles.trade_list import trade_list_profit
 
@@ -257,3 +258,93 @@ def test_a_rule_is_backtested_beside_its_baselines():
     assert list(tests)[:2] == ["one order", "buy_and_hold"]
     assert tests["one order"].orders.given == 1
     assert tests.settings.terms().fill == "limit"
+
+
+@pytest.mark.parametrize(("shares", "short"), [(100, True), (-5, False)])
+def test_a_bracket_is_refused_where_there_is_a_position(shares, short):
+    """It would take the position for its own."""
+    rules = FREE.model_copy(update={"short": short})
+    levels = (
+        {"take_profit": 110.0, "stop": 85.0} if shares > 0 else {"take_profit": 90.0, "stop": 115.0}
+    )
+
+    def rule(desk):
+        if desk.bar == 0:
+            desk.market("S000", -50 if short else 10)
+        if desk.bar == 1:
+            desk.bracket("S000", shares, 100.0, **levels)
+
+    with pytest.raises(BacktestError, match="of a symbol without one"):
+        simulate(OrderRule(rule), bars_of(*[QUIET] * 5), rules)
+
+
+def test_a_position_that_turns_over_leaves_its_bracket():
+    rules = FREE.model_copy(update={"short": True})
+
+    def rule(desk):
+        if desk.bar == 0:
+            desk.bracket("S000", 10, take_profit=110.0, stop=90.0)
+        if desk.bar == 1:
+            desk.market("S000", -30)
+        if desk.bar == 3:
+            assert desk.working("S000")["stop"] == 0.0
+
+    found = fills_of(rule, bars_of(*[QUIET] * 6), rules)
+    assert found == [(1, 10.0, 100.0), (2, -30.0, 100.0)]
+
+
+def test_a_stop_beyond_the_close_sells_all_the_same():
+    """Set at 97 when the close is 96: the next bar is below it."""
+    bars = [QUIET, (100.0, 100.0, 96.0, 96.0), (96.0, 96.0, 90.0, 90.0), (90.0, 90.0, 80.0, 80.0)]
+    order = hold_from_the_start(lambda d: d.stop("S000", 97.0))
+    assert fills_of(order, bars_of(*bars, QUIET)) == [(1, 10.0, 100.0), (3, -10.0, 90.0)]
+
+
+def test_a_sale_of_more_than_is_held_does_not_wait_for_purchases():
+    def rule(desk):
+        if desk.bar == 0:
+            desk.market("S000", 10)
+        if desk.bar == 1:
+            desk.market("S000", -100)
+        if desk.bar == 3:
+            desk.market("S000", 5)
+
+    found = fills_of(rule, bars_of(*[QUIET] * 7))
+    assert found == [(1, 10.0, 100.0), (2, -10.0, 100.0), (4, 5.0, 100.0)]
+
+
+def test_a_rules_own_order_stands_in_place_of_a_brackets_profit():
+    def rule(desk):
+        if desk.bar == 0:
+            desk.bracket("S000", 10, take_profit=110.0, stop=90.0)
+        if desk.bar == 2:
+            desk.limit("S000", -5, 103.0)
+
+    bars = [QUIET, QUIET, QUIET, QUIET, (100.0, 104.0, 100.0, 104.0), QUIET, QUIET]
+    assert fills_of(rule, bars_of(*bars)) == [(1, 10.0, 100.0), (4, -5.0, 103.0)]
+
+
+def test_bars_are_those_that_a_trader_sees():
+    market = bars_of(QUIET, QUIET, QUIET)
+    for name, count in [("last_bar", 1), ("member", None), ("close", 0)]:
+        with pytest.raises(BacktestError, match="bars are open, high, low, close, volume"):
+            simulate(OrderRule(lambda d, n=name, c=count: d.bars(n, c)), market, FREE)
+
+
+def test_shares_from_the_start_are_lots_of_their_own():
+    """Sold without a gain, split or not; baselines begin with their worth in cash."""
+    half = tuple(np.array(QUIET) / 2)
+    market = bars_of(QUIET, QUIET, half, half, half, events=[(2, 0, 2.0, 0.0)])
+    rules = FREE.model_copy(update={"initial_shares": 100.0})
+    tests = fintrader.backtest(
+        OrderRule(at(2, lambda d: d.market("S000", -200))), market, rules, name="sale"
+    )
+    trips = round_trips(tests["sale"].trades)
+    assert trips["profit_usd"].tolist() == [0.0]
+    assert trips["shares"].tolist() == [200.0]
+    assert {float(tests[name].equity[0]) for name in tests} == {20_000.0}
+    owed = FREE.model_copy(update={"initial_shares": -10.0, "short": True})
+    assert (
+        float(fintrader.backtest(lambda obs: [[0.0]], market, owed)["buy_and_hold"].equity[0])
+        == 9_000.0
+    )
