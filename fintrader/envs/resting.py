@@ -231,7 +231,7 @@ def trade_bar(
             held_up = reach_stops(stop, now.shares, low, high) & (stop.abs() < LARGEST)
             left = torch.where(held_up & (left * now.shares < 0), 0.0, left)
         if not settings.short:
-            # What a bid buys in this bar, an ask sells in a later one.
+            # An ask cannot sell shares that a bid buys in the same bar.
             left = torch.maximum(left, -start.shares)
         orders, met = meet_bar(now, left, price, low, high, quote, settings)
         if room is None:

@@ -130,7 +130,9 @@ def walk_forward(
     windows: list[MarketTensors] = []
     for fold in make_folds(market, folds):
         part = fold_market(market, fold).split()
-        own.append(_trade(make_agent(part.train, part.validation), part.test, settings, name))
+        policy = make_agent(part.train, part.validation)
+        settings = policy.adapt(settings) if isinstance(policy, OrderRule) else settings
+        own.append(_trade(policy, part.test, settings, name))
         rivals.append(
             simulate_all_baselines(
                 part.test, settings, train=part.train, validation=part.validation

@@ -348,3 +348,11 @@ def test_shares_from_the_start_are_lots_of_their_own():
         float(fintrader.backtest(lambda obs: [[0.0]], market, owed)["buy_and_hold"].equity[0])
         == 9_000.0
     )
+
+
+def test_a_walk_forward_of_rules_says_how_their_orders_fill():
+    market = make_market(900, 2, seed=3, gaps=False, volatility=0.01)
+    rule = OrderRule(at(0, lambda d: d.limit("S000", 1, 1e6)))
+    found = fintrader.walk_forward(lambda train, validation: rule, market, folds=2)
+    assert found.settings.terms().fill == "limit"
+    assert found["policy"].orders.given == 2
