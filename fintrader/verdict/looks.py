@@ -12,18 +12,21 @@ folder. No file records looks under another home, on another machine or in a pap
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from itertools import product, starmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +37,6 @@ from fintrader.files import (
     hash_bytes,
     make_folder,
     open_file,
-    read_bytes,
     refuse_irregular,
     seal,
     unseal,
@@ -188,22 +190,29 @@ def look_number(before: Sequence[Line], window: Window, result: str, question: s
 
     A reproduced result keeps its number: it shows nothing new.
     """
-    seen: list[str] = []
-    for line in _select_like(before, window, question):
-        if line.look.result == result:
-            break
-        seen.append(line.look.result)
-    return 1 + len(set(seen))
+    return _Family(window, question).number(before, result)
 
 
-def _select_like(lines: Iterable[Line], window: Window, question: str) -> Iterator[Line]:
-    """Select looks at held-out bars that count for a window."""
-    overlaps = cache(window.overlaps)
-    for line in lines:
-        look = line.look
-        is_like = look.bars.key == window.key or overlaps(look.bars)
-        if is_like and line.held_out and look.question == question:
-            yield line
+class _Family:
+    """Different results on held-out bars that count for a window, of one question."""
+
+    def __init__(self, window: Window, question: str) -> None:
+        self.window = window
+        self.question = question
+        self.overlaps = cache(window.overlaps)
+        self.results: dict[str, int] = {}
+        """Place of each, in the order of their first lines."""
+        self.lines_read = 0
+
+    def number(self, lines: Sequence[Line], result: str) -> int:
+        """Look up the number of a result among `lines`, of which earlier calls read the first."""
+        for line in lines[self.lines_read :]:
+            look = line.look
+            is_like = look.bars.key == self.window.key or self.overlaps(look.bars)
+            if is_like and line.held_out and look.question == self.question:
+                self.results.setdefault(look.result, len(self.results))
+        self.lines_read = len(lines)
+        return 1 + self.results.get(result, len(self.results))
 
 
 def count_look(look: Look) -> tuple[int | None, dict[str, Any] | None]:
@@ -226,10 +235,13 @@ class Ledger:
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
         """Record a look before its result is shown; return its number (see `look_number`) and the
         values of its line that a seal holds."""
-        before, own = self._append(to_json(look))
-        number = look_number(before.looks, look.bars, look.result, look.question)
-        ledger = before.lines[0] if before.lines else own
-        return number, {"ledger": ledger["sha256"], "line": own["n"], "sha256": own["sha256"]}
+        chain, own = self._append(to_json(look))
+        key = (look.bars, look.question)
+        with _GUARD:
+            family = chain.families.setdefault(key, _Family(*key))
+            number = family.number(chain.looks, look.result)
+        ledger = chain.lines[0]["sha256"]
+        return number, {"ledger": ledger, "line": own["n"], "sha256": own["sha256"]}
 
     def note_seal(self, run: str, window: str, line: int, digest: str) -> None:
         """Record the hash of a backtest's seal; `line` has its look."""
@@ -242,25 +254,26 @@ class Ledger:
     def lines(self) -> Sequence[Mapping[str, Any]]:
         """Read and check all lines; empty without a ledger. A last line that a kill cut short is
         ignored."""
-        return self._read().lines
+        return self._read()[0]
 
     def looks(self) -> Sequence[Line]:
         """List the lines that record a look, oldest first."""
-        return self._read().looks
+        return self._read()[1]
 
-    def _read(self) -> _Chain:
+    def _read(self) -> tuple[Sequence[Mapping[str, Any]], Sequence[Line]]:
         try:
-            data = read_bytes(self.path)
+            with open_file(self.path) as file, _GUARD:
+                chain = _read_chain(self.path, file)
+                return tuple(chain.lines), tuple(chain.looks)
         except FileNotFoundError:
-            return _Chain()
+            return (), ()
         except OSError as error:
             raise LedgerError(f"{self.path} cannot be read ({error.strerror})") from None
         except UnsafePathError as error:
             raise LedgerError(str(error)) from None
-        return _read_chain(self.path, data)
 
     def _append(self, values: Mapping[str, Any]) -> tuple[_Chain, Mapping[str, Any]]:
-        """Lock the ledger and append a line; return the content before it, and the line."""
+        """Lock the ledger and append a line; return the content with it, and the line."""
         try:
             refuse_irregular(self.path)
             make_folder(self.path.parent)
@@ -273,17 +286,15 @@ class Ledger:
             wait_for_lock(lock)
             try:
                 is_new = not self.path.exists()
-                with self.path.open("ab+", buffering=0) as file:
-                    file.seek(0)
-                    data = file.read()
-                    whole = data.rfind(b"\n") + 1
-                    before = _read_chain(self.path, data[:whole])
-                    if whole < len(data):  # a writer was killed before it showed the number
-                        file.truncate(whole)
+                with self.path.open("ab+", buffering=0) as file, _GUARD:
+                    chain = _read_chain(self.path, file)
+                    whole = len(chain.data)
+                    if whole < file.seek(0, os.SEEK_END):
+                        file.truncate(whole)  # a writer was killed before it showed the number
                     head = {
                         "format": FORMAT,
-                        "n": len(before.lines) + 1,
-                        "before": before.lines[-1]["sha256"] if before.lines else FIRST,
+                        "n": len(chain.lines) + 1,
+                        "before": chain.last,
                         "time": datetime.now(UTC).isoformat(timespec="seconds"),
                     }
                     line = seal({**head, **values})
@@ -291,11 +302,17 @@ class Ledger:
                         file.truncate(whole)
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     os.fsync(file.fileno())
+                    # A file system's clock may tick every few milliseconds. A time that is none of
+                    # its ticks shows a later change within the same tick.
+                    with contextlib.suppress(OSError):
+                        os.utime(self.path, ns=(time.time_ns(), time.time_ns()))
+                    own = chain.add(self.path, line)
+                    chain.state = _find_state(file)
                 if is_new:
                     sync(self.path.parent)
             except OSError as error:
                 raise self._unwritable(error) from None
-        return before, json.loads(line)
+        return chain, own
 
     def _unwritable(self, error: OSError) -> UnwritableLedgerError:
         return UnwritableLedgerError(
@@ -304,54 +321,79 @@ class Ledger:
         )
 
 
-class _Chain(NamedTuple):
-    """Complete lines of a ledger that were found unchanged."""
+class _Chain:
+    """Complete lines of a ledger that this process found unchanged. It only grows."""
 
-    lines: tuple[Mapping[str, Any], ...] = ()
-    """Each with its `sha256`."""
-    looks: tuple[Line, ...] = ()
-    """Those that record a look; the others record seals and claims."""
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.lines: list[Mapping[str, Any]] = []
+        """Each with its `sha256`."""
+        self.looks: list[Line] = []
+        """Those that record a look; the others record seals and claims."""
+        self.families: dict[tuple[Window, str], _Family] = {}
+        self.state: tuple[int, ...] = ()
+        """`_find_state` after this process's last line; other processes' lines change it."""
 
+    @property
+    def last(self) -> str:
+        return str(self.lines[-1]["sha256"]) if self.lines else FIRST
 
-_NOTHING = (b"", _Chain())
-_CHECKED: dict[Path, tuple[bytes, _Chain]] = {}
-"""Bytes of each ledger as this process last checked them, and their content."""
-
-
-def _read_chain(path: Path, data: bytes) -> _Chain:
-    """Read the complete lines in `data`. Raises LedgerError at the first changed one.
-
-    Lines are parsed and hashed once: bytes equal to those of the last check need neither again.
-    """
-    mend = (
-        f"restore {path.name}, or move it away to begin a new one; `fintrader verify` then reports"
-        " that the new one lacks the looks of every earlier run"
-    )
-    data = data[: data.rfind(b"\n") + 1]
-    known, content = _CHECKED.get(path, _NOTHING)
-    if not data.startswith(known):
-        known, content = _NOTHING
-    lines, looks = list(content.lines), list(content.looks)
-    before = lines[-1]["sha256"] if lines else FIRST
-    for number, raw in enumerate(data[len(known) :].splitlines(keepends=True), len(lines) + 1):
+    def add(self, path: Path, raw: bytes) -> Mapping[str, Any]:
+        """Check a line and append it to these; return it. Raises LedgerError for a changed one."""
+        mend = (
+            f"restore {path.name}, or move it away to begin a new one; `fintrader verify` then"
+            " reports that the new one lacks the looks of every earlier run"
+        )
+        number = len(self.lines) + 1
         broken = LedgerError(f"{path}: line {number} was changed after it was written; {mend}")
         body = unseal(raw, broken)
         if body.get("format") != FORMAT:
             raise LedgerError(
                 f"{path}: line {number} was written by another version of fintrader; {mend}"
             )
-        if (body.get("before"), body.get("n")) != (before, number):
+        if (body.get("before"), body.get("n")) != (self.last, number):
             raise LedgerError(
                 f"{path}: line {number} does not follow the line before it: a line was deleted"
                 f" there, changed, or put in another place; {mend}"
             )
-        before = body["sha256"] = find_seal(raw)
-        lines.append(body)
+        body["sha256"] = find_seal(raw)
         if "result" in body:
-            looks.append(Line(number, before, body["time"], read_entry(Look, body)))
-    content = _Chain(tuple(lines), tuple(looks))
-    _CHECKED[path] = data, content
-    return content
+            look = read_entry(Look, body)
+            self.looks.append(Line(number, body["sha256"], body["time"], look))
+        self.lines.append(body)
+        self.data += raw
+        return body
+
+
+_GUARD = threading.Lock()
+"""Held while a thread reads or extends a chain."""
+_CHECKED: dict[Path, _Chain] = {}
+"""Content of each ledger as this process last checked it."""
+
+
+def _read_chain(path: Path, file: BinaryIO) -> _Chain:
+    """Read the complete lines of a ledger's open file. Raises LedgerError at the first changed one.
+
+    Lines are parsed and hashed once: bytes equal to those of the last check need neither again, and
+    a file that nobody changed since this process wrote to it need not even be read, so that a look
+    takes as long however many came before it.
+    """
+    chain = _CHECKED.setdefault(path, _Chain())
+    if chain.state == _find_state(file):
+        return chain
+    file.seek(0)
+    data = file.read()
+    if not data.startswith(bytes(chain.data)):
+        chain = _CHECKED[path] = _Chain()
+    for raw in data[len(chain.data) : data.rfind(b"\n") + 1].splitlines(keepends=True):
+        chain.add(path, raw)
+    return chain
+
+
+def _find_state(file: BinaryIO) -> tuple[int, ...]:
+    """Find values of a file of which each change of it alters one."""
+    stat = os.fstat(file.fileno())
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def read_entry(kind: type[T], line: Mapping[str, JsonValue]) -> T:
@@ -392,11 +434,13 @@ def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
     found = []
     for (_, question), own in places.items():
         bars = own[0].look.bars
-        near = {line.look.result for line in _select_like(lines, bars, question)}
+        family = _Family(bars, question)
+        family.number(lines, "")
         runs, names = (
             tuple(sorted({getattr(line.look, part) for line in own})) for part in ("run", "window")
         )
-        found.append(WindowLooks(bars, question, len(near), runs, names, own[0].time, own[-1].time))
+        looks = len(family.results)
+        found.append(WindowLooks(bars, question, looks, runs, names, own[0].time, own[-1].time))
     return found
 
 

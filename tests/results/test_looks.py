@@ -3,7 +3,10 @@
 import json
 import multiprocessing
 import multiprocessing.synchronize
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -130,6 +133,37 @@ def test_a_line_is_read_once_however_many_follow(tmp_path, monkeypatch):
     assert [one.look.result for one in ledger.looks()] == ["z"]
     ledger.path.write_bytes(whole)
     assert ledger.lines() == lines
+
+
+def read_io():
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").is_file(), reason="counts the bytes read by Linux")
+def test_a_look_reads_no_byte_of_those_before_it(tmp_path):
+    ledger = Ledger(tmp_path)
+    numbers(ledger, *map(look, map(str, range(50))))
+    before = read_io()
+    assert numbers(ledger, look("50")) == [51]
+    assert len(ledger.looks()) == 51
+    assert read_io() - before < ledger.path.stat().st_size / 2
+
+
+def test_a_change_in_place_is_seen_whatever_time_the_file_shows(tmp_path):
+    ledger = Ledger(tmp_path)
+    numbers(ledger, look("a"), look("b"))
+    whole = ledger.path.read_bytes()
+    ledger.path.write_bytes(whole.replace(b'"trials": 8', b'"trials": 1', 1))  # in the same tick
+    with pytest.raises(LedgerError, match="line 1 was changed"):
+        ledger.looks()
+    ledger.path.write_bytes(whole)
+    ledger.record(look("c"))
+    known = ledger.path.stat()
+    time.sleep(0.02)
+    ledger.path.write_bytes(ledger.path.read_bytes().replace(b'"trials": 8', b'"trials": 1', 1))
+    os.utime(ledger.path, ns=(known.st_atime_ns, known.st_mtime_ns))
+    with pytest.raises(LedgerError, match="line 1 was changed"):
+        ledger.record(look("d"))
 
 
 def edit(lines):
