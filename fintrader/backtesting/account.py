@@ -296,19 +296,18 @@ class BacktestAccount:
     def leave_out_each(self, decide: Callable[[int, Any], Float32]) -> Array:
         """Trade with a copy of this account for each symbol that never buys the symbol; return
         their equity `[N, T]`. `decide` maps a bar and the private parts `[N, A + N]` to
-        actions `[N, N]`."""
+        actions `[N, N]`, or `[1, N]` where these do not matter."""
         count = self.market.num_assets
         accounts = tuple(np.repeat(part[None], count, axis=0) for part in self._buffers)
         seen = np.repeat(self.private()[None], count, axis=0)
         equity = np.full((count, self.market.num_bars), self.equity)
-        keep = np.ones((count, self.layout.num_actions), np.float32)
-        np.fill_diagonal(keep, 0.0)
+        # Only equity is logged.
+        log = AccountLog._make(part[:0] for part in self._log)._replace(equity=self._log.equity)
         interval = self.settings.decision_interval
-        self._make_room(1, interval)
         for bar in range(self.bar, self._end, interval):
             stop = min(bar + interval, self._end)
-            actions = (decide(bar, seen) * keep)[:, None]
-            shared = (self._prices, self._rules, self._log)
+            actions = decide(bar, seen)[:, None]
+            shared = (self._prices, self._rules, log)
             kernel.decide_each(stop, actions, self._want, accounts, shared, seen, equity)
         return equity
 

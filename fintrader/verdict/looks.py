@@ -57,6 +57,8 @@ FIRST = hash_bytes(FORMAT.encode())
 HELD_OUT = ("test", "validation", "whole", "foreign")
 """Windows that the policy was not fitted to: each result on one counts as a look."""
 _OF_LINE = ("format", "n", "before", "time", "sha256")
+_Body = Mapping[str, Any]
+"""Values of a line."""
 DAY = 86_400_000_000_000
 """In nanoseconds."""
 
@@ -251,7 +253,7 @@ class Ledger:
         """Record a claim (`verdict.claims`); return the hash of its line."""
         return str(self._append(vars(claim))[1]["sha256"])
 
-    def lines(self) -> Sequence[Mapping[str, Any]]:
+    def lines(self) -> Sequence[_Body]:
         """Read and check all lines; empty without a ledger. A last line that a kill cut short is
         ignored."""
         return self._read()[0]
@@ -260,7 +262,7 @@ class Ledger:
         """List the lines that record a look, oldest first."""
         return self._read()[1]
 
-    def _read(self) -> tuple[Sequence[Mapping[str, Any]], Sequence[Line]]:
+    def _read(self) -> tuple[Sequence[_Body], Sequence[Line]]:
         try:
             with open_file(self.path) as file, _GUARD:
                 chain = _read_chain(self.path, file)
@@ -272,7 +274,7 @@ class Ledger:
         except UnsafePathError as error:
             raise LedgerError(str(error)) from None
 
-    def _append(self, values: Mapping[str, Any]) -> tuple[_Chain, Mapping[str, Any]]:
+    def _append(self, values: _Body) -> tuple[_Chain, _Body]:
         """Lock the ledger and append a line; return the content with it, and the line."""
         try:
             refuse_irregular(self.path)
@@ -326,7 +328,7 @@ class _Chain:
 
     def __init__(self) -> None:
         self.data = bytearray()
-        self.lines: list[Mapping[str, Any]] = []
+        self.lines: list[_Body] = []
         """Each with its `sha256`."""
         self.looks: list[Line] = []
         """Those that record a look; the others record seals and claims."""
@@ -338,7 +340,7 @@ class _Chain:
     def last(self) -> str:
         return str(self.lines[-1]["sha256"]) if self.lines else FIRST
 
-    def add(self, path: Path, raw: bytes) -> Mapping[str, Any]:
+    def add(self, path: Path, raw: bytes) -> _Body:
         """Check a line and append it to these; return it. Raises LedgerError for a changed one."""
         mend = (
             f"restore {path.name}, or move it away to begin a new one; `fintrader verify` then"
@@ -444,7 +446,7 @@ def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
     return found
 
 
-def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str | None:
+def missing(lines: Sequence[_Body], look: _Body) -> str | None:
     """Explain why a seal's look is not on a ledger; None if it is."""
     at = look.get("line")
     if not lines:

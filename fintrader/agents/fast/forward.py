@@ -2,7 +2,7 @@
 whole stretches of a backtest by such actions.
 
 It computes the action of a `policy.EnsemblePolicy`, in float32, with sums in another order.
-Assets lie along the last axis, padded to multiples of eight, so that every inner loop runs over
+Assets lie along the last axis, padded to multiples of sixteen, so that every inner loop runs over
 whole vectors; weights are padded to multiples of four, so that four inputs meet four outputs in
 registers.
 """
@@ -18,6 +18,7 @@ from fintrader.agents.fast.loops import HALF, ONE, ZERO, njit_layer
 from fintrader.agents.heads import FOLLOWING_SHARE, RATE_PER_LATENT
 from fintrader.envs.fast.buffers import BAR, END
 from fintrader.envs.fast.compiled import njit_entry
+from fintrader.envs.fast.simd import map_columns
 from fintrader.envs.fast.single_account import decide_and_wait
 
 
@@ -112,41 +113,6 @@ _RATE = np.float32(RATE_PER_LATENT)
 _FOLLOWING = np.float32(FOLLOWING_SHARE)
 _LEAST = np.float32(1e-12)
 """Least sum of weights to divide by."""
-
-
-# A block of four inputs and four outputs: each number of `x` and `out` that is loaded serves four
-# multiplications, where a plain loop would load both for every one.
-@njit_layer
-def _multiply(x: Any, weights: Any, start: int, wide_in: int, wide_out: int, out: Any) -> None:
-    """Add `weights [I, O]ᵀ x [I, N]` to `out [O, N]`; I and O are multiples of four."""
-    rows = weights[start : start + wide_in * wide_out].reshape(wide_in, wide_out)
-    for o in range(0, wide_out, 4):
-        for j in range(0, wide_in, 4):
-            a0 = rows[j, o]
-            a1 = rows[j, o + 1]
-            a2 = rows[j, o + 2]
-            a3 = rows[j, o + 3]
-            b0 = rows[j + 1, o]
-            b1 = rows[j + 1, o + 1]
-            b2 = rows[j + 1, o + 2]
-            b3 = rows[j + 1, o + 3]
-            c0 = rows[j + 2, o]
-            c1 = rows[j + 2, o + 1]
-            c2 = rows[j + 2, o + 2]
-            c3 = rows[j + 2, o + 3]
-            d0 = rows[j + 3, o]
-            d1 = rows[j + 3, o + 1]
-            d2 = rows[j + 3, o + 2]
-            d3 = rows[j + 3, o + 3]
-            for n in range(x.shape[1]):
-                p = x[j, n]
-                q = x[j + 1, n]
-                r = x[j + 2, n]
-                s = x[j + 3, n]
-                out[o, n] += a0 * p + b0 * q + c0 * r + d0 * s
-                out[o + 1, n] += a1 * p + b1 * q + c1 * r + d1 * s
-                out[o + 2, n] += a2 * p + b2 * q + c2 * r + d2 * s
-                out[o + 3, n] += a3 * p + b3 * q + c3 * r + d3 * s
 
 
 @njit_layer
@@ -316,9 +282,8 @@ def _run_assets(
     for depth in range(plan[k, Plan.DEPTH]):
         wide = layers[k, depth, Layer.OWN_OUT]
         _map_vector(shared, layers[k, depth], Layer.COMMON, weights, base)
-        for o in range(wide):
-            y[o, :] = base[o]
-        _multiply(x, weights, layers[k, depth, Layer.OWN], layers[k, depth, Layer.OWN_IN], wide, y)
+        own = layers[k, depth]
+        map_columns(x, weights, own[Layer.OWN], own[Layer.OWN_IN], base, y[:wide])
         if plan[k, Plan.NORM]:
             _normalise(y, layers[k, depth, Layer.WIDTH])
         _apply_activation(y[:wide], plan[k, Plan.ACTIVATION])

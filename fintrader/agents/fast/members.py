@@ -71,7 +71,7 @@ class BoundNetworks:
         self.action = np.zeros((1, assets), np.float32)
         # The widest array of all: inputs or hidden units of a trunk, logits of an mlp.
         wide = max(self.widest, _round_up(self.columns + encoded))
-        padded = _round_up(assets, 8)
+        padded = _round_up(assets, 16)
         height = max(wide, -(-self.widest // padded))
         common = account + context
         shapes: list[Any] = [(height, padded), (height, padded), wide, max(wide, common, 1)]
@@ -94,12 +94,15 @@ class BoundNetworks:
         self.arguments = (flat, (*sizes, stride, rows.shape[1]), networks, buffers)
 
     def __call__(self, bar: int, private: Numbers) -> Numbers:
-        """Act at `bar` on the private parts `[B, A + N]` of accounts: `[B, N]`."""
+        """Act at `bar` on the private parts `[B, A + N]` of accounts: `[B, N]`, or `[1, N]` where
+        these do not matter."""
         if bar not in self.bars:
             # Further bars are spaced like the last two requested ones.
             self._encode(bar, len(self.market), max(1, bar - self.asked))
         self.asked = bar
         encoded = self.encoded[self.bars.index(bar)]
+        if (self.plan[:, Plan.SHARED] * (self.plan[:, Plan.DECODER] != Head.TILT)).all():
+            private = private[:1]
         actions = np.empty((len(private), self.action.shape[1]), np.float32)
         run_networks(bar, private, encoded, self.arguments, actions)
         return actions
@@ -251,7 +254,7 @@ class _Encoder:
 
 
 def _round_up(width: int, block: int = 4) -> int:
-    """Round up to whole blocks; those of `forward._multiply` have four rows."""
+    """Round up to whole blocks; those of `simd.map_columns` have four rows."""
     return -(-width // block) * block
 
 

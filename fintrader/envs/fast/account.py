@@ -1083,7 +1083,7 @@ def mark_bars(
         if is_logged:
             log.equity[bar] = equity
             # Copy element by element: compiling a row assignment, with shape checks, takes seconds.
-            for n in range(state.shares.shape[1]):
+            for n in range(state.shares.shape[1] * (len(log.shares) > 0)):
                 log.shares[bar, n] = state.shares[b, n]
     state.bar[b] = stop
 

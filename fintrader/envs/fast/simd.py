@@ -11,6 +11,10 @@ from numba.extending import intrinsic
 
 _LINE = 64
 """Bytes of a cache line, which processors fetch and store as a whole."""
+_COLUMNS = 16
+"""Numbers of a vector of `map_columns`: one register of AVX-512, two of AVX2."""
+_FUSED = ("contract",)
+"""A product and its sum are rounded once, where the processor can."""
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, offset: Any) -> Any:
@@ -112,3 +116,57 @@ def _stream_function(module: Any) -> Any:
     copy(done, builder.lshr(builder.sub(count, done), size(2)), word, 2, 4, past=False)
     builder.ret_void()
     return function
+
+
+# A plain loop loads and stores each number of `out` once for every few inputs. Here sixteen columns
+# of four outputs stay in registers for all inputs, which are added in their order.
+@intrinsic
+def map_columns(
+    typing_context: Any, x: Any, weights: Any, start: Any, inputs: Any, bias: Any, out: Any
+) -> Any:
+    """Write bias `[O]` + weights `[I, O]`ᵀ x `[I, N]` to `out [O, N]`, float32. `weights` is flat,
+    from number `start` on; I and O are multiples of four, N of sixteen."""
+
+    def generate(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        import llvmlite.ir as ir
+
+        size = ir.IntType(64)
+        row = ir.VectorType(ir.FloatType(), _COLUMNS)
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), _COLUMNS), None)
+        arrays = {
+            k: context.make_array(sig.args[k])(context, builder, args[k]) for k in (0, 1, 4, 5)
+        }
+        outputs, columns = cgutils.unpack_tuple(builder, arrays[5].shape)
+        sums = [cgutils.alloca_once(builder, row) for _ in range(4)]
+
+        def find_row(k: int, line: Any, column: Any) -> Any:
+            at = builder.add(builder.mul(line, columns), column)
+            return builder.bitcast(builder.gep(arrays[k].data, [at]), row.as_pointer())
+
+        def spread(k: int, at: Any) -> Any:
+            number = builder.load(builder.gep(arrays[k].data, [at]))
+            vector = builder.insert_element(ir.Constant(row, ir.Undefined), number, size(0))
+            return builder.shuffle_vector(vector, vector, mask)
+
+        def each(stop: Any, step: int) -> Any:
+            return cgutils.for_range_slice(builder, size(0), stop, size(step), size)
+
+        with each(columns, _COLUMNS) as (column, _), each(outputs, 4) as (first, _):
+            lines = [builder.add(first, size(o)) for o in range(4)]
+            for line, total in zip(lines, sums, strict=True):
+                builder.store(spread(4, line), total)
+            with each(args[3], 4) as (j, _):
+                for line, total in zip(lines, sums, strict=True):
+                    value = builder.load(total)
+                    for i in range(4):
+                        k = builder.add(j, size(i))
+                        at = builder.add(args[2], builder.add(builder.mul(k, outputs), line))
+                        values = builder.load(find_row(0, k, column), align=4)
+                        product = builder.fmul(spread(1, at), values, flags=_FUSED)
+                        value = builder.fadd(value, product, flags=_FUSED)
+                    builder.store(value, total)
+            for line, total in zip(lines, sums, strict=True):
+                builder.store(builder.load(total), find_row(5, line, column), align=4)
+        return context.get_dummy_value()
+
+    return types.void(x, weights, start, inputs, bias, out), generate

@@ -35,7 +35,7 @@ from fintrader.envs.fast.buffers import (
     State,
     Workspace,
 )
-from fintrader.envs.fast.compiled import njit_entry, njit_inline
+from fintrader.envs.fast.compiled import njit_entry, njit_inline, njit_inner
 from fintrader.envs.fast.episodes import observe_private
 from fintrader.envs.market_view import FILL, LARGEST, MARK, MOST
 
@@ -65,12 +65,23 @@ def decide_and_wait(
     action order towards `desired`, and nothing if both are empty. Then mark every bar up to `stop`,
     and write the private part of the observation to `seen` `[P]`. Return True for an account
     ruined at the end of an interval, where it stays."""
+    # Many accounts share scratch, since to allocate it takes as long as a fill.
+    work = make_workspace(1, buffers[3].shape[1])
+    is_ruined: bool = wait(stop, action, desired, buffers, (prices, rules, log), seen, work)
+    return is_ruined
+
+
+@njit_inner
+def wait(
+    stop: int, action: Any, desired: Any, buffers: Any, shared: Any, seen: Any, work: Workspace
+) -> bool:
+    """Carry out `decide_and_wait`."""
+    prices, rules, log = shared
     state = name_rows(buffers)
-    work = make_workspace(1, state.shares.shape[1])
     bar = state.bar[0]
     if action.size:
         size_orders(0, 1, action, work, state, prices, rules)
-        for n in range(len(desired)):
+        for n in range(len(desired) * (len(log.kind) > 0)):
             desired[n] = work.desired[0, n]
     else:
         wanted = desired if desired.size else state.shares[0]
@@ -85,9 +96,12 @@ def decide_and_wait(
         work.fill_bar[0] = bar if rules.is_same_bar else min(bar + 1, stop)
         meet_events(0, 0, work, state, prices, rules, log)
     if desired.size and not (rules.is_limit and action.size):
-        held = state.shares[0].copy()
+        held = work.start
+        for n in range(len(held)):
+            held[n] = state.shares[0, n]
         fill_orders(0, 1, work, state, prices, rules)
-        record_fills(held, work, state, prices, rules, log)
+        if len(log.kind) > 0:
+            record_fills(held, work, state, prices, rules, log)
     # Ruin is checked at the end of every decision interval, however long the wait.
     is_ruined = False
     while state.bar[0] < stop and not is_ruined:
@@ -114,7 +128,7 @@ def cancel_all(
 @njit_inline
 def count_placed(resting: Any, rules: Rules, log: AccountLog) -> None:
     """Count the orders that a decision has placed."""
-    for n in range(resting.shape[1]):
+    for n in range(resting.shape[1] * (len(log.counts) > 0)):
         if not is_stopped(n, resting, rules):
             for side in range(1 + rules.is_quote):
                 log.counts[ORDER] += resting[side * ORDER_ROWS + LEFT, n] != 0.0
@@ -138,18 +152,22 @@ def decide_each(
     equity: Any,
 ) -> None:
     """Call `decide_and_wait` for B accounts, whose buffers have B as first axis: actions
-    `[B, 1, N]`, `seen` `[B, P]` and their `equity` `[B, T]`. They share prices, rules and log.
-    A ruined one stays as it is."""
+    `[B, 1, N]`, or `[1, 1, N]` for all, of which account b leaves out number b; `seen` `[B, P]`
+    and their `equity` `[B, T]`. They share prices, rules and a log that keeps equity alone. A
+    ruined one stays as it is."""
     ints, floats, flags, shares, resting = accounts
-    prices, rules, log = shared
-    for b in range(len(actions)):
+    log = shared[2]
+    work = make_workspace(1, shares.shape[2])
+    for b in range(len(ints)):
         bar = ints[b, BAR, 0]
         buffers = (ints[b], floats[b], flags[b], shares[b], resting[b])
         if not flags[b, TERMINATED, 0]:
-            log.size[0] = 0
-            is_ruined = decide_and_wait(
-                stop, actions[b], desired, buffers, prices, rules, log, seen[b]
-            )
+            row = min(b, len(actions) - 1)
+            action = actions[row]
+            own = action[0, b]
+            action[0, b] = 0.0
+            is_ruined = wait(stop, action, desired, buffers, shared, seen[row], work)
+            action[0, b] = own
             flags[b, TERMINATED, 0] = is_ruined
             for t in range(bar + 1, equity.shape[1] if is_ruined else stop + 1):
                 equity[b, t] = log.equity[min(t, ints[b, BAR, 0])]
