@@ -186,16 +186,25 @@ class OffPolicyAgent(BaseAgent):
 
     def judge_following(self, batch: Batch, latent: Tensor) -> Tensor:
         """Judge latents `[R, L]` by the target critics, `[K, R]`, in parts."""
-        parts = self.split_batch(batch, latent)
-        return torch.cat([self.critic_target(*part) for _, *part in parts], dim=-1)
+        numbers = torch.arange(len(latent), device=self.device)
+        parts = [
+            (self.critic_target(obs, part), rows)
+            for _, obs, part, rows in self.split_batch(batch, latent, numbers)
+        ]
+        values, places = zip(*parts, strict=True)
+        return torch.cat(values, dim=-1)[..., torch.cat(places).argsort()]
 
     def split_batch(self, batch: Batch, *columns: Tensor) -> Iterator[tuple[Any, ...]]:
         """Split samples, and the rows of `columns`, into parts with their share of the whole: one
-        part, or several on a CPU where a wide market's activations would take much memory."""
+        part, or several on a CPU where a wide market's activations would take much memory. Samples
+        of one bar stay together, so that few parts embed the same bar again."""
         count = len(batch.private)
         on_cpu = self.device.type == "cpu"
         at_once = max(1, CELLS_AT_ONCE // self.layout.num_actions) if on_cpu else count
-        for rows in torch.split(torch.arange(count, device=self.device), at_once):
+        order = torch.arange(count, device=self.device)
+        if count > at_once and batch.row_index is not None:
+            order = batch.row_index.argsort(stable=True)
+        for rows in torch.split(order, at_once):
             share = len(rows) / count
             part = batch if share == 1.0 else batch.select(rows)
             yield share, part, *(column[rows] for column in columns)

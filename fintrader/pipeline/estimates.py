@@ -28,9 +28,14 @@ STEPS_PER_SECOND = 50_000.0
 SYMBOLS = 8
 COMPILING_SECONDS = 25.0
 """The first run on a machine compiles the environment's code."""
-MAIN_BYTES = 700 << 20
-POD_BYTES = 600 << 20
-"""Memory of the command itself and of a pod, without their market: mostly torch, and compiling."""
+MAIN_BYTES = 470 << 20
+POD_BYTES = 374 << 20
+"""Memory of the command itself and of a pod, without their market: mostly torch. What processes
+share counts once."""
+COMPILING_BYTES = 100 << 20
+"""Further memory of each process that compiles."""
+DECISION_BYTES = 160
+"""Memory of a pod for each symbol at each decision of its backtests: holdings, orders, fills."""
 _ONLY_LENGTH = frozenset(
     {"seed", "tournament.pods", "tournament.budget.env_steps", "tournament.workers"}
 )
@@ -125,9 +130,11 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     needed = None
     if market is not None:
         # Prices as accounts read them, and rows of the windows that are scored, are a pod's own;
-        # the pages of the market's file are shared. Twice that file: also for the null model.
-        own = POD_BYTES + market // 2 + _experience_bytes(config)
-        needed = MAIN_BYTES + 2 * market + pods * own
+        # the pages of the market's file are shared. The null model's file takes its place.
+        interval = getattr(config.env, "decision_interval", 1)
+        decisions = market // (_cell_bytes(config) * interval)
+        own = POD_BYTES + market // 3 + _experience_bytes(config) + DECISION_BYTES * decisions
+        needed = MAIN_BYTES + market + pods * own + bool(compiling) * (1 + pods) * COMPILING_BYTES
     free = measure_free_memory(HOST)
     sure: Sure
     if likely is not None:
@@ -193,12 +200,15 @@ def _shape(config: RunConfig) -> tuple[int | None, int | None]:
 
 
 def _market_bytes(config: RunConfig) -> int | None:
-    """Bytes of the market's tensors: two prices and a volume, the features, two flags."""
+    """Bytes of the market's tensors."""
     bars, symbols = _shape(config)
-    if bars is None or symbols is None:
-        return None
+    return None if bars is None or symbols is None else bars * symbols * _cell_bytes(config)
+
+
+def _cell_bytes(config: RunConfig) -> int:
+    """Bytes of a symbol's bar: four prices and a volume, the features, two flags."""
     features = len(config.data.features.names) + len(config.data.features.extra)
-    return bars * symbols * (5 * 4 + 4 * features + 2)
+    return 5 * 4 + 4 * features + 2
 
 
 def _experience_bytes(config: RunConfig) -> int:

@@ -229,4 +229,5 @@ def test_memory_is_what_a_run_takes(tmp_path):
             time.sleep(0.2)
     assert run.returncode == 0
     settings = validate(RunConfig, yaml.safe_load(path.read_text()), "settings")
-    assert 0.9 * peak < estimate(settings, []).memory_bytes < 1.6 * peak
+    # With compiled code, which this machine may have or not, it takes less by an eighth.
+    assert peak <= 1.02 * estimate(settings, []).memory_bytes < 1.3 * peak
