@@ -17,12 +17,11 @@ from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings
 from fintrader.envs.account import LEFT, ORDER_ROWS
 from fintrader.envs.benchmark import lay_out
-from fintrader.envs.episodes import is_listed
+from fintrader.envs.episodes import begin
 from fintrader.envs.fast import single_account as kernel
 from fintrader.envs.fast.account import ORDER, count_cancelled
-from fintrader.envs.fast.buffers import AccountLog, Buffers, Prices, Rules, State
+from fintrader.envs.fast.buffers import AccountLog, Buffers, Generation, Prices, Rules, State
 from fintrader.envs.market_view import LARGEST, build_market_view
-from fintrader.envs.money import in_usd
 from fintrader.envs.state import initial_shares
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import Array
@@ -76,26 +75,19 @@ class BacktestAccount:
         )
         for part in buffers:
             part.zero_()
+        first = torch.zeros(1, dtype=torch.int64)
+        cash = torch.tensor([settings.initial_cash_usd], dtype=torch.float64)
+        owned = initial_shares(settings, market.symbols).unsqueeze(0)
+        account = begin(view, first, first, cash, owned, first, settings)
+        Generation(buffers, account.memory).copy_from(account)
         self._buffers = tuple(part.numpy() for part in buffers)
         *rows, shares, resting = self._buffers
         self._state = State._make([*(row for part in rows for row in part), shares, resting])
-        self._state.end_bar[0] = self._end
-        first = torch.zeros(1, dtype=torch.int64)
-        owned = initial_shares(settings, market.symbols)
-        owned = torch.where(is_listed(view, first), owned, 0.0)
-        worth = settings.initial_cash_usd + float(in_usd(owned, view.mark_at(first)).sum())
-        self._state.cash[0] = settings.initial_cash_usd
-        self._state.shares[0] = log.shares[0] = owned[0].numpy()
-        log.equity[0] = worth
-        if owned.any():
-            opening = ("opening", 0, 0, owned[0].numpy(), log.mark[0], np.zeros(market.num_assets))
+        log.shares[0] = self.held
+        log.equity[0] = self.equity
+        if self.held.any():
+            opening = ("opening", 0, 0, self.held.copy(), log.mark[0], np.zeros(market.num_assets))
             log.fills.append(TradeRows.of(*opening))
-        for amount in (
-            self._state.equity,
-            self._state.peak_equity,
-            self._state.first_equity,
-        ):
-            amount[0] = worth
         self._prices = Prices.from_view(view)
         self._rules = Rules.from_settings(settings)
         columns = [np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS]

@@ -58,7 +58,8 @@ def baseline_settings(settings: EnvSettings, market: MarketTensors) -> EnvSettin
         "turbulence": {},
     }
     sight = {"observation": "flat", "observation_dtype": "float32", "reward": "log_return"}
-    return settings.model_copy(update=account | sight | {"decision_interval": 1})
+    others = {"decision_interval": 1, "option": None}
+    return settings.model_copy(update=account | sight | others)
 
 
 def truncate_shares(shares: Array) -> Array:

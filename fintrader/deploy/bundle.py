@@ -264,6 +264,8 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
         raise DeployError(
             "a deployment sends only market orders; train with env.action target instead of limit"
         )
+    if env.option is not None:
+        raise DeployError("a paper account sells no options; train without env.option")
     if env.benchmark == "buy_and_hold":
         raise DeployError(
             "the weights of buy_and_hold depend on when it began; train against equal_weight"

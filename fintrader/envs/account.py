@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fintrader.envs.market_view import MarketView, Quote
+from fintrader.envs.market_view import STRIKE_POINT, MarketView, Quote
 from fintrader.envs.money import (
     DUST_USD,
     LEAST_CHANGE,
@@ -64,7 +64,7 @@ class Account(NamedTuple):
     shares: Tensor
     """`[B, N]` float64."""
     equity: Tensor
-    """`[B]` float64: cash + shares marked at the close of `bar`."""
+    """`[B]` float64: cash + shares marked at the close of `bar`, less the option's value."""
     peak_equity: Tensor
     """`[B]` float64: highest equity at any close of this episode."""
     first_equity: Tensor
@@ -102,6 +102,8 @@ class Orders(NamedTuple):
     """`[B, N]` USD: the last close, adjusted for the fill bar's splits and dividends."""
     income: Tensor
     """`[B]` USD of the bar's events."""
+    owed: Tensor | None
+    """`[B]` USD: value of the option at the close before; None without one."""
 
 
 class Fills(NamedTuple):
@@ -285,10 +287,11 @@ def place_orders(
     if settings.turbulence:
         # In turbulence everything is sold.
         desired = torch.where(view.risk_off[account.bar].unsqueeze(1), 0.0, desired)
+    owed = None if settings.option is None else find_owed(view, account, account.bar)
     row = view.event_row.index_select(0, bar)
     if at_close or not view.has_events or not may_hold(row > 0):
         nothing = torch.zeros_like(account.cash)
-        return Orders(bar, account.cash, account.shares, desired, mark, nothing)
+        return Orders(bar, account.cash, account.shares, desired, mark, nothing, owed)
     # A split before the fill applies to holdings and orders alike.
     split = view.splits[row]
     order = split_shares(desired - account.shares, split, settings)
@@ -296,7 +299,7 @@ def place_orders(
         account.cash, account.shares, mark, split, view.dividends[row], settings
     )
     new_mark = (mark.double() - view.dividends[row]) / split
-    return Orders(bar, cash, shares, shares + order, new_mark, income)
+    return Orders(bar, cash, shares, shares + order, new_mark, income, owed)
 
 
 def desired_shares(
@@ -414,7 +417,7 @@ def fill_orders(
     cash = orders.cash + (received.sum(1) - sales_cost)
 
     # Purchases take holdings further from zero, all scaled by one factor to fit the budget.
-    budget = purchase_budget(cash, kept, orders.mark, quote, settings)
+    budget = purchase_budget(cash, kept, orders, quote, settings)
     if room is not None:
         budget = torch.minimum(budget, room)
     filled = buy(kept, desired, budget, quote, settings)
@@ -448,15 +451,18 @@ def buy(
 
 
 def purchase_budget(
-    cash: Tensor, kept: Tensor, mark: Tensor, quote: Quote, settings: EnvSettings
+    cash: Tensor, kept: Tensor, orders: Orders, quote: Quote, settings: EnvSettings
 ) -> Tensor:
     """USD `[B]` for purchases: the cash, or with shorts the room L V - G of the leverage limit L,
-    with equity V and gross exposure G after the sales. Holdings that cannot trade count at
-    `mark`."""
+    with equity V and gross exposure G after the sales. Holdings that cannot trade count at the
+    last close, as the option does."""
     if not settings.short:
         return cash
-    value = in_usd(kept, torch.where(quote.price > 0, quote.price, mark))
-    return settings.max_leverage * (cash + value.sum(1)) - value.abs().sum(1)
+    value = in_usd(kept, torch.where(quote.price > 0, quote.price, orders.mark))
+    equity = cash + value.sum(1)
+    if orders.owed is not None:
+        equity = equity - orders.owed
+    return settings.max_leverage * equity - value.abs().sum(1)
 
 
 def purchase_scale(addition: Tensor, budget: Tensor, quote: Quote, settings: EnvSettings) -> Tensor:
@@ -546,13 +552,11 @@ def mark_to_market(
 
     # First carry the books through the few bars at which something happens.
     happens = find_changes(view, bars, fill_bar, settings) & (ahead == bars)
-    count = view.max_changes
     over = torch.zeros_like(happens)
     if settings.close_at_end:
         over = ahead == account.end_bar.unsqueeze(1)
         happens = happens | over
-        count = min(count + 1, interval)
-    changes = pass_changes(view, fills, bars, happens, over, fill_bar, settings, count)
+    changes = pass_changes(view, account, fills, bars, happens, over, fill_bar, settings)
     stages: list[Books] = [fills, *changes]
     books = stages[-1]
 
@@ -563,12 +567,12 @@ def mark_to_market(
     if interval > 1 and books.cash.requires_grad:
         # Only the last and highest close get gradients: a graph of each costs k times more.
         with torch.no_grad():
-            closes = mark_bars(view, stages, stage, bars)
+            closes = mark_bars(view, account, stages, stage, bars)
         two = torch.stack((closes.argmax(1), torch.full_like(account.bar, interval - 1)), 1)
-        marked = mark_bars(view, stages, stage.gather(1, two), bars.gather(1, two))
+        marked = mark_bars(view, account, stages, stage.gather(1, two), bars.gather(1, two))
         highest, equity = marked.unbind(1)
     else:
-        closes = mark_bars(view, stages, stage, bars)
+        closes = mark_bars(view, account, stages, stage, bars)
         highest = closes.amax(1)
         equity = closes[:, -1]
     return Marks(
@@ -599,24 +603,25 @@ def find_changes(view: MarketView, bars: Tensor, fill_bar: Tensor, settings: Env
 
 def pass_changes(
     view: MarketView,
+    account: Account,
     books: Books,
     bars: Tensor,
     happens: Tensor,
     over: Tensor,
     fill_bar: Tensor,
     settings: EnvSettings,
-    count: int,
 ) -> list[Change]:
-    """Carry each account's books through its bars `[B, k]` at which something `happens` `[B, k]`,
-    at most `count`; return the books after the first such bar, after the second, and so on. All
-    positions are closed at bars that are `over` `[B, k]`."""
+    """Carry each account's books through its bars `[B, k]` at which something `happens` `[B, k]`;
+    return the books after the first such bar, after the second, and so on. All positions are closed
+    at bars that are `over` `[B, k]`."""
+    count = min(view.max_changes + settings.close_at_end, bars.shape[1])
     number = torch.arange(bars.shape[1], device=bars.device)
     changes = []
     for _ in range(count):
         if not may_hold(happens):
             break
         place = torch.where(happens, number, len(number)).amin(1)
-        books = change_books(view, books, place, bars, over, fill_bar, settings)
+        books = change_books(view, account, books, place, bars, over, fill_bar, settings)
         changes.append(books)
         happens = happens & (number > place.unsqueeze(1))
     return changes
@@ -624,6 +629,7 @@ def pass_changes(
 
 def change_books(
     view: MarketView,
+    account: Account,
     books: Books,
     place: Tensor,
     bars: Tensor,
@@ -679,6 +685,8 @@ def change_books(
         value = in_usd(change.shares, mark)
         exposure = value.abs().sum(1)
         equity = change.cash + value.sum(1)
+        if settings.option is not None:
+            equity = equity - find_owed(view, account, bar)
         called = happens & (equity < settings.maintenance_margin * exposure)
         trades = view.quote(bar).price > 0
         change = close_positions(change, quote, called.unsqueeze(1) & trades, settings)
@@ -702,7 +710,9 @@ def close_positions(change: Change, quote: Quote, which: Tensor, settings: EnvSe
     )
 
 
-def mark_bars(view: MarketView, stages: Sequence[Books], stage: Tensor, bars: Tensor) -> Tensor:
+def mark_bars(
+    view: MarketView, account: Account, stages: Sequence[Books], stage: Tensor, bars: Tensor
+) -> Tensor:
     """Equity `[B, k]` USD at the closes of `bars` `[B, k]`, each with the books of its `stage`
     `[B, k]`."""
     cash = stages[0].cash.unsqueeze(1)
@@ -722,7 +732,29 @@ def mark_bars(view: MarketView, stages: Sequence[Books], stage: Tensor, bars: Te
         mark = view.mark_at(bar.flatten()).view(held.shape)
         value = held * mark
         values.append((value.round_() if is_exact else value).sum(2))
-    return cash + torch.cat(values, 1) * (1.0 / USD_GRID)
+    equity = cash + torch.cat(values, 1) * (1.0 / USD_GRID)
+    return equity - find_owed(view, account, bars) if len(view.option_value) else equity
+
+
+def find_owed(view: MarketView, account: Account, bars: Tensor) -> Tensor:
+    """USD that accounts owe for their option at the closes of `bars` `[B]` or `[B, k]`."""
+    form = (-1, *[1] * (bars.ndim - 1))
+    gap, left = find_gap(view, account.start_bar.view(form), bars)
+    place = gap * view.option_scale[left] + STRIKE_POINT
+    # Beyond the table its last line goes on.
+    column = place.clamp(0, view.option_value.shape[1] - 2).long()
+    low = view.option_value[left, column]
+    slope = view.option_value[left, column + 1] - low
+    share = low + (place - column) * slope
+    return to_grid(account.first_equity.view(form) * share, USD_GRID)
+
+
+def find_gap(view: MarketView, start: Tensor, bars: Tensor) -> tuple[Tensor, Tensor]:
+    """Price over the strike, less 1, and bars left of an option sold at `start`; after its expiry
+    those of the expiry."""
+    expiry = start + (len(view.option_value) - 1)
+    now = torch.minimum(bars, expiry)
+    return view.underlying[0][now] / view.underlying[1][start] - 1.0, expiry - now
 
 
 # --- outcome --------------------------------------------------------------------------------------

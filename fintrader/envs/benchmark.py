@@ -50,7 +50,8 @@ def lay_out(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
     membership and the benchmark's weights."""
     is_shown = benchmark_kind(market, settings.benchmark) != "cash"
     layout = ObservationLayout.of(market, settings.lookback, benchmark=is_shown)
-    return replace(layout, resting=settings.resting_rows)
+    width = layout.account_width + (settings.option is not None)
+    return replace(layout, resting=settings.resting_rows, account_width=width)
 
 
 def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fintrader.envs.account import ORDER_ROWS, Account
-from fintrader.envs.market_view import MarketView
+from fintrader.envs.account import ORDER_ROWS, Account, find_gap, find_owed
+from fintrader.envs.market_view import PER_DEVIATION, MarketView
 from fintrader.envs.money import EQUITY_FLOOR, in_usd
 from fintrader.envs.settings import SHARPE_PRIOR_VOLATILITY, EnvSettings
 from fintrader.seeding import derive
@@ -84,7 +84,7 @@ def begin(
     variance = torch.full_like(equity, SHARPE_PRIOR_VOLATILITY**2)
     memory = torch.stack((torch.zeros_like(equity), variance), dim=1)
     finished = torch.zeros_like(bar, dtype=torch.bool)
-    return Account(
+    account = Account(
         bar=bar,
         cash=cash,
         shares=shares,
@@ -98,6 +98,10 @@ def begin(
         finished=finished,
         resting=shares.new_zeros(len(shares), settings.resting_rows, shares.shape[1]),
     )
+    if settings.option is None:
+        return account
+    # The premium is what is owed at once.
+    return account._replace(cash=cash + find_owed(view, account, bar))
 
 
 def select(mask: Tensor, chosen: Account, other: Account) -> Account:
@@ -117,12 +121,16 @@ def observe_private(view: MarketView, account: Account, dtype: torch.dtype) -> T
     length = torch.clamp(account.end_bar - account.start_bar, min=1)
     clock = view.clock[account.bar]
     safe = torch.maximum(account.equity, EQUITY_FLOOR * account.first_equity)
-    features = (
+    features = [
         account.cash / safe,
         safe / account.first_equity - 1.0,
         account.equity / account.peak_equity - 1.0,
         torch.where(clock < 0, left / length, clock),
-    )
+    ]
+    if len(view.option_value):
+        gap, alive = find_gap(view, account.start_bar, account.bar)
+        away = gap * (view.option_scale[-1] * (1.0 / PER_DEVIATION))
+        features.append(torch.where(alive > 0, away, 0.0))
     mark = view.mark_at(account.bar).double()
     share = (1.0 / safe).unsqueeze(1)
     parts = [torch.stack(features, dim=1), account.shares * mark * share]

@@ -20,8 +20,8 @@ from fintrader.envs.benchmark import (
 )
 from fintrader.envs.money import USD_GRID
 from fintrader.envs.observation import MarketTable, session_clock
-from fintrader.envs.settings import OTHERS, EnvSettings
-from fintrader.errors import EnvError
+from fintrader.envs.settings import OTHERS, EnvSettings, OptionSettings
+from fintrader.errors import EnvError, suggest
 from fintrader.market.tensors import MarketTensors
 
 _YEAR_NS = 365 * 86_400 * 1_000_000_000
@@ -30,6 +30,14 @@ _YEAR_NS = 365 * 86_400 * 1_000_000_000
 MOST, FILL, MARK = range(3)
 LARGEST = torch.finfo(torch.float32).max
 """Stands in for infinity, because infinity times 0 is NaN."""
+PER_DEVIATION = 128
+"""Points of an option's table in a standard deviation of the price. Straight lines between them
+leave an error below 2e-6 of the option's notional at the largest deviation that is allowed."""
+STRIKE_POINT = 6 * PER_DEVIATION
+"""The table's column where the price is the strike: a payoff has its kink there."""
+COLUMNS = STRIKE_POINT + 14 * PER_DEVIATION
+"""Columns of the table; beyond them values are straight lines. Prices that are lognormal reach
+farther up than down."""
 
 
 class Quote(NamedTuple):
@@ -95,6 +103,14 @@ class MarketView(NamedTuple):
     counts."""
     per_bar: float
     """A bar's share of the time that an order may rest."""
+    underlying: Tensor
+    """`[2, T]` float64: price of the option's symbol at each close, for a share as it was counted
+    in the first bar, and the strike of an option sold there; `[2, 0]` without an option."""
+    option_value: Tensor
+    """`[L + 1, K]` float64: the option's value as a share of the first equity, by the bars left and
+    by the price, whose columns are even; `[0, 0]` without an option."""
+    option_scale: Tensor
+    """`[L + 1]` float64: columns of `option_value` for a price above the strike by all of it."""
 
     @property
     def mark(self) -> Tensor:
@@ -166,6 +182,7 @@ def build_market_view(
     event_row, splits, dividends = _index_events(market)
     ends = find_ends(last_bar, bars)
     kind = benchmark_kind(market, settings.benchmark)
+    option_value, option_scale = tabulate_option(settings.option, market.device)
     nanoseconds = market.minutes.diff(prepend=market.minutes[:1]).double()
     quotes, roots = build_once(
         _quote_bars, market, settings.fill, settings.participation, settings.fractional
@@ -189,7 +206,58 @@ def build_market_view(
         max_changes=count_changes(ends, event_row, settings),
         clock=session_clock(market.session, settings.clock),
         per_bar=1.0 / settings.order_bars,
+        underlying=follow_underlying(market, quotes, event_row, splits, settings.option),
+        option_value=option_value,
+        option_scale=option_scale,
     )
+
+
+def tabulate_option(option: OptionSettings | None, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Compute `option_value` and `option_scale` of a view, by Black and Scholes (1973) without
+    interest.
+
+    A table, because engines differ in the last bit of logarithms and of the normal distribution,
+    but not in that of a straight line.
+    """
+    if option is None:
+        return torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
+    left = torch.arange(option.bars + 1, dtype=torch.float64)
+    deviation = 1e-4 * option.volatility_bps * left.clamp(min=1.0).sqrt().unsqueeze(1)
+    scale = PER_DEVIATION / deviation
+    # Price over strike, less 1; below -1 the lines just go on.
+    gap = (torch.arange(COLUMNS, dtype=torch.float64) - STRIKE_POINT) / scale
+    price = (1.0 + gap).clamp(min=0.0)
+    far = price.log() / deviation
+    normal = torch.special.ndtr
+    call = price * normal(far + deviation / 2) - normal(far - deviation / 2)
+    call[0] = gap[0].clamp(min=0.0)
+    value = {"call": call, "put": call - gap, "straddle": 2.0 * call - gap}[option.kind]
+    value = option.weight * option.strike * value
+    return value.to(device), scale.squeeze(1).to(device)
+
+
+def follow_underlying(
+    market: MarketTensors,
+    quotes: Tensor,
+    event_row: Tensor,
+    splits: Tensor,
+    option: OptionSettings | None,
+) -> Tensor:
+    """Compute `underlying` of a view from its quotes and splits. Raises EnvError for a symbol that
+    is unknown, or has no price in the first bar."""
+    if option is None:
+        return torch.zeros(2, 0, dtype=torch.float64)
+    symbol = market.symbols[0] if option.symbol is None else option.symbol
+    if symbol not in market.symbols:
+        raise EnvError(f"env.option: no symbol {symbol!r}; {suggest(symbol, market.symbols)}")
+    asset = market.symbols.index(symbol)
+    price = quotes[:, MARK, asset].double() * splits[event_row, asset].cumprod(0)
+    if price[0] == 0:
+        raise EnvError(
+            f"env.option: {symbol} has no price in the window's first bar; choose another symbol,"
+            " or a later start"
+        )
+    return torch.stack((price, option.strike * price))
 
 
 def find_ends(last_bar: Tensor, num_bars: int) -> Tensor:

@@ -50,7 +50,8 @@ class MultiTraderEnv:
         """Make the games; without a `seed` one is drawn from the system's entropy
         (`np_random_seed`).
 
-        Raises EnvError for a window of one bar, no game at all, or orders that rest.
+        Raises EnvError for a window of one bar, no game at all, orders that rest, or an
+        option.
         """
         if num_games < 1:
             raise EnvError(f"num_games must be at least 1, got {num_games}")
@@ -58,6 +59,11 @@ class MultiTraderEnv:
             raise EnvError(
                 "traders that share a market move its price, at which no order can rest; set"
                 " env.action to target or trade"
+            )
+        if settings is not None and settings.option is not None:
+            raise EnvError(
+                "traders that share a market sell no options, whose value another's orders would"
+                " move; leave out env.option"
             )
         self.traders = traders or TraderSettings()
         self.num_games = num_games

@@ -185,7 +185,9 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
 
 
 ACCOUNT_FEATURES = ("cash_weight", "growth", "drawdown", "time_left")
-"""cash / equity; equity / first equity - 1; equity / peak - 1; share of the episode still ahead."""
+"""cash / equity; equity / first equity - 1; equity / peak - 1; share of the episode still ahead.
+Where an option is sold there is a fifth: price / strike - 1, in standard deviations of its whole
+life, and 0 after its expiry."""
 PARTS = (
     *("account", "holdings", "resting", "history", "features"),
     *("tradable", "member", "benchmark", "context"),

@@ -28,6 +28,7 @@ from fintrader.envs.market_view import (
     MarketView,
     count_changes,
     find_ends,
+    follow_underlying,
     half_spreads,
     pack_quotes,
 )
@@ -35,6 +36,7 @@ from fintrader.envs.money import round_to_zero
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
+from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import create_generator, derive, draw_seed
 
 
@@ -84,7 +86,9 @@ def chain_prices(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     return price, ratio
 
 
-def resample_view(view: MarketView, source: Tensor, settings: EnvSettings) -> MarketView:
+def resample_view(
+    view: MarketView, market: MarketTensors, source: Tensor, settings: EnvSettings
+) -> MarketView:
     """Make the market that plays the bars `source` `[T]`; its `table` keeps the order of the
     original."""
     bars = len(source)
@@ -103,8 +107,10 @@ def resample_view(view: MarketView, source: Tensor, settings: EnvSettings) -> Ma
     buyable = view.buyable[source] & (steps <= last_bar)
     event_row = happens.cumsum(0) * happens
     ends = find_ends(last_bar, bars)
+    quotes = pack_quotes(limit, view.fill[source] * ratio, buyable, price)
+    splits = torch.cat([view.splits[:1], view.splits[row[happens]]])
     return view._replace(
-        quotes=pack_quotes(limit, view.fill[source] * ratio, buyable, price),
+        quotes=quotes,
         inverse_root_volume=inverse_root_volume.clamp(max=LARGEST).float(),
         ranges=(view.ranges[source] * ratio.unsqueeze(1)).float(),
         benchmark=grown.cumsum(0),
@@ -115,10 +121,11 @@ def resample_view(view: MarketView, source: Tensor, settings: EnvSettings) -> Ma
         ends=ends,
         has_ends=bool(ends.any()),
         event_row=event_row,
-        splits=torch.cat([view.splits[:1], view.splits[row[happens]]]),
+        splits=splits,
         dividends=torch.cat([view.dividends[:1], dividends]),
         has_events=bool(happens.any()),
         max_changes=count_changes(ends, event_row, settings),
+        underlying=follow_underlying(market, quotes, event_row, splits, settings.option),
     )
 
 
@@ -145,7 +152,7 @@ class _Variant(TradingEnv):
         if asked.block_sessions is not None:
             session = env.market.session.cpu()
             self.source = draw_bars(session, asked.block_sessions, draws).to(env.device)
-            view = resample_view(view, self.source, settings)
+            view = resample_view(view, env.market, self.source, settings)
         super().__init__(
             env.market,
             settings,

@@ -28,6 +28,7 @@ from fintrader.envs.account import (
     desired_shares,
     end_interval,
     fill_orders,
+    find_owed,
     mark_to_market,
     may_hold,
     purchase_budget,
@@ -211,7 +212,8 @@ def begin_bar(view: MarketView, account: Account, settings: EnvSettings) -> tupl
         if settings.stop_offset_bps is not None:
             stop = rested[:, -1]
             rested[:, -1] = torch.where(stop.abs() == LARGEST, stop, stop / split)
-    return Orders(bar, cash, shares, shares, mark, income), rested
+    owed = None if settings.option is None else find_owed(view, account, account.bar)
+    return Orders(bar, cash, shares, shares, mark, income, owed), rested
 
 
 def trade_bar(
@@ -235,7 +237,7 @@ def trade_bar(
             left = torch.maximum(left, -start.shares)
         orders, met = meet_bar(now, left, price, low, high, quote, settings)
         if room is None:
-            room = purchase_budget(start.cash, start.shares, start.mark, met, settings)
+            room = purchase_budget(start.cash, start.shares, start, met, settings)
         fills = fill_orders(orders, met, settings, room=room)
         sides.append(BarTrade(orders, met, fills))
         now = orders._replace(cash=fills.cash, shares=fills.shares)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
@@ -23,6 +24,7 @@ from fintrader.config import (
     Own,
     PositiveFraction,
     Settings,
+    Ticker,
 )
 from fintrader.results.context import TradingTerms
 
@@ -40,6 +42,8 @@ REWARDS = (
 )
 """Built-in rewards; the last three are relative to the benchmark."""
 
+MOST_DEVIATION = 0.25
+"""Largest deviation of an option's life: the table of its values has an even grid of prices."""
 SHARPE_PRIOR_VOLATILITY = 1e-3
 """Volatility of one step's return that the differential rewards begin with: about that of an hour
 of a stock."""
@@ -77,6 +81,37 @@ class RandomiseSettings(Settings):
     def active(self) -> bool:
         """True if a variant may differ from the original market."""
         return self.costs != (1.0, 1.0) or self.delay_bars > 0 or self.block_sessions is not None
+
+
+class OptionSettings(Settings):
+    """An option that accounts have sold when an episode begins; no other follows its expiry."""
+
+    kind: Literal["call", "put", "straddle"] = "call"
+    """A straddle is a call and a put."""
+    symbol: Ticker | None = None
+    """Its underlying; none: the market's first symbol."""
+    strike: PositiveFloat = 1.0
+    """Strike as a multiple of the price at the start."""
+    weight: PositiveFloat = 1.0
+    """Value of the shares that it is written on, as a share of the first equity."""
+    bars: Annotated[int, Field(ge=1, le=10_000)]
+    """Bars from the start to its expiry."""
+    volatility_bps: PositiveFloat
+    """Standard deviation of a bar's log return, basis points, that the option is valued with."""
+
+    @model_validator(mode="after")
+    def _can_be_tabled(self) -> Self:
+        if self.deviation > MOST_DEVIATION:
+            raise ValueError(
+                f"volatility_bps * sqrt(bars) is {1e4 * self.deviation:,.0f} basis points, and may"
+                f" be {1e4 * MOST_DEVIATION:,.0f} at most; lower either of them"
+            )
+        return self
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the log return of its whole life."""
+        return 1e-4 * self.volatility_bps * math.sqrt(self.bars)
 
 
 class TradingSettings(Settings):
@@ -154,6 +189,9 @@ class TradingSettings(Settings):
     symbols not listed then there are none."""
     close_at_end: bool = False
     """Close all positions at the close of an episode's last bar, of any size and at its costs."""
+    option: OptionSettings | None = None
+    """An option that accounts have sold when an episode begins, for its value in cash. Equity is
+    less by what it is worth at each close, and from its expiry on by the payoff."""
     ruin_fraction: BelowOne = 0.1
     """Equity at or below this share of the episode's first equity is ruin: the episode
     terminates."""

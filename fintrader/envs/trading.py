@@ -294,7 +294,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @property
     def equity(self) -> Tensor:
-        """`[B]` float64, USD: cash + shares at the last close."""
+        """`[B]` float64, USD: cash + shares at the last close, less the option's value."""
         return self.account.equity
 
     @cached_property

@@ -90,9 +90,10 @@ def test_every_setting_is_bit_for_bit_the_environments(chosen, seed):
     assert fast.costs_usd == pytest.approx(slow.costs_usd, abs=1e-5)
     assert fast.turnover_usd == pytest.approx(slow.turnover_usd, abs=1e-5)
     assert fast.ruined == slow.ruined
-    assert trade_list_profit(fast) == pytest.approx(
-        fast.equity[-1] - fast.equity[0], abs=1e-6 * fast.equity[0] + 0.01
-    )
+    if chosen.option is None:  # which no list of trades holds
+        assert trade_list_profit(fast) == pytest.approx(
+            fast.equity[-1] - fast.equity[0], abs=1e-6 * fast.equity[0] + 0.01
+        )
 
 
 def networks(num_assets, members):

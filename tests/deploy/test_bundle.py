@@ -118,6 +118,7 @@ def test_a_policy_that_reads_the_clock_is_refused(tmp_path):
         ({"benchmark": "buy_and_hold"}, "equal_weight"),
         ({"short": True}, "short positions"),
         ({"action": "limit"}, "sends only market orders"),
+        ({"option": {"bars": 5, "volatility_bps": 20.0}}, "sells no options"),
     ],
 )
 def test_what_cannot_be_live_is_refused(tmp_path, env, match):

@@ -9,6 +9,15 @@ from hypothesis import strategies as st
 from fintrader.envs import EnvSettings
 from fintrader.envs.settings import REWARDS
 
+OPTIONS = (
+    None,
+    None,
+    {"bars": 5, "volatility_bps": 300.0},
+    {"kind": "put", "symbol": "S002", "strike": 0.97, "bars": 25, "volatility_bps": 120.0},
+    {"kind": "straddle", "weight": 0.4, "strike": 1.02, "bars": 40, "volatility_bps": 390.0},
+)
+"""Options that accounts sell; without interest in markets of three symbols or more."""
+
 
 @st.composite
 def env_settings(
@@ -45,6 +54,7 @@ def env_settings(
         "min_commission_usd": draw(st.sampled_from([0.0, 1.0, 300.0])),
         "initial_cash_usd": draw(st.sampled_from([900.0, 50_000.0, 1_000_000.0])),
         "close_at_end": draw(st.booleans()),
+        "option": draw(st.sampled_from(OPTIONS)),
         "ruin_fraction": draw(st.sampled_from([0.0, 0.5, 0.9])),
         "short": shorts,
         "max_leverage": draw(st.sampled_from([1.0, 2.5])) if shorts else 1.0,

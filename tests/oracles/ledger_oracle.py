@@ -35,6 +35,18 @@ class OracleStep:
     income: float = 0.0
 
 
+def option_value(option: Any, left: int, price: float) -> float:
+    """Black and Scholes without interest, in units of the strike."""
+    payoff = max(price - 1.0, 0.0)
+    if left > 0 and price > 0.0:
+        deviation = 1e-4 * option.volatility_bps * math.sqrt(left)
+        d = math.log(price) / deviation
+        up, down = (0.5 * math.erfc(-(d + k * deviation) / math.sqrt(2.0)) for k in (0.5, -0.5))
+        payoff = price * up - down
+    put = payoff - price + 1.0
+    return {"call": payoff, "put": put, "straddle": payoff + put}[option.kind]
+
+
 class LedgerOracle:
     """An account that starts at bar `start` of a `MarketTensors` with cash and (optionally)
     shares."""
@@ -72,7 +84,9 @@ class LedgerOracle:
         self.end = self.T - 1 if end is None else end
         self.cash = settings.initial_cash_usd if cash is None else cash
         self.shares = [0.0] * self.N if shares is None else list(shares)
-        self.first = self.peak = self.equity()
+        self.start = start
+        self.first = self.peak = self.equity(owed=0.0)
+        self.cash += self.owed(start)
         known = settings.benchmark in ("equal_weight", "buy_and_hold")
         self.benchmark = levels(market, settings.benchmark) if known else [1.0] * self.T
         self.moment_1 = 0.0
@@ -100,8 +114,27 @@ class LedgerOracle:
         """New shares for one of each symbol, at bar t."""
         return [self.events.get((t, n), (1.0, 0.0))[0] for n in range(self.N)]
 
-    def equity(self) -> float:
-        return self.cash + sum(self.shares[n] * self.mark(n, self.t) for n in range(self.N))
+    def equity(self, owed: float | None = None) -> float:
+        held = sum(self.shares[n] * self.mark(n, self.t) for n in range(self.N))
+        return self.cash + held - (self.owed(self.t) if owed is None else owed)
+
+    def owed(self, t: int) -> float:
+        """What the option sold at the start is worth, or its payoff, at the close of bar t."""
+        option = self.s.option
+        if option is None:
+            return 0.0
+        n = 0 if option.symbol is None else self.symbols.index(option.symbol)
+        left = max(0, self.start + option.bars - t)
+        price = self.mark(n, min(t, self.start + option.bars))
+        for bar in range(self.start + 1, min(t, self.start + option.bars) + 1):
+            price *= self.ratios(bar)[n]  # of the shares that one has become
+        strike = option.strike * self.mark(n, self.start)
+        # A straight line between points 1/128 of a standard deviation apart.
+        point = 1e-4 * option.volatility_bps * math.sqrt(max(left, 1)) / 128.0
+        below = min(max(math.floor((price / strike - 1.0) / point), -768), 1790)
+        low, high = (option_value(option, left, 1.0 + k * point) for k in (below, below + 1))
+        value = low + ((price / strike - 1.0) / point - below) * (high - low)
+        return round(self.first * option.weight * option.strike * value * 2**20) / 2**20
 
     # --- costs ------------------------------------------------------------------------------------
 
@@ -232,6 +265,7 @@ class LedgerOracle:
         x = [abs(q) * price[n] if q else 0.0 for n, q in enumerate(additions)]
         if s.short:
             V = self.cash + sum(h * price[n] for n, h in enumerate(self.shares) if h)
+            V -= self.owed(self.t)
             G = sum(abs(h) * price[n] for n, h in enumerate(self.shares) if h)
             room = s.max_leverage * V - G
             L = s.max_leverage
@@ -359,6 +393,7 @@ class LedgerOracle:
         """Flags and reward of a decision taken at bar `began`."""
         s = self.s
         after = self.equity()
+        result.pnl += self.owed(began) - self.owed(self.t)
         result.terminated = after <= s.ruin_fraction * self.first
         result.truncated = self.t >= self.end and not result.terminated
         result.reward = s.reward_scale * self.reward(

@@ -261,7 +261,8 @@ class LimitOracle(LedgerOracle):
         if not self.s.short:
             return self.cash
         values = [h * worth[n] for n, h in enumerate(self.shares)]
-        return self.s.max_leverage * (self.cash + sum(values)) - sum(abs(v) for v in values)
+        equity = self.cash + sum(values) - self.owed(self.t - 1)
+        return self.s.max_leverage * equity - sum(abs(v) for v in values)
 
     def book(self, side: Side, n: int, shares: float, price: float, cost: float) -> None:
         self.cash -= shares * price + cost

@@ -44,7 +44,7 @@ from fintrader.envs.fast.buffers import (
     Workspace,
 )
 from fintrader.envs.fast.compiled import njit_arrays, njit_call, njit_inline
-from fintrader.envs.market_view import FILL, LARGEST, MARK, MOST
+from fintrader.envs.market_view import FILL, LARGEST, MARK, MOST, STRIKE_POINT
 from fintrader.envs.money import DUST_USD, EQUITY_FLOOR, SPLIT_NUDGE, USD_GRID, WEIGHT_GRID
 
 ORDER = 0
@@ -501,7 +501,10 @@ def fill_orders(
         if rules.is_short:
             row = prices.event_row[bar] if bar > state.bar[b] else 0
             mark = prices.quotes[state.bar[b], MARK]
-            work.budget[i] = purchase_budget(state.cash[b], kept, price, mark, row, prices, rules)
+            owed = find_owed(b, state.bar[b], state, prices, rules)
+            work.budget[i] = purchase_budget(
+                state.cash[b], owed, kept, price, mark, row, prices, rules
+            )
 
     # Purchases are scaled by one factor to the budget.
     num_assets = state.shares.shape[1]
@@ -588,10 +591,18 @@ def buy(
 
 @njit_call
 def purchase_budget(
-    cash: float, held: Any, price: Any, mark: Any, row: int, prices: Prices, rules: Rules
+    cash: float,
+    owed: float,
+    held: Any,
+    price: Any,
+    mark: Any,
+    row: int,
+    prices: Prices,
+    rules: Rules,
 ) -> float:
     """USD that purchases may take with shorts: L V - G, with equity V and gross exposure G of
-    holdings `[N]`. `mark` `[N]`: the last close, before the splits and dividends of `row`."""
+    holdings `[N]`; the option was worth `owed`. `mark` `[N]`: the last close, before the splits and
+    dividends of `row`."""
     value = 0.0
     gross = 0.0
     for n in range(len(held)):
@@ -601,7 +612,7 @@ def purchase_budget(
         x = np.rint(held[n] * (usd if usd > 0.0 else last))
         value = add_any_order(value, x)
         gross = add_any_order(gross, abs(x))
-    budget: float = rules.max_leverage * (cash + value * UNIT) - gross * UNIT
+    budget: float = rules.max_leverage * (cash + value * UNIT - owed) - gross * UNIT
     return budget
 
 
@@ -695,9 +706,10 @@ def fill_side(
     if rules.is_short:
         row = prices.event_row[bar]
         mark = prices.quotes[bar - 1, MARK]
-        budget = purchase_budget(budget, kept, price, mark, row, prices, rules)
+        owed = find_owed(b, bar - 1, state, prices, rules)
+        budget = purchase_budget(budget, owed, kept, price, mark, row, prices, rules)
         if side == 0:
-            work.budget[0] = purchase_budget(cash, shares, price, mark, row, prices, rules)
+            work.budget[0] = purchase_budget(cash, owed, shares, price, mark, row, prices, rules)
     budget = min(budget, work.budget[0])
     scale = purchase_scale(ordered * UNIT, variable, commissions, budget, len(shares), rules)
     for n in range(len(shares)):
@@ -1041,7 +1053,8 @@ def mark_to_market(
         happens = prices.ends[stop] or (rules.is_same_bar and prices.event_row[stop] > 0)
         happens = happens or (rules.closes_at_end and stop == state.end_bar[b])
         if is_plain and not happens:
-            equity = state.cash[b] + work.value[i]
+            owed = find_owed(b, stop, state, prices, rules)
+            equity = state.cash[b] + work.value[i] - owed
             state.equity[b] = equity
             state.peak_equity[b] = max(state.peak_equity[b], equity)
             state.bar[b] = stop
@@ -1073,11 +1086,12 @@ def mark_bars(
         if prices.ends[bar] or (rules.closes_at_end and bar == state.end_bar[b]):
             close_positions(b, bar, False, state, prices, rules, log)
         mark = prices.quotes[bar, MARK]
-        equity = state.cash[b] + value_shares(state.shares[b], mark)
+        owed = find_owed(b, bar, state, prices, rules)
+        equity = state.cash[b] + value_shares(state.shares[b], mark) - owed
         margin = rules.maintenance_margin
         if margin > 0.0 and equity < margin * exposure(state.shares[b], mark):
             close_positions(b, bar, True, state, prices, rules, log)
-            equity = state.cash[b] + value_shares(state.shares[b], mark)
+            equity = state.cash[b] + value_shares(state.shares[b], mark) - owed
         state.equity[b] = equity
         state.peak_equity[b] = max(state.peak_equity[b], equity)
         if is_logged:
@@ -1095,6 +1109,41 @@ def value_shares(shares: Any, mark: Any) -> float:
     for n in range(len(shares)):
         value = add_any_order(value, np.rint(shares[n] * np.float64(mark[n])))
     return value * UNIT
+
+
+@njit_inline
+def find_owed(b: int, bar: int, state: State, prices: Prices, rules: Rules) -> Any:
+    """USD that account b owes for its option at the close of `bar`."""
+    if not rules.has_option:
+        return 0.0
+    start = state.start_bar[b]
+    first = state.first_equity[b]
+    return value_option(
+        start, bar, first, prices.underlying, prices.option_value, prices.option_scale
+    )
+
+
+@njit_call
+def value_option(
+    start: int, bar: int, first: float, underlying: Any, table: Any, scale: Any
+) -> Any:
+    """USD that an option sold at `start` is worth at the close of `bar`."""
+    # The formulas stand in `envs.account.find_owed`. A call, because few accounts have an option.
+    gap, left = find_gap(start, bar, underlying, table)
+    place = gap * scale[left] + STRIKE_POINT
+    column = np.int64(min(max(place, 0.0), table.shape[1] - 2.0))
+    low = table[left, column]
+    share = low + (place - column) * (table[left, column + 1] - low)
+    return np.rint(first * share * USD_GRID) * UNIT
+
+
+@njit_inline
+def find_gap(start: int, bar: int, underlying: Any, table: Any) -> tuple[Any, int]:
+    """Price over the strike, less 1, and bars left of an option sold at `start`; after its expiry
+    those of the expiry."""
+    expiry = start + len(table) - 1
+    now = min(bar, expiry)
+    return underlying[0, now] / underlying[1, start] - 1.0, expiry - now
 
 
 @njit_call

@@ -39,6 +39,8 @@ class Rules(NamedTuple):
     """A bid and an ask rest in each asset."""
     has_stops: bool
     closes_at_end: bool
+    has_option: bool
+    """Accounts have sold an option."""
     is_whole: bool
     is_same_bar: bool
     """Orders fill at the close at which they are decided."""
@@ -84,6 +86,7 @@ class Rules(NamedTuple):
             is_quote=settings.num_sides == 2,
             has_stops=settings.stop_offset_bps is not None,
             closes_at_end=settings.close_at_end,
+            has_option=settings.option is not None,
             is_whole=not settings.fractional,
             is_same_bar=settings.fill == "close",
             is_proportional=settings.costs_are_proportional,
@@ -137,6 +140,10 @@ class Prices(NamedTuple):
     """`[T]` float64."""
     clock: Any
     """`[T]` float64."""
+    underlying: Any
+    """`[2, T]`, `[L + 1, K]` and `[L + 1]` float64, as the two below: see `MarketView`."""
+    option_value: Any
+    option_scale: Any
 
     @classmethod
     def from_view(cls, view: MarketView) -> Prices:

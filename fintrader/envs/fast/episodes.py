@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from fintrader.envs.account import AGE, LEFT, ORDER_ROWS, PRICE
-from fintrader.envs.fast.account import UNIT, value_shares
+from fintrader.envs.fast.account import UNIT, find_gap, find_owed, value_shares
 from fintrader.envs.fast.buffers import Inputs, Outputs, Prices, Rules, State
 from fintrader.envs.fast.compiled import njit_call, njit_inline
 from fintrader.envs.fast.simd import copy_bytes, prefetch, stream_bytes
-from fintrader.envs.market_view import MARK
+from fintrader.envs.market_view import MARK, PER_DEVIATION
 from fintrader.envs.money import EQUITY_FLOOR, USD_GRID
 
 # SplitMix64's constants, as in `envs.episodes`.
@@ -52,10 +52,10 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
     state.start_bar[b] = bar
     state.episode[b] = episode + 1
     state.end_bar[b] = min(bar + length, last) if asked > 0 else last
-    state.cash[b] = inputs.cash[b]
     state.equity[b] = equity
     state.peak_equity[b] = equity
     state.first_equity[b] = equity
+    state.cash[b] = inputs.cash[b] + find_owed(b, bar, state, prices, rules)
 
 
 @njit_inline
@@ -74,13 +74,19 @@ def observe_private(b: int, state: State, prices: Prices, rules: Rules, out: Any
     out[1] = np.float32(safe / first - 1.0)
     out[2] = np.float32(equity / state.peak_equity[b] - 1.0)
     out[3] = np.float32(left)
+    place = 4
+    if rules.has_option:
+        gap, alive = find_gap(state.start_bar[b], bar, prices.underlying, prices.option_value)
+        away = gap * (prices.option_scale[-1] * (1.0 / PER_DEVIATION))
+        out[place] = np.float32(away if alive > 0 else 0.0)
+        place += 1
     share = 1.0 / safe * UNIT
     mark = prices.quotes[bar, MARK]
     shares = state.shares[b]
     for n in range(len(shares)):
-        out[4 + n] = np.float32(shares[n] * np.float64(mark[n]) * share)
+        out[place + n] = np.float32(shares[n] * np.float64(mark[n]) * share)
     if rules.is_limit:
-        observe_resting(state.resting[b], mark, share, rules, out[4 + len(shares) :])
+        observe_resting(state.resting[b], mark, share, rules, out[place + len(shares) :])
 
 
 @njit_inline

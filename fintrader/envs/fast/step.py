@@ -110,7 +110,8 @@ class FusedStep:
         # With a lookback the rows overlap; these are the rows of single bars behind them.
         bars = len(shown) + row_width // bar_width - 1
         rows = torch.as_strided(shown, (bars, bar_width), (bar_width, 1)).numpy()
-        width = 4 + assets * (1 + settings.resting_rows) + (row_width if is_flat else 0)
+        own = 4 + (settings.option is not None) + assets * (1 + settings.resting_rows)
+        width = own + (row_width if is_flat else 0)
         is_streamed = is_flat and num_envs * width * 4 > STREAM_ABOVE_BYTES
         self._market = (Prices.from_view(view), Rules.from_settings(settings))
         self._fixed = (rows, row_width * 4, is_flat, is_streamed, resets)
