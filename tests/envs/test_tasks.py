@@ -5,14 +5,17 @@ import numpy as np
 import pytest
 import torch
 from scipy.ndimage import map_coordinates
+from scipy.stats import norm
 
 from tests.oracles.task_optima import (
+    Hedging,
     Market,
     Quoting,
     Task,
     log_return,
     mean_variance,
     solve,
+    solve_hedge,
     solve_quotes,
     walk_bars,
 )
@@ -23,8 +26,10 @@ from tests.oracles.task_runs import (
     open_task,
     play,
     raw_signals,
+    read_hedging,
     read_quoting,
     read_task,
+    start_hedge,
     start_value,
 )
 
@@ -96,6 +101,55 @@ def test_without_risk_aversion_quotes_stand_where_distance_times_fills_is_larges
     assert solve_quotes(task).distance * 1e4 == pytest.approx(10.0, abs=1.5)
 
 
+def find_band(cost_bps):
+    """Centre and half-width of the shares at which the best hedge of a call leaves them, struck at
+    the price, 400 bars before its expiry."""
+    task = Hedging(
+        kind="call",
+        strike=1.0,
+        weight=1.0,
+        bars=400,
+        horizon=60,
+        volatility_bps=50.0,
+        cost_bps=cost_bps,
+        risk_aversion=99.0,
+        shares=np.linspace(0.32, 0.72, 101),
+        reach=3.0,
+        count=61,
+    )
+    inside = solve_hedge(task).goal[0, task.count // 2] == task.shares
+    low, high = task.shares[inside][[0, -1]]
+    return (low + high) / 2.0, (high - low) / 2.0
+
+
+def test_a_hedge_trades_to_the_edges_of_whalleys_and_wilmotts_band():
+    """Whalley and Wilmott (1997), for small costs: around the delta, with a half-width of
+    (3/2 cost gamma^2 / aversion)^(1/3) at price 1. Between edges b from the delta, which moves by
+    a = gamma sigma a bar, the distance is uniform: its variance b^2 / 3 costs aversion / 2 sigma^2
+    b^2 / 3 a bar, trade at the edges cost a^2 / (2 b), and the sum is least there. Who trades at
+    closes only has edges nearer by -zeta(1/2) / sqrt(2 pi) a (Broadie, Glasserman and Kou 1997)."""
+    deviation = 0.1  # of the price at the expiry
+    gamma = norm.pdf(deviation / 2.0) / deviation
+    for cost_bps in (10.0, 80.0):
+        centre, width = find_band(cost_bps)
+        assert centre == pytest.approx(norm.cdf(deviation / 2.0), abs=0.004)
+        # The logarithm adds 1 to the aversion.
+        continuous = (1.5e-4 * cost_bps * gamma**2 / 100.0) ** (1 / 3)
+        assert width == pytest.approx(continuous - 0.5826 * gamma * 50e-4, abs=0.004)
+
+
+def test_the_value_of_an_option_is_a_martingale():
+    """So that what is owed more and less is 0 on average, as `play` takes it to be."""
+    task = read_hedging()
+    points, weights = np.polynomial.hermite_e.hermegauss(64)
+    scale = 1e-4 * task.volatility_bps
+    for left in (2, 11, 40):
+        for price in (0.9, 1.0, 1.07):
+            grown = task.value(price * np.exp(scale * points - scale**2 / 2), left - 1)
+            mean = weights @ grown / weights.sum()
+            assert mean == pytest.approx(task.value(price, left), abs=1e-8)
+
+
 # --- in the environment ---------------------------------------------------------------------------
 
 
@@ -120,6 +174,26 @@ def decide_by_plan(name, env):
             return torch.tensor(2.0 * away / widest - 1.0, dtype=torch.float32)
 
         return quote, quotes.value[0][task.most]
+    if name == "hedging":
+        hedge = read_hedging()
+        best = solve_hedge(hedge)
+        close = env.market.close[:, 0].double().numpy()
+        axes = np.log(hedge.prices), hedge.shares
+
+        def cover(obs):
+            parts = env.layout.split(obs)
+            account = env.account
+            price = close[account.bar] / close[account.start_bar]
+            growth = (account.equity / account.first_equity).numpy()
+            held = parts["holdings"][:, 0].double().numpy() * growth / price
+            places = [
+                np.interp(value, axis, np.arange(len(axis)))
+                for value, axis in zip((np.log(price), held), axes, strict=True)
+            ]
+            goal = map_coordinates(best.goal, [step_of(parts), *places], order=1, mode="nearest")
+            return torch.tensor(goal * price / growth, dtype=torch.float32)[:, None]
+
+        return cover, start_hedge(hedge, best.value)
     task = read_task(name)
     plan = solve(task)
     levels = raw_signals(env.market)

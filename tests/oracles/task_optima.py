@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.interpolate import CubicSpline
 from scipy.ndimage import map_coordinates
+from scipy.special import ndtr
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Utility = Callable[[Array], Array]
@@ -266,3 +267,121 @@ def walk_bars(
         np.stack([np.exp(low) / (1.0 + wick[0]), np.exp(high) * (1.0 + wick[1]), np.exp(now)], 1)
         - 1.0
     )
+
+
+# --- the hedge of an option -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hedging:
+    """Decisions on the shares held against an option that was sold at price 1; money is in units of
+    the first equity, from which equity never moves far."""
+
+    kind: str
+    """call, put or straddle, struck at `strike`, on `weight` shares."""
+    strike: float
+    weight: float
+    bars: int
+    """Life of the option."""
+    horizon: int
+    """Decisions, the first at its start."""
+    volatility_bps: float
+    cost_bps: float
+    risk_aversion: float
+    shares: Array
+    """Grid of the shares held and of those to hold."""
+    reach: float = 5.0
+    """Prices followed, in standard deviations of the horizon's log return, up and down."""
+    count: int = 81
+    """Number of prices."""
+
+    @property
+    def prices(self) -> Array:
+        """Grid `[P]`, even in logarithms."""
+        farthest = self.reach * 1e-4 * self.volatility_bps * np.sqrt(self.horizon)
+        return np.exp(np.linspace(-farthest, farthest, self.count))
+
+    def value(self, price: Array, left: int) -> Array:
+        """Black and Scholes (1973) without interest."""
+        call = np.maximum(price - self.strike, 0.0)
+        if left > 0:
+            up, down = self._normal(price, left)
+            call = price * up - self.strike * down
+        put = call - price + self.strike
+        return self.weight * {"call": call, "put": put, "straddle": call + put}[self.kind]
+
+    def delta(self, price: Array, left: int) -> Array:
+        """Slope of the value in the price, `left` > 0 bars before the expiry."""
+        call, _ = self._normal(price, left)
+        slope = {"call": call, "put": call - 1.0, "straddle": 2.0 * call - 1.0}[self.kind]
+        return self.weight * slope
+
+    def _normal(self, price: Array, left: int) -> tuple[Array, Array]:
+        deviation = 1e-4 * self.volatility_bps * np.sqrt(left)
+        far = np.log(price / self.strike) / deviation
+        return ndtr(far + deviation / 2), ndtr(far - deviation / 2)
+
+
+HedgeRule = Callable[[int, Array, Array], Array]
+"""Bars left, price and shares held, which broadcast against each other -> shares to hold."""
+
+
+@dataclass(frozen=True)
+class HedgePlan:
+    """Values and shares to hold, `[H, P, Q]`: by decision, price and shares held."""
+
+    value: Array
+    goal: Array
+
+
+def solve_hedge(task: Hedging, rule: HedgeRule | None = None) -> HedgePlan:
+    """Find the best shares to hold, or value a rule."""
+    prices = task.prices[:, None]
+    shares = task.shares[None, :]
+    scale = 1e-4 * task.volatility_bps
+    points, weights = np.polynomial.hermite_e.hermegauss(64)  # many, for the payoff's kink
+    weights = weights / weights.sum()
+    places = np.log(task.prices)
+    spline = CubicSpline(places, np.eye(task.count))
+    # The expectation over a bar, as a matrix over the prices.
+    after = [
+        weight * spline(np.clip(places + scale * point - scale**2 / 2, places[0], places[-1]))
+        for point, weight in zip(points, weights, strict=True)
+    ]
+    expect = np.sum(after, axis=0)
+    value = np.zeros((task.count, shares.size))
+    values = []
+    goals = []
+    for step in reversed(range(task.horizon)):
+        left = task.bars - step
+        goal = np.broadcast_to(shares if rule is None else rule(left, prices, shares), value.shape)
+        # Moments of a bar's log return before costs.
+        mean = np.zeros_like(value)
+        square = np.zeros_like(value)
+        for point, weight in zip(points, weights, strict=True):
+            grown = prices * np.exp(scale * point - scale**2 / 2)
+            owed = task.value(grown, left - 1) - task.value(prices, left)
+            earned = np.log1p(goal * (grown - prices) - owed)
+            mean += weight * earned
+            square += weight * earned**2
+        later = expect @ value
+        if rule is None:  # axes: price, shares held, shares to hold
+            held = shares[..., None]
+            mean, square, later, goal = (part[:, None] for part in (mean, square, later, goal))
+            paid = 1e-4 * task.cost_bps * prices[..., None] * np.abs(goal - held)
+        else:
+            held = shares
+            paid = 1e-4 * task.cost_bps * prices * np.abs(goal - held)
+            rows = np.broadcast_to(np.arange(task.count)[:, None], goal.shape)
+            place = (goal - shares[0, 0]) / (shares[0, 1] - shares[0, 0])
+            later = map_coordinates(later, [rows, place], order=1, mode="nearest")
+        risk = square - 2.0 * paid * mean + paid**2
+        worth = mean - paid - 0.5 * task.risk_aversion * risk + later
+        if rule is None:
+            best = worth.argmax(axis=2)
+            worth = worth.max(axis=2)
+            goal = task.shares[best]
+        value = worth
+        values.append(value)
+        goals.append(goal)
+    return HedgePlan(np.array(values[::-1]), np.array(goals[::-1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.pipeline.config import RunConfig, load_config
 from tests.oracles.task_optima import (
     Array,
+    HedgeRule,
+    Hedging,
     Market,
     Quoting,
     Signal,
@@ -22,12 +25,13 @@ from tests.oracles.task_optima import (
     log_return,
     mean_variance,
     solve,
+    solve_hedge,
     solve_quotes,
     walk_bars,
 )
 
 FOLDER = Path(__file__).parents[2] / "configs" / "tasks"
-TASKS = ("liquidation", "signals", "market_making", "growth")
+TASKS = ("liquidation", "signals", "market_making", "growth", "hedging")
 Policy = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -89,6 +93,31 @@ def read_quoting(name: str = "market_making") -> Quoting:
     )
 
 
+def read_hedging(name: str = "hedging") -> Hedging:
+    """Describe a task of hedging to the oracle."""
+    config = load_task(name)
+    env = config.env
+    option = env.option
+    assert option.volatility_bps == config.data.source.volatility_bps
+    most = 1.1 * option.weight
+    return Hedging(
+        kind=option.kind,
+        strike=option.strike,
+        weight=option.weight,
+        bars=option.bars,
+        horizon=env.episode_bars,
+        volatility_bps=option.volatility_bps,
+        cost_bps=env.cost_bps,
+        risk_aversion=env.risk_aversion,
+        shares=np.linspace(-most, most, 111),
+    )
+
+
+def start_hedge(task: Hedging, value: Array) -> float:
+    """Worth of a hedging task at its first decision, without shares."""
+    return float(value[0][task.count // 2, np.argmin(np.abs(task.shares))])
+
+
 def start_value(task: Task, value: Array) -> float:
     """Worth of a task at its first decision, on average over the signals."""
     start = float(task.close_at_end)  # what is to be sold, or nothing
@@ -101,7 +130,14 @@ def start_value(task: Task, value: Array) -> float:
 
 def find_worths(name: str) -> tuple[float, float, str]:
     """Worth of the best plan and of the best rule with one parameter, and that rule."""
-    if name == "market_making":
+    if name == "hedging":
+        hedging = read_hedging()
+        rules = {
+            text: start_hedge(hedging, solve_hedge(hedging, rule).value)
+            for text, rule in list_hedges(hedging).items()
+        }
+        best = start_hedge(hedging, solve_hedge(hedging).value)
+    elif name == "market_making":
         quoting = read_quoting()
         fixed = {
             f"quotes {1e4 * away:g} bps from the close": np.full((2 * quoting.most + 1, 2), place)
@@ -146,6 +182,28 @@ def list_rules(task: Task) -> list[tuple[float, str, Callable[..., Array]]]:
     ]
 
 
+def list_hedges(task: Hedging) -> dict[str, HedgeRule]:
+    """List rules that trade a constant part of the way to the option's delta, and rules that hold
+    its distance from the delta below a constant."""
+
+    def move(rate: float, left: int, price: Array, shares: Array) -> Array:
+        return shares + rate * (task.delta(price, left) - shares)
+
+    def clip(width: float, left: int, price: Array, shares: Array) -> Array:
+        delta = task.delta(price, left)
+        return np.clip(shares, delta - width, delta + width)
+
+    widths = task.weight * np.linspace(0.1, 0.6, 26)
+    rules: dict[str, HedgeRule] = {
+        f"trades {rate:.0%} of the way to the delta at each bar": partial(move, rate)
+        for rate in np.linspace(0.02, 0.5, 25)
+    }
+    return rules | {
+        f"trades when {width:.2f} shares from the delta, to there": partial(clip, width)
+        for width in widths
+    }
+
+
 def raw_signals(market: Any) -> Array:
     """The signals `[T, S]` of a market of one asset, as they were before they were scaled."""
     scales = [market.normalisation.features[name] for name in market.feature_names]
@@ -159,26 +217,45 @@ def raw_signals(market: Any) -> Array:
 @torch.no_grad()
 def play(policy: Policy, env: TradingEnv, config: RunConfig, episodes: int) -> Array:
     """Play whole episodes; return the sum of rewards of each, less what the bars' surprises made of
-    the weights held through them, whose mean is 0."""
+    the weights held through them and of an option, whose mean is 0."""
     source = config.data.source
     bps = np.array([signal["bps"] for signal in source.signals.values()])
     expected = 1e-4 * (source.walk["drift_bps"] + raw_signals(env.market) @ bps)
     mean = torch.as_tensor(np.exp(expected))
     gross = (env.market.close[1:] / env.market.close[:-1]).double()[:, 0]
+    hedging = None if config.env.option is None else read_hedging()
     earned: list[float] = []
     total = torch.zeros(env.num_envs, dtype=torch.float64)
     obs, _ = env.reset(seed=1)
     while len(earned) < episodes:
         action = policy(obs)
-        bar = env.account.bar
+        account = env.account
+        bar = account.bar
         weight = action[:, 0].double()
         if env.settings.action == "quote":
             weight = env.layout.split(obs)["holdings"][:, 0].double()
         elif not env.settings.short:
             weight = weight.clamp(0.0, 1.0)
+        surprise = weight * (gross[bar] - mean[bar])
+        if hedging is not None:
+            surprise -= owe_more(hedging, env.market, account)
         obs, reward, terminated, truncated, _ = env.step(action)
-        total += reward.double() - weight * (gross[bar] - mean[bar])
+        total += reward.double() - surprise
         done = terminated | truncated
         earned += total[done].tolist()
         total[done] = 0.0
     return np.array(earned)
+
+
+def owe_more(task: Hedging, market: Any, account: Any) -> torch.Tensor:
+    """Growth of the options' value in the next bar as a share of the equity, `[B]`: a martingale at
+    the market's volatility."""
+    passed = (account.bar - account.start_bar).numpy()
+    close = market.close[:, 0].double().numpy()
+    price, grown = (close[account.bar + k] / close[account.start_bar] for k in (0, 1))
+    more = np.zeros(len(passed))
+    for step in np.unique(passed[passed < task.bars]):
+        there = passed == step
+        left = task.bars - int(step)
+        more[there] = task.value(grown[there], left - 1) - task.value(price[there], left)
+    return torch.as_tensor(more) * account.first_equity / account.equity
