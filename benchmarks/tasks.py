@@ -3,8 +3,8 @@
     python benchmarks/tasks.py [--task liquidation ...] [--algo ppo ...] [--seeds 5]
                                [--env-steps 1000000] [--fresh] [--save]
 
-The tasks are `configs/tasks/*.yaml`; agents have their default settings but for the head that a
-task names. The optimum J* and the worth of the rule J_rule are those of a dynamic programme on the
+The tasks are `configs/tasks/*.yaml`; agents have their default settings but for the head, and what
+a network sees of the account, that a task names. The optimum J* and the worth of the rule J_rule are those of a dynamic programme on the
 environment's own rules (tests/oracles/task_optima.py). An agent's worth J is the mean reward of
 episodes on a market of another seed, less what the bars' surprises made of its weights, whose mean
 is 0. *Closed* is (J - J_rule) / (J* - J_rule): 0 for the rule, 1 for the optimum. One thread each;
@@ -41,10 +41,12 @@ def learn(name: str, algo: str, *, seed: int, env_steps: int) -> dict[str, Any]:
     config = load_task(name)
     market = fintrader.load_market(FOLDER / f"{name}.yaml")
     env = TradingEnv(market, EnvSettings(**dict(config.env)), seed=seed)
-    head = config.agents[0].head
+    named = config.agents[0]
     began = time.process_time()
     try:
-        agent = choose_agent(algo).model_copy(update={"head": head})
+        agent = choose_agent(algo)
+        network = agent.network.model_copy(update={"private": named.network.private})
+        agent = agent.model_copy(update={"head": named.head, "network": network})
         trained = fintrader.train(agent, env, env_steps=env_steps, seed=seed)
     except FintraderError as error:
         return {"task": name, "algo": algo, "seed": seed, "refused": str(error)}
