@@ -168,7 +168,11 @@ def test_what_cannot_sell_an_option_says_so():
         EnvSettings(option={"bars": 100, "volatility_bps": 251.0})
     with pytest.raises(EnvError, match=r"leave out env\.option"):
         MultiTraderEnv(market, EnvSettings(option=option))
-    reason = TritonStep.find_obstacle(
-        EnvSettings(option=option), torch.device("cuda"), record=False
-    )
-    assert reason in ("it sells no option", "triton is not installed")
+
+
+def test_the_cuda_kernel_leaves_an_option_to_torch(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # as if it were installed
+    cuda = torch.device("cuda")
+    sold = EnvSettings(option={"bars": 5, "volatility_bps": 300.0})
+    assert TritonStep.find_obstacle(EnvSettings(), cuda, record=False) is None
+    assert TritonStep.find_obstacle(sold, cuda, record=False) == "it sells no option"
