@@ -7,7 +7,7 @@ bars.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, Self
@@ -172,7 +172,8 @@ class SyntheticSettings(Settings):
     predictable."""
     walk: Annotated[Mapping[WalkKey, float], fill_mapping(WALK)] | None = None
     """Independent bars, whose law is known exactly: no index, regime or shape of the day, and from
-    100 USD on a constant volatility. `drift_bps`: expected return of a bar, in basis points;
+    100 USD on a constant volatility; a stock below 25 or above 400 USD is split to about 100 before
+    the next session. `drift_bps`: expected return of a bar, in basis points;
     `path_steps`: normal steps within a bar, whose extremes are its high and low; `wick_bps`: mean of
     what single trades reach beyond them, exponentially distributed, without a trace in the close;
     `volume`: shares a bar."""
@@ -337,7 +338,26 @@ def generate_walk(
     prices = {"open": open_, "high": high, "low": low, "close": close}
     index = 1000.0 * np.exp(np.cumsum(now.mean(axis=1)))
     volume = np.full(shape, walk["volume"])
-    return _assemble(settings, grid, prices, volume, extras, index, happening)
+    splits = _split_far_prices(prices, grid)
+    return _assemble(settings, grid, prices, volume, extras, index, happening, splits)
+
+
+def _split_far_prices(
+    prices: Mapping[str, Array], grid: SessionGrid
+) -> list[tuple[int, int, float]]:
+    """Bring prices `[T, N]` outside 25 to 400 USD to about 100 with the next session, in place;
+    returns stock, session and ratio of each split."""
+    splits = []
+    for session in range(1, grid.num_sessions):
+        first = grid.first_bar[session]
+        for stock, price in enumerate(prices["close"][first - 1].tolist()):
+            if 25.0 <= price <= 400.0:
+                continue
+            ratio = float(round(price / 100.0)) if price > 100.0 else 1.0 / round(100.0 / price)
+            for values in prices.values():
+                values[first:, stock] /= ratio
+            splits.append((stock, session, ratio))
+    return splits
 
 
 def _draw_decaying(noise: Array, half_life: float) -> Array:
@@ -357,8 +377,10 @@ def _assemble(
     extras: Mapping[str, Array],
     index: Array,
     happening: RandomEvents,
+    splits: Sequence[tuple[int, int, float]] = (),
 ) -> SyntheticMarket:
-    """Apply events and missing bars to prices, volumes and extra columns `[T, N]`."""
+    """Apply events and missing bars to prices, volumes and extra columns `[T, N]`; `splits` (stock,
+    session, ratio) are in the prices already."""
     num_bars, num_symbols = volume.shape
     random = create_numpy_generator(settings.seed, "synthetic", "missing")
     present = random.random((num_bars, num_symbols)) >= settings.missing
@@ -366,6 +388,9 @@ def _assemble(
     present &= happening.listed & ~happening.halted[:, None]
     symbols = tuple(f"S{number:03d}" for number in range(num_symbols))
     actions = happening.apply(prices, volume, grid, symbols)
+    for stock, session, ratio in splits:
+        day = grid.dates[session].item()
+        actions.append(Action(symbol=symbols[stock], day=day, split=ratio, dividend_usd=0.0))
     keep = present.T.ravel()  # rows by symbol, then time
 
     def column(values: Array) -> Array:

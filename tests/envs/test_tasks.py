@@ -230,3 +230,21 @@ def test_rules_with_one_parameter_earn_less():
     for name in TASKS:
         best, rule, _ = find_worths(name)
         assert rule < best - 0.05 * abs(best), name
+
+
+def test_a_price_far_from_100_is_split_before_the_next_session():
+    """So that a walk of any length keeps prices that a market may have."""
+    market = open_task("growth", 2).market
+    starts = torch.nonzero(market.session.diff()).flatten() + 1
+    before = market.close[starts - 1, 0]
+    splits = dict(zip(market.events.bar.tolist(), market.events.split.tolist(), strict=True))
+    for start, price in zip(starts.tolist(), before.tolist(), strict=True):
+        ratio = splits.pop(start, None)
+        assert (ratio is None) == (25.0 <= price <= 400.0)
+        if ratio is not None:
+            assert 50.0 <= price / ratio <= 200.0
+    assert not splits
+    # Returns go on as if there were no splits.
+    returns = market.adjusted_close[:, 0].log().diff()
+    assert float(returns.std()) == pytest.approx(0.2, rel=0.02)
+    assert float(returns.abs().max()) < 0.2 * 6

@@ -222,7 +222,8 @@ def play(policy: Policy, env: TradingEnv, config: RunConfig, episodes: int) -> A
     bps = np.array([signal["bps"] for signal in source.signals.values()])
     expected = 1e-4 * (source.walk["drift_bps"] + raw_signals(env.market) @ bps)
     mean = torch.as_tensor(np.exp(expected))
-    gross = (env.market.close[1:] / env.market.close[:-1]).double()[:, 0]
+    close = env.market.adjusted_close[:, 0]
+    gross = close[1:] / close[:-1]
     hedging = None if config.env.option is None else read_hedging()
     earned: list[float] = []
     total = torch.zeros(env.num_envs, dtype=torch.float64)
@@ -251,7 +252,7 @@ def owe_more(task: Hedging, market: Any, account: Any) -> torch.Tensor:
     """Growth of the options' value in the next bar as a share of the equity, `[B]`: a martingale at
     the market's volatility."""
     passed = (account.bar - account.start_bar).numpy()
-    close = market.close[:, 0].double().numpy()
+    close = market.adjusted_close[:, 0].numpy()
     price, grown = (close[account.bar + k] / close[account.start_bar] for k in (0, 1))
     more = np.zeros(len(passed))
     for step in np.unique(passed[passed < task.bars]):
