@@ -12,6 +12,7 @@ from collections.abc import Callable
 from torch import nn
 
 from fintrader.agents.encoders import make_encoder
+from fintrader.agents.heads import ActionHead
 from fintrader.agents.latent_critic import MarketOnceLatentCritic
 from fintrader.agents.mlp import MlpActor, MlpCritic
 from fintrader.agents.networks import Actor, Blueprint, MarketOnceActor, MarketOnceCritic
@@ -21,13 +22,10 @@ from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.errors import ConfigError
 
 
-def resolve_network(
-    settings: NetworkSettings, layout: Layout, *, orders: bool = False
-) -> NetworkSettings:
-    """Replace the kind `auto` by the kind that suits the layout; `orders`: latents are orders, not
-    target weights.
+def resolve_network(settings: NetworkSettings, layout: Layout, head: ActionHead) -> NetworkSettings:
+    """Replace the kind `auto` by the kind that suits layout and head.
 
-    Raises ConfigError for a network that cannot read the layout.
+    Raises ConfigError for a network that cannot read the layout, or has no rate for each asset.
     """
     if isinstance(layout, FlatLayout):
         if settings.kind not in ("auto", "mlp"):
@@ -43,9 +41,15 @@ def resolve_network(
                 " mlp or auto with env.action limit or quote"
             )
         return settings.model_copy(update={"kind": "mlp"})
+    if head.kind == "weights" and settings.kind not in ("auto", "mlp"):
+        raise ConfigError(
+            f"agent.network.kind {settings.kind} has no trade rate for each asset, as agent.head.kind"
+            " weights needs; set the network to mlp or auto"
+        )
     if settings.kind != "auto":
         return settings
-    return settings.model_copy(update={"kind": "per_asset" if orders else "market_once"})
+    suited = "market_once" if head.targets_weights else "per_asset"
+    return settings.model_copy(update={"kind": "mlp" if head.kind == "weights" else suited})
 
 
 _ACTORS: dict[str, Callable[..., Actor]] = {

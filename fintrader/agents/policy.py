@@ -137,7 +137,7 @@ class ActorPolicy(PolicyModule):
         self.outputs = outputs
         self.squash = squash
         self.head = make_head(layout, head)
-        self.network = resolve_network(network, layout, orders=not self.head.targets_weights)
+        self.network = resolve_network(network, layout, self.head)
         self.meta = {}
         # Not as a submodule: acting does not need it, and an agent has it among its own modules.
         object.__setattr__(self, "rewards", rewards)
@@ -348,7 +348,7 @@ def _build(description: PolicyDescription, stored: int) -> PolicyModule:
         # On the meta device a network takes no memory until its stored weights are known to fit.
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             decoder = make_head(layout, head)
-            network = resolve_network(network, layout, orders=not decoder.targets_weights)
+            network = resolve_network(network, layout, decoder)
             actor = make_actor(layout, network, extra=decoder.extra, outputs=outputs)
         described = sum(weight.numel() for weight in actor.parameters())
         if described > stored:

@@ -75,9 +75,10 @@ class NetworkSettings(Settings):
 class ActionHeadSettings(Settings):
     """Map from latents to actions."""
 
-    kind: Literal["auto", "direct", "aim", "tilt"] = "auto"
-    """`tilt` and `aim` suit the environment's `target` actions, `direct` everything; `auto`: on
-    markets `tilt` where there is a benchmark (`env.benchmark`), else `aim`."""
+    kind: Literal["auto", "direct", "weights", "aim", "tilt"] = "auto"
+    """`tilt`, `aim` and `weights` suit the environment's `target` actions, `direct` everything;
+    `weights` may be negative, for few assets (`agent.network.kind` mlp); `auto`: on markets `tilt`
+    where there is a benchmark (`env.benchmark`), else `aim`."""
     scale: PositiveFloat = 4.0
     """Logits per unit of latent (`aim`): at 4, latents of ±1 concentrate almost all weight."""
     cash_logit: float = -1.0
@@ -92,8 +93,8 @@ class ActionHeadSettings(Settings):
     fully_invested: bool = True
     """Hold no cash (`tilt`); otherwise its share is learned, from 0."""
     trade_rate: float = Field(default=0.2, gt=0, lt=1)
-    """Part of the way to its aim that a decision trades, at the start; then it is learned
-    (`tilt`)."""
+    """Part of the way to its aim that a decision trades, at the start; then it is learned (`tilt`;
+    `weights`: for each asset)."""
     tilt_scale: float = Field(default=1.0, ge=0, le=MAX_TILT_SCALE)
     """Factor on the aim's distance to the benchmark (`tilt`), as far as no weight becomes negative:
     below 1 it shrinks the bets, above 1 it enlarges them."""

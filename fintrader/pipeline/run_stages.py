@@ -435,12 +435,12 @@ def _refuse_unfit_agents(config: RunConfig, market: MarketTensors) -> None:
     orders that rest."""
     layout = lay_out(market, config.trading)
     for agent in config.agents:
+        head = make_head(layout, agent.head)
         if market.num_assets == 1:
-            refuse_idle(make_head(layout, agent.head))
-        if layout.resting:
-            resolve_network(agent.network, layout)
-            if agent.algo == "apg":
-                raise ConfigError(NO_GRADIENT)
+            refuse_idle(head)
+        resolve_network(agent.network, layout, head)
+        if layout.resting and agent.algo == "apg":
+            raise ConfigError(NO_GRADIENT)
 
 
 def backtest_stage(

@@ -34,13 +34,16 @@ HEADS = {
 }
 
 
+KINDS = HEADS | {"weights": {"kind": "weights", "trade_rate": 0.3}}
+
+
 def actor(layout, seed, head, outputs=1, **network):
     """An actor whose weights and statistics are far from where training begins."""
     torch.manual_seed(seed)
     squash = bool(seed % 2)
     settings = NetworkSettings(**network)
     policy = ActorPolicy(
-        layout, settings, ActionHeadSettings(**HEADS[head]), outputs=outputs, squash=squash
+        layout, settings, ActionHeadSettings(**KINDS[head]), outputs=outputs, squash=squash
     )
     for parameter in policy.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.5)
@@ -72,7 +75,9 @@ def bound_actions(policy, obs, layout):
     return actions
 
 
-@pytest.mark.parametrize(("network", "head"), [*zip(NETWORKS, cycle(HEADS))])
+@pytest.mark.parametrize(
+    ("network", "head"), [*zip(NETWORKS, cycle(HEADS)), ("mlp", "weights"), ("mlp_norm", "weights")]
+)
 def test_one_network_acts_as_it_does_itself(network, head):
     obs = observations(LAYOUT, 12)
     for seed, outputs in ((0, 1), (1, 2)):

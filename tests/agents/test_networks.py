@@ -226,9 +226,30 @@ def test_networks_that_cannot_read_a_layout_say_so(settings, layout, message):
 
 
 def test_auto_is_the_kind_that_suits_the_layout():
-    assert resolve_network(network("none"), FlatLayout(3, 1)).kind == "mlp"
-    assert resolve_network(network("none"), LAYOUT).kind == "market_once"
-    assert resolve_network(network("none"), LAYOUT, orders=True).kind == "per_asset"
+    def suit(layout, head, **given):
+        return resolve_network(
+            NetworkSettings(**given), layout, ActionHead(layout, ActionHeadSettings(kind=head))
+        ).kind
+
+    assert suit(FlatLayout(3, 1), "auto") == "mlp"
+    assert suit(LAYOUT, "auto") == "market_once"
+    assert suit(LAYOUT, "direct") == "per_asset"
+    assert suit(LAYOUT, "weights") == "mlp"
+    with pytest.raises(ConfigError, match="no trade rate for each asset"):
+        suit(LAYOUT, "weights", kind="market_once")
+
+
+def test_weights_move_part_of_the_way_from_what_is_held():
+    layout = ObservationLayout(2, 0, 0)
+    head = ActionHead(layout, ActionHeadSettings(kind="weights", trade_rate=0.25))
+    obs = torch.zeros(1, layout.width)
+    obs[0, layout.slices["holdings"]] = torch.tensor([0.4, -0.2])
+    assert head.latents == 4
+    # At rate latents of 0 a quarter of the way; the second aim is clipped to -1.
+    still = head.decode(obs, torch.tensor([[0.8, -3.0, 0.0, 0.0]]))
+    assert still.tolist() == [pytest.approx([0.5, -0.4])]
+    fast = head.decode(obs, torch.tensor([[0.8, -3.0, 50.0, -50.0]]))
+    assert fast.tolist() == [pytest.approx([0.8, -0.2])]
 
 
 def test_the_action_is_the_aim():

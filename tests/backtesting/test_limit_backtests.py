@@ -174,9 +174,9 @@ def test_the_head_gives_weights_and_then_prices(market):
     assert (head.kind, head.latents) == ("direct", 8)
     with pytest.raises(ConfigError, match="quote takes prices"):
         make_head(quoting, ActionHeadSettings(kind="tilt"))
-    assert resolve_network(NetworkSettings(), layout).kind == "mlp"
+    assert resolve_network(NetworkSettings(), layout, head).kind == "mlp"
     with pytest.raises(ConfigError, match="does not see the orders that rest"):
-        resolve_network(NetworkSettings(kind="market_once"), layout)
+        resolve_network(NetworkSettings(kind="market_once"), layout, head)
 
 
 def test_what_has_no_orders_that_rest_says_so(market):

@@ -28,6 +28,7 @@ class Head(IntEnum):
     DIRECT = 0
     AIM = 1
     TILT = 2
+    WEIGHTS = 3
 
 
 class Activation(IntEnum):
@@ -345,7 +346,8 @@ def _run_mlp(
 # cannot overflow.
 @njit_layer
 def _decode(k: int, plan: Any, numbers: Any, table: Any, latent: Any, action: Any) -> None:
-    """Turn a latent into `action [N]`; `tilt` reads holdings and benchmark in `table`."""
+    """Turn a latent into `action [N]`; `tilt` and `weights` read holdings and benchmark in
+    `table`."""
     count = action.size
     if plan[k, Plan.SQUASH]:
         for i in range(latent.size):
@@ -365,8 +367,20 @@ def _decode(k: int, plan: Any, numbers: Any, table: Any, latent: Any, action: An
         total += _sum(action)
         for n in range(count):
             action[n] /= total
+    elif plan[k, Plan.DECODER] == Head.WEIGHTS:
+        for n in range(count):
+            held = table[0, n]
+            aim = min(max(latent[n], -ONE), ONE)
+            step = _find_rate(k, numbers, latent[count + n]) * (aim - held)
+            action[n] = min(max(held + step, -ONE), ONE)
     else:
         _tilt(k, plan, numbers, table[0], table[-1], latent, action)
+
+
+@njit_layer
+def _find_rate(k: int, numbers: Any, latent: Any) -> Any:
+    """Turn a latent into a trade rate."""
+    return ONE / (ONE + np.exp(-numbers[k, Number.RATE_LOGIT] - _RATE * latent))
 
 
 # As `heads.ActionHead.tilt`.
@@ -400,7 +414,7 @@ def _tilt(
     invested = ONE
     if plan[k, Plan.HAS_CASH]:
         invested -= min(max(latent[count + 1], ZERO), ONE)
-    rate = ONE / (ONE + np.exp(-numbers[k, Number.RATE_LOGIT] - _RATE * latent[count]))
+    rate = _find_rate(k, numbers, latent[count])
     rate += (ONE - rate) * np.exp(-share / _FOLLOWING)
     idle = ZERO
     for n in range(count):

@@ -75,7 +75,7 @@ class BoundNetworks:
         height = max(wide, -(-self.widest // padded))
         common = account + context
         shapes: list[Any] = [(height, padded), (height, padded), wide, max(wide, common, 1)]
-        shapes += [(self.columns, padded), common, layout.width, (1 + count, assets + 2)]
+        shapes += [(self.columns, padded), common, layout.width, (1 + count, 2 * assets + 2)]
         shapes += [(count, assets)]
         buffers = tuple(np.zeros(shape, np.float32) for shape in shapes)
         self._parts = (account, assets, layout.num_features, flags, context), networks, buffers
