@@ -3,16 +3,19 @@
     python benchmarks/tasks.py [--task liquidation ...] [--algo ppo ...] [--seeds 5]
                                [--env-steps 1000000] [--fresh] [--save]
 
-The tasks are `configs/tasks/*.yaml`; agents have their default settings but for the head, and what
-a network sees of the account, that a task names. The optimum J* and the worth of the rule J_rule are those of a dynamic programme on the
-environment's own rules (tests/oracles/task_optima.py). An agent's worth J is the mean reward of
-episodes on a market of another seed, less what the bars' surprises made of its weights, whose mean
-is 0. *Closed* is (J - J_rule) / (J* - J_rule): 0 for the rule, 1 for the optimum. One thread each;
-finished trainings are in `runs/benchmarks`.
+The tasks are `configs/tasks/*.yaml`. PPO has the settings of their `agent`, which are the same in
+all; other agents have its head, and default settings for the rest. `sb3` is Stable-Baselines3's
+PPO with PPO's settings, head and network, in the same environment. The optimum J* and the worth of
+the rule J_rule are those of a dynamic programme on the environment's own rules
+(tests/oracles/task_optima.py). An agent's worth J is the mean reward of episodes on a market of
+another seed, less what the bars' surprises made of its weights, whose mean is 0. *Closed* is
+(J - J_rule) / (J* - J_rule): 0 for the rule, 1 for the optimum. One thread each; finished
+trainings are in `runs/benchmarks`.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from functools import partial
@@ -20,16 +23,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import gymnasium
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fintrader
 from benchmarks._bench import FinishedRuns, finish, read_arguments
+from fintrader.agents import PPO
 from fintrader.agents.agent import choose_agent
+from fintrader.agents.limit_head import make_head
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import FintraderError
-from tests.oracles.task_runs import FOLDER, TASKS, find_worths, load_task, open_task, play
+from tests.oracles.task_runs import FOLDER, TASKS, Policy, find_worths, load_task, open_task, play
 
 EPISODES = 20_000
 OTHER_SEED = 1001
@@ -37,21 +44,23 @@ OTHER_SEED = 1001
 
 
 def learn(name: str, algo: str, *, seed: int, env_steps: int) -> dict[str, Any]:
-    """Train one agent by default settings and measure its worth, in basis points an episode."""
+    """Train one agent and measure its worth, in basis points an episode."""
     config = load_task(name)
     market = fintrader.load_market(FOLDER / f"{name}.yaml")
     env = TradingEnv(market, EnvSettings(**dict(config.env)), seed=seed)
-    named = config.agents[0]
+    agent = config.agents[0]
     began = time.process_time()
     try:
-        agent = choose_agent(algo)
-        network = agent.network.model_copy(update={"private": named.network.private})
-        agent = agent.model_copy(update={"head": named.head, "network": network})
-        trained = fintrader.train(agent, env, env_steps=env_steps, seed=seed)
+        if algo == "sb3":
+            policy = train_sb3(env, agent, env_steps, seed)
+        else:
+            if algo != "ppo":
+                agent = choose_agent(algo).model_copy(update={"head": agent.head})
+            policy = fintrader.train(agent, env, env_steps=env_steps, seed=seed).policy
     except FintraderError as error:
         return {"task": name, "algo": algo, "seed": seed, "refused": str(error)}
     seconds = time.process_time() - began
-    earned = play(trained.policy, open_task(name, 512, OTHER_SEED), config, EPISODES)
+    earned = play(policy, open_task(name, 512, OTHER_SEED), config, EPISODES)
     return {
         "task": name,
         "algo": algo,
@@ -61,10 +70,67 @@ def learn(name: str, algo: str, *, seed: int, env_steps: int) -> dict[str, Any]:
     }
 
 
+def train_sb3(env: TradingEnv, settings: PPO, env_steps: int, seed: int) -> Policy:
+    """Train Stable-Baselines3's PPO with our settings on the latents of our head."""
+    from stable_baselines3 import PPO as Sb3PPO
+    from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
+
+    from fintrader.envs.adapters.sb3 import Sb3VecEnv
+
+    head = make_head(env.layout, settings.head)
+
+    def decode(obs: Any, latent: Any) -> torch.Tensor:
+        return head.decode(torch.as_tensor(obs), torch.as_tensor(latent))
+
+    class Decoded(VecEnvWrapper):
+        """Takes latents for actions."""
+
+        def __init__(self) -> None:
+            space = gymnasium.spaces.Box(-10.0, 10.0, (head.latents,), np.float32)
+            super().__init__(Sb3VecEnv(env), action_space=space)
+
+        def reset(self) -> Any:
+            self.obs = self.venv.reset()
+            return self.obs
+
+        def step_async(self, actions: Any) -> None:
+            self.venv.step_async(decode(self.obs, actions).numpy())
+
+        def step_wait(self) -> Any:
+            self.obs, *others = self.venv.step_wait()
+            return self.obs, *others
+
+    accounts = VecNormalize(Decoded(), gamma=settings.gamma)
+    model = Sb3PPO(
+        "MlpPolicy",
+        accounts,
+        learning_rate=settings.learning_rate,
+        n_steps=settings.num_steps,
+        batch_size=settings.num_steps * env.num_envs // settings.num_minibatches,
+        n_epochs=settings.update_epochs,
+        gamma=settings.gamma,
+        gae_lambda=settings.gae_lambda,
+        policy_kwargs={
+            "net_arch": list(settings.network.hidden),
+            "activation_fn": torch.nn.ReLU,
+            "log_std_init": math.log(settings.noise),
+        },
+        seed=seed,
+        device="cpu",
+    )
+    model.learn(env_steps)
+
+    def act(obs: torch.Tensor) -> torch.Tensor:
+        latent, _ = model.predict(accounts.normalize_obs(obs.numpy()), deterministic=True)
+        return decode(obs, latent)
+
+    return act
+
+
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(
-        __doc__, task=list(TASKS), algo=["ppo", "apg", "sac"], seeds=5, env_steps=1_000_000,
+        __doc__, task=list(TASKS), algo=["ppo", "apg", "sac", "sb3"], seeds=5, env_steps=1_000_000,
         fresh=False,
     )  # fmt: skip
     torch.set_num_threads(1)
