@@ -53,7 +53,7 @@ class BaseAgent(Resumable):
         self.seed = seed
         self.head = make_head(layout, settings.head)
         inputs = self.head.latents if self.is_squashed else 0
-        squash = self.is_squashed or (self.is_bounded and self.head.is_gradual)
+        squash = self.is_squashed or (self.is_bounded and self.head.kind in ("aim", "tilt"))
         self.rewards = RewardScaler(settings.gamma)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(seed, "weights"))
@@ -138,7 +138,7 @@ class BaseAgent(Resumable):
         `noise_persistence`."""
         persistence = self.settings.noise_persistence
         if persistence is None:
-            persistence = 0.9 if self.head.is_gradual else 0.0
+            persistence = 0.9 if self.head.kind in ("aim", "tilt") else 0.0
         noise = self.draw_normal(shape)
         if persistence > 0:
             last = self.last_noise

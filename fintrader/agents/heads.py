@@ -18,7 +18,7 @@ FOLLOWING_SHARE = 0.005
 """Active share of an aim up to which, roughly, it is followed at once whatever the learned rate
 (`tilt`): so the account reaches the benchmark itself, and does not only approach it."""
 RATE_PER_LATENT = 2.0
-"""Logits of the trade rate per unit of latent (`tilt`, `weights`): latents of ±1 move a rate of 0.2 between 3
+"""Logits of the trade rate per unit of latent (`tilt`): latents of ±1 move a rate of 0.2 between 3
 and 65 percent."""
 
 
@@ -27,10 +27,6 @@ class ActionHead:
 
     `direct`
         `a = clip(z, -1, 1)`. For classic environments and for the environment's `trade` actions.
-    `weights`
-        For target weights, negative ones too: `a = w + rate · (clip(z, -1, 1) − w)` with the
-        weights held w, and a trade rate for each asset, which is learned. For networks of the kind
-        `mlp`.
     `aim`
         For target weights. The latents are logits of an *aim* portfolio with cash in it, and the
         action is the aim, or the edge of a no-trade region around it:
@@ -65,13 +61,9 @@ class ActionHead:
                 "agent.head.kind tilt needs features to tilt by: name some in data.features.names"
             )
         self.targets_weights = self.kind != "direct"
-        self.is_gradual = self.kind in ("aim", "tilt")
-        """True if latents are logits: they are bounded, and their noise lasts."""
-        rates = 0 if isinstance(layout, FlatLayout) else layout.num_assets
-        extra = {"direct": 0, "weights": rates, "aim": 1, "tilt": 2 - settings.fully_invested}
-        self.extra = extra[self.kind]
-        """Latents that stand last, after those of the actions: cash (`aim`); the trade rate, and
-        cash where it may be held (`tilt`); the trade rate of each asset (`weights`)."""
+        extra = {"direct": 0, "weights": layout.num_actions, "aim": 1}
+        self.extra = extra.get(self.kind, 2 - settings.fully_invested)
+        """Latents that stand last: cash; the trade rate, then cash; the trade rate of each asset."""
         self.latents = layout.num_actions + self.extra
         """L: width of the latent."""
         self.out_gain = 0.0 if self.kind == "tilt" else 0.01
@@ -86,10 +78,6 @@ class ActionHead:
             return self.aim(latent)
         assert not isinstance(self.layout, FlatLayout)
         held = holdings_of(obs, self.layout)
-        if self.kind == "weights":
-            aim, pace = latent.tensor_split([held.shape[-1]], dim=-1)
-            step = self.find_rate(pace) * (aim.clamp(-1.0, 1.0) - held)
-            return (held + step).clamp(-1.0, 1.0)
         if obs.shape[-1] == self.layout.width:
             benchmark = benchmark_of(obs, self.layout)
         else:
@@ -125,18 +113,14 @@ class ActionHead:
         if not settings.fully_invested:
             aim = aim * (1 - latent[..., assets + 1 :].clamp(0.0, 1.0))
 
-        rate = self.find_rate(latent[..., assets : assets + 1])
+        start = math.log(settings.trade_rate / (1 - settings.trade_rate))
+        rate = torch.sigmoid(start + RATE_PER_LATENT * latent[..., assets : assets + 1])
         rate = rate + (1 - rate) * torch.exp(-active_share / FOLLOWING_SHARE)
 
         held = torch.where(benchmark > 0, held, 0.0)
         idle = aim.sum(-1, keepdim=True) - held.sum(-1, keepdim=True)
         held = held + idle * _normalise(aim)
         return (held + rate * (aim - held)).clamp(0.0, 1.0)
-
-    def find_rate(self, latent: Tensor) -> Tensor:
-        """Turn latents into trade rates: `trade_rate` at 0."""
-        start = math.log(self.settings.trade_rate / (1 - self.settings.trade_rate))
-        return torch.sigmoid(start + RATE_PER_LATENT * latent)
 
 
 def _normalise(weights: Tensor) -> Tensor:

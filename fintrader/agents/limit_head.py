@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.settings import ActionHeadSettings
+from fintrader.agents.weights_head import WeightsHead
 from fintrader.envs.observation import FlatLayout, Layout, MarketTable
 from fintrader.errors import ConfigError
 
@@ -29,7 +30,13 @@ def make_head(layout: Layout, settings: ActionHeadSettings) -> ActionHead:
     """Make the head that suits a layout. Raises ConfigError as `ActionHead` does, and for a head of
     weights where actions are prices alone."""
     if isinstance(layout, FlatLayout) or not layout.resting:
-        return ActionHead(layout, settings)
+        is_weights = settings.kind == "weights" and not isinstance(layout, FlatLayout)
+        return (WeightsHead if is_weights else ActionHead)(layout, settings)
+    if settings.kind == "weights":
+        raise ConfigError(
+            "agent.head.kind weights has no prices for orders that rest; set it to aim, tilt or"
+            " direct"
+        )
     if not layout.has_quotes:
         return LimitHead(layout, settings)
     if settings.kind not in ("auto", "direct"):

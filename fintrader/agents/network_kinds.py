@@ -43,8 +43,8 @@ def resolve_network(settings: NetworkSettings, layout: Layout, head: ActionHead)
         return settings.model_copy(update={"kind": "mlp"})
     if head.kind == "weights" and settings.kind not in ("auto", "mlp"):
         raise ConfigError(
-            f"agent.network.kind {settings.kind} has no trade rate for each asset, as agent.head.kind"
-            " weights needs; set the network to mlp or auto"
+            f"agent.network.kind {settings.kind} has no trade rate for each asset, which"
+            " agent.head.kind weights needs; set the network to mlp or auto"
         )
     if settings.kind != "auto":
         return settings

@@ -78,7 +78,7 @@ class BacktestAccount:
         first = torch.zeros(1, dtype=torch.int64)
         cash = torch.tensor([settings.initial_cash_usd], dtype=torch.float64)
         owned = initial_shares(settings, market.symbols).unsqueeze(0)
-        account = begin(view, first, first, cash, owned, first, settings)
+        account = begin(view, first, first, cash, owned, first, settings, start=first)
         Generation(buffers, account.memory).copy_from(account)
         self._buffers = tuple(part.numpy() for part in buffers)
         *rows, shares, resting = self._buffers

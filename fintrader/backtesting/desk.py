@@ -83,7 +83,7 @@ class Desk:
         self._account = account
         self._exits: dict[int, Exits] = {}
         self.memory: dict[Any, Any] = {}
-        """What the rule wants to remember; empty at the start of each backtest."""
+        """Memory of the rule; empty at the start of each backtest."""
 
     # --- what a rule may know ---------------------------------------------------------------------
 

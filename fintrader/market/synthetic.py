@@ -174,8 +174,8 @@ class SyntheticSettings(Settings):
     """Independent bars, whose law is known exactly: no index, regime or shape of the day, and from
     100 USD on a constant volatility; a stock below 25 or above 400 USD is split to about 100 before
     the next session. `drift_bps`: expected return of a bar, in basis points;
-    `path_steps`: normal steps within a bar, whose extremes are its high and low; `wick_bps`: mean of
-    what single trades reach beyond them, exponentially distributed, without a trace in the close;
+    `path_steps`: normal steps within a bar, whose extremes are its high and low; `wick_bps`: mean
+    distance of single trades beyond these, exponentially distributed, without a trace in the close;
     `volume`: shares a bar."""
     signals: Mapping[str, Annotated[Mapping[SignalKey, float], fill_mapping(DECAY)]] = Field(
         default_factory=dict

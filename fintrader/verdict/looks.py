@@ -57,8 +57,6 @@ FIRST = hash_bytes(FORMAT.encode())
 HELD_OUT = ("test", "validation", "whole", "foreign")
 """Windows that the policy was not fitted to: each result on one counts as a look."""
 _OF_LINE = ("format", "n", "before", "time", "sha256")
-_Body = Mapping[str, Any]
-"""Values of a line."""
 DAY = 86_400_000_000_000
 """In nanoseconds."""
 
@@ -237,13 +235,13 @@ class Ledger:
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
         """Record a look before its result is shown; return its number (see `look_number`) and the
         values of its line that a seal holds."""
-        chain, own = self._append(to_json(look))
+        chain, line = self._append(to_json(look))
         key = (look.bars, look.question)
         with _GUARD:
             family = chain.families.setdefault(key, _Family(*key))
             number = family.number(chain.looks, look.result)
-        ledger = chain.lines[0]["sha256"]
-        return number, {"ledger": ledger, "line": own["n"], "sha256": own["sha256"]}
+        first, own = (chain.lines[place]["sha256"] for place in (0, line - 1))
+        return number, {"ledger": first, "line": line, "sha256": own}
 
     def note_seal(self, run: str, window: str, line: int, digest: str) -> None:
         """Record the hash of a backtest's seal; `line` has its look."""
@@ -251,9 +249,10 @@ class Ledger:
 
     def note_claim(self, claim: object) -> str:
         """Record a claim (`verdict.claims`); return the hash of its line."""
-        return str(self._append(vars(claim))[1]["sha256"])
+        chain, line = self._append(vars(claim))
+        return str(chain.lines[line - 1]["sha256"])
 
-    def lines(self) -> Sequence[_Body]:
+    def lines(self) -> Sequence[Mapping[str, Any]]:
         """Read and check all lines; empty without a ledger. A last line that a kill cut short is
         ignored."""
         return self._read()[0]
@@ -262,7 +261,7 @@ class Ledger:
         """List the lines that record a look, oldest first."""
         return self._read()[1]
 
-    def _read(self) -> tuple[Sequence[_Body], Sequence[Line]]:
+    def _read(self) -> tuple[Sequence[Mapping[str, Any]], Sequence[Line]]:
         try:
             with open_file(self.path) as file, _GUARD:
                 chain = _read_chain(self.path, file)
@@ -274,8 +273,8 @@ class Ledger:
         except UnsafePathError as error:
             raise LedgerError(str(error)) from None
 
-    def _append(self, values: _Body) -> tuple[_Chain, _Body]:
-        """Lock the ledger and append a line; return the content with it, and the line."""
+    def _append(self, values: Mapping[str, Any]) -> tuple[_Chain, int]:
+        """Lock the ledger and append a line; return the content with it, and its number."""
         try:
             refuse_irregular(self.path)
             make_folder(self.path.parent)
@@ -308,13 +307,14 @@ class Ledger:
                     # its ticks shows a later change within the same tick.
                     with contextlib.suppress(OSError):
                         os.utime(self.path, ns=(time.time_ns(), time.time_ns()))
-                    own = chain.add(self.path, line)
+                    chain.add(self.path, line)
+                    number = len(chain.lines)
                     chain.state = _find_state(file)
                 if is_new:
                     sync(self.path.parent)
             except OSError as error:
                 raise self._unwritable(error) from None
-        return chain, own
+        return chain, number
 
     def _unwritable(self, error: OSError) -> UnwritableLedgerError:
         return UnwritableLedgerError(
@@ -328,7 +328,7 @@ class _Chain:
 
     def __init__(self) -> None:
         self.data = bytearray()
-        self.lines: list[_Body] = []
+        self.lines: list[Mapping[str, Any]] = []
         """Each with its `sha256`."""
         self.looks: list[Line] = []
         """Those that record a look; the others record seals and claims."""
@@ -340,8 +340,8 @@ class _Chain:
     def last(self) -> str:
         return str(self.lines[-1]["sha256"]) if self.lines else FIRST
 
-    def add(self, path: Path, raw: bytes) -> _Body:
-        """Check a line and append it to these; return it. Raises LedgerError for a changed one."""
+    def add(self, path: Path, raw: bytes) -> None:
+        """Check a line and append it to these. Raises LedgerError for a changed one."""
         mend = (
             f"restore {path.name}, or move it away to begin a new one; `fintrader verify` then"
             " reports that the new one lacks the looks of every earlier run"
@@ -364,7 +364,6 @@ class _Chain:
             self.looks.append(Line(number, body["sha256"], body["time"], look))
         self.lines.append(body)
         self.data += raw
-        return body
 
 
 _GUARD = threading.Lock()
@@ -446,7 +445,7 @@ def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
     return found
 
 
-def missing(lines: Sequence[_Body], look: _Body) -> str | None:
+def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str | None:
     """Explain why a seal's look is not on a ledger; None if it is."""
     at = look.get("line")
     if not lines:

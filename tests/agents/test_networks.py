@@ -19,6 +19,7 @@ from fintrader.agents import (
 )
 from fintrader.agents.encoders import GruEncoder
 from fintrader.agents.heads import ActionHead
+from fintrader.agents.limit_head import make_head
 from fintrader.agents.network_kinds import make_actor, make_critic, resolve_network
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.policy import ActorPolicy
@@ -228,7 +229,7 @@ def test_networks_that_cannot_read_a_layout_say_so(settings, layout, message):
 def test_auto_is_the_kind_that_suits_the_layout():
     def suit(layout, head, **given):
         return resolve_network(
-            NetworkSettings(**given), layout, ActionHead(layout, ActionHeadSettings(kind=head))
+            NetworkSettings(**given), layout, make_head(layout, ActionHeadSettings(kind=head))
         ).kind
 
     assert suit(FlatLayout(3, 1), "auto") == "mlp"
@@ -241,7 +242,7 @@ def test_auto_is_the_kind_that_suits_the_layout():
 
 def test_weights_move_part_of_the_way_from_what_is_held():
     layout = ObservationLayout(2, 0, 0)
-    head = ActionHead(layout, ActionHeadSettings(kind="weights", trade_rate=0.25))
+    head = make_head(layout, ActionHeadSettings(kind="weights", trade_rate=0.25))
     obs = torch.zeros(1, layout.width)
     obs[0, layout.slices["holdings"]] = torch.tensor([0.4, -0.2])
     assert head.latents == 4

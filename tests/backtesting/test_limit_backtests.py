@@ -172,6 +172,8 @@ def test_the_head_gives_weights_and_then_prices(market):
     quoting = lay_out(market, EnvSettings(action="quote"))
     head = make_head(quoting, ActionHeadSettings())
     assert (head.kind, head.latents) == ("direct", 8)
+    with pytest.raises(ConfigError, match="weights has no prices"):
+        make_head(layout, ActionHeadSettings(kind="weights"))
     with pytest.raises(ConfigError, match="quote takes prices"):
         make_head(quoting, ActionHeadSettings(kind="tilt"))
     assert resolve_network(NetworkSettings(), layout, head).kind == "mlp"

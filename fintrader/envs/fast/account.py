@@ -635,7 +635,7 @@ def purchase_scale(
     return 1.0 if full + rules.max_leverage * owed <= budget else scale
 
 
-# --- orders that rest ------------------------------------------------------------------------------
+# --- orders that rest -----------------------------------------------------------------------------
 
 
 @njit_inline
@@ -1097,8 +1097,9 @@ def mark_bars(
         if is_logged:
             log.equity[bar] = equity
             # Copy element by element: compiling a row assignment, with shape checks, takes seconds.
-            for n in range(state.shares.shape[1] * (len(log.shares) > 0)):
-                log.shares[bar, n] = state.shares[b, n]
+            if len(log.shares) > 0:
+                for n in range(state.shares.shape[1]):
+                    log.shares[bar, n] = state.shares[b, n]
     state.bar[b] = stop
 
 

@@ -79,14 +79,7 @@ def wait(
     prices, rules, log = shared
     state = name_rows(buffers)
     bar = state.bar[0]
-    if action.size:
-        size_orders(0, 1, action, work, state, prices, rules)
-        for n in range(len(desired) * (len(log.kind) > 0)):
-            desired[n] = work.desired[0, n]
-    else:
-        wanted = desired if desired.size else state.shares[0]
-        for n in range(state.shares.shape[1]):
-            work.desired[0, n] = wanted[n]
+    size_holdings(action, desired, work, state, prices, rules, log)
     if rules.is_limit and (action.size or desired.size):
         cancel_all(bar, False, state, prices, rules, log)
     if rules.is_limit and action.size:
@@ -114,6 +107,30 @@ def wait(
     return is_ruined
 
 
+# Copies go element by element: to compile an assignment of rows takes seconds.
+@njit_inline
+def size_holdings(
+    action: Any,
+    desired: Any,
+    work: Workspace,
+    state: State,
+    prices: Prices,
+    rules: Rules,
+    log: AccountLog,
+) -> None:
+    """Size the holdings that an action asks for, and write them to `desired` where orders are
+    logged; without an action, take those in `desired`, or the present ones."""
+    if action.size:
+        size_orders(0, 1, action, work, state, prices, rules)
+        if len(log.kind) > 0:
+            for n in range(len(desired)):
+                desired[n] = work.desired[0, n]
+    else:
+        wanted = desired if desired.size else state.shares[0]
+        for n in range(state.shares.shape[1]):
+            work.desired[0, n] = wanted[n]
+
+
 @njit_inline
 def cancel_all(
     bar: int, is_over: bool, state: State, prices: Prices, rules: Rules, log: AccountLog
@@ -128,8 +145,8 @@ def cancel_all(
 @njit_inline
 def count_placed(resting: Any, rules: Rules, log: AccountLog) -> None:
     """Count the orders that a decision has placed."""
-    for n in range(resting.shape[1] * (len(log.counts) > 0)):
-        if not is_stopped(n, resting, rules):
+    for n in range(resting.shape[1]):
+        if len(log.counts) > 0 and not is_stopped(n, resting, rules):
             for side in range(1 + rules.is_quote):
                 log.counts[ORDER] += resting[side * ORDER_ROWS + LEFT, n] != 0.0
 
