@@ -7,9 +7,12 @@ import itertools
 import multiprocessing
 import os
 import signal
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fintrader.agents import TrainProgress
 from fintrader.agents.checkpoint import read_tensors
@@ -56,7 +59,9 @@ def killed_at(work: Callable[[], Any], number: int) -> bool:
 
 def _exit_code(work: Callable[[], Any], kill_at: int | None, writes: Any) -> int | None:
     process = SERVER.Process(target=_counted, args=(work, kill_at, writes))
-    process.start()
+    # The child runs the file of `__main__` again, which a test of the app may have replaced.
+    with mock.patch.dict(sys.modules, {"__main__": types.ModuleType("__main__")}):
+        process.start()
     process.join()
     return process.exitcode
 
