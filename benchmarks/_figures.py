@@ -16,6 +16,7 @@ from benchmarks._records import (
     Named,
     Records,
     cells,
+    footnote,
     joined,
     p_value,
     percent,
@@ -310,17 +311,6 @@ SHORT = {"seeds": "seeds", "random": "random", "asha": "ASHA", "tpe": "TPE", "ra
 """The arms that the plan tests the tournament against."""
 
 
-def tournament_short(records: Records) -> str:
-    """The arms of the plan alone, beside each other."""
-    found = records["tournament"]
-    utilities = [percent(found["arms"][key]["utility_median"], 2) for key in ("tournament", *SHORT)]
-    chances = [p_value(found["against"][key]["p_holm"]) for key in SHORT]
-    shown = table(
-        ["", "tournament", *SHORT.values()], [["utility", *utilities], ["p, Holm", "", *chances]]
-    )
-    return f"{_plan(found)}\n\n{shown}\n\n{sentence(records, 'tournament')}"
-
-
 BESIDE = ["tournament ahead in", "p", "p, Holm"]
 
 
@@ -511,10 +501,12 @@ def borrowed(records: Records) -> str:
     return "\n\n".join([table(head, rows, left=8), prose(said), sentence(records, "borrowed")])
 
 
-def tasks(records: Records) -> str:
+AGENTS = {"ppo": "PPO", "apg": "APG", "sac": "SAC", "sb3": "Stable-Baselines3's PPO"}
+
+
+def tasks(records: Records, agents: Mapping[str, str] = AGENTS) -> str:
     """How far agents went from the best rule to the optimum of each task."""
     figures = records["tasks"]["figures"]
-    agents = {"ppo": "PPO", "apg": "APG", "sac": "SAC", "sb3": "Stable-Baselines3's PPO"}
     rows = []
     for name, found in figures.items():
         if name == "env_steps":
@@ -523,10 +515,18 @@ def tasks(records: Records) -> str:
         cells = [f"{one['median']:.2f} ({one['least']:.2f})" if one else DASH for one in closed]
         rows.append([f"`{name}`", *cells])
     said = (
-        "0 is the best rule, 1 the optimum: the median of five seeds, and the least, after"
-        f" {figures['env_steps']:,} decisions. {DASH}: quotes have no gradient for APG to follow."
+        "0 is the best rule, 1 the optimum; median of five seeds (least),"
+        f" {figures['env_steps']:,} decisions."
     )
+    if "apg" in agents:
+        said += f" {DASH}: quotes have no gradient for APG to follow."
     return f"{said}\n\n{table(['', *agents.values()], rows)}\n\n{sentence(records, 'tasks')}"
+
+
+def tasks_short(records: Records) -> str:
+    """PPO alone, beside Stable-Baselines3's."""
+    short = tasks(records, {name: AGENTS[name] for name in ("ppo", "sb3")})
+    return short.removesuffix(footnote(records, ("tasks",)))
 
 
 class Block(NamedTuple):
@@ -542,13 +542,13 @@ BLOCKS: dict[str, Block] = {
     "real": Block(real, REAL),
     "real_bars": Block(real_bars, REAL),
     "tournament": Block(tournament, ("tournament",)),
-    "tournament_short": Block(tournament_short, ("tournament",)),
     "kelly": Block(kelly, ("kelly",)),
     "factored": Block(factored, ("env",)),
     "growth": Block(growth, ("growth",)),
     "gpu": Block(gpu, ("gpu",)),
     "borrowed": Block(borrowed, ("borrowed",)),
     "tasks": Block(tasks, ("tasks",)),
+    "tasks_short": Block(tasks_short, ("tasks",)),
     **{name: Block(make, names) for name, (make, names) in measured.items()},
 }
 
