@@ -64,7 +64,8 @@ class PolicyModule(nn.Module):
         """Bind the policy to the market rows `[T, L*W]` of one window, for one account at a time.
 
         None where only the networks themselves can act: off the CPU, on a classic environment, with
-        orders that rest, weights that are not finite, or for a user's own module.
+        orders that rest, an encoder before an `mlp`, weights that are not finite, or for a user's
+        own module.
         """
         whole = self if isinstance(self, EnsemblePolicy) else EnsemblePolicy([self])
         members = list(whole.members)
@@ -72,7 +73,10 @@ class PolicyModule(nn.Module):
             return None
         if isinstance(self.layout, FlatLayout) or self.layout.market_width != rows.shape[1]:
             return None
-        if self.layout.resting:
+        encodes_rows = (
+            one.network.kind == "mlp" and one.network.encoder != "none" for one in members
+        )
+        if self.layout.resting or any(encodes_rows):
             return None
         rows = rows if rows.strides[1] == rows.itemsize else np.ascontiguousarray(rows)
         if not all(

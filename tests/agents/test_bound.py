@@ -126,6 +126,9 @@ def test_what_only_the_networks_can_do_is_not_bound():
     assert policy.bind(rows) is not None
     assert policy.bind(rows[:, 1:]) is None
     assert EnsemblePolicy([EnsemblePolicy([policy])]).bind(rows) is None
+    encoded = actor(WINDOWED, 2, "direct", kind="mlp", encoder="gru")
+    assert encoded.bind(np.zeros((3, WINDOWED.market_width), np.float32)) is None
+    assert EnsemblePolicy([encoded]).bind(np.zeros((3, WINDOWED.market_width), np.float32)) is None
     flat = ActorPolicy(FlatLayout(4, 2), NetworkSettings(), ActionHeadSettings())
     assert flat.bind(rows) is None
 
