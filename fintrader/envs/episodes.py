@@ -100,7 +100,7 @@ def begin(
     )
     if settings.option is None:
         return account
-    # The premium is what is owed at once.
+    # The premium equals the value owed at once.
     return account._replace(cash=cash + find_owed(view, account, bar))
 
 

@@ -222,7 +222,7 @@ class Workspace(NamedTuple):
 
 
 class AccountLog(NamedTuple):
-    """A backtest's bars and trades as compiled code writes them; what is not kept is empty."""
+    """A backtest's bars and trades as compiled code writes them; parts that are not kept are empty."""
 
     shares: Any
     """`[T, N]` at each close."""
