@@ -68,15 +68,14 @@ class PolicyModule(nn.Module):
         own module.
         """
         whole = self if isinstance(self, EnsemblePolicy) else EnsemblePolicy([self])
-        members = list(whole.members)
-        if not all(type(member) is ActorPolicy for member in members):
+        members = [one for one in whole.members if type(one) is ActorPolicy]
+        if len(members) < len(whole.members):
             return None
         if isinstance(self.layout, FlatLayout) or self.layout.market_width != rows.shape[1]:
             return None
-        encodes_rows = (
-            one.network.kind == "mlp" and one.network.encoder != "none" for one in members
-        )
-        if self.layout.resting or any(encodes_rows):
+        networks = [one.network for one in members]
+        encodes_rows = any(one.kind == "mlp" and one.encoder != "none" for one in networks)
+        if self.layout.resting or encodes_rows:
             return None
         rows = rows if rows.strides[1] == rows.itemsize else np.ascontiguousarray(rows)
         if not all(
