@@ -9,7 +9,7 @@ import torch
 
 from fintrader.agents import NetworkSettings, make_agent, networks, on_policy, ppo
 from fintrader.agents.buffers import Transition
-from fintrader.agents.fast import dense, surrogate, trunk, value
+from fintrader.agents.fast import dense, descent, market_once, surrogate
 from fintrader.agents.fast import training as fast_training
 from fintrader.agents.network_kinds import make_actor, make_critic
 from fintrader.agents.networks import AssetTrunk, linear, tanh
@@ -87,9 +87,11 @@ def test_networks_and_their_slopes_are_those_in_float64(kind, activation, shared
                 found[name], slope, check_dtype=False, atol=5e-3, rtol=1e-3, msg=name
             )
         used = graph(out[0] if isinstance(out, tuple) else out)
-        assert ("SharedLayerBackward" in used) == (kind != "mlp" and activation == "relu")
-        assert ("QuadraticValueBackward" in used) == (kind == "market_once" and network is critic)
-        assert ("_LinearBackward" in used) == (kind == "mlp" or activation == "tanh")
+        assert "_LinearBackward" in used
+        with torch.no_grad():  # by the compiled networks, where they cover this one
+            torch.testing.assert_close(
+                network(seen), wanted, check_dtype=False, atol=2e-4, rtol=2e-4
+            )
 
 
 def test_values_that_slopes_go_through_to_holdings_take_torchs_operations():
@@ -121,8 +123,9 @@ def test_a_product_by_onednn_is_the_product(fused, monkeypatch):
 TWINS = [
     (networks.linear, dense.linear),
     (networks.tanh, dense.tanh),
-    (networks.shared_layer, trunk.shared_layer),
-    (networks.quadratic_value, value.quadratic_value),
+    (networks.run_market_once, market_once.run_market_once),
+    (networks.quadratic_value, market_once.quadratic_value),
+    (on_policy.take_passes, descent.take_passes),
     (ppo.clipped_surrogate, surrogate.clipped_surrogate),
     (on_policy.predict_acting_mean, fast_training.predict_acting_mean),
 ]
