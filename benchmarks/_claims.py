@@ -116,7 +116,6 @@ def _training_jax(found: Named) -> str:
 
 MICRO = {
     "mlp_without_onednn": "MLP without oneDNN",
-    "mlp_bfloat16_products": "with products in bfloat16",
     "mlp_plain_adam": "with Adam a tensor at a time",
     "default_steps_by_torch": "the default with gradient steps by torch's operations",
 }

@@ -139,6 +139,18 @@ def test_in_float32_a_step_is_the_readable_one(number):
     assert measure_difference(*make_state(number)) < 1e-3
 
 
+def test_a_network_that_diverged_shows():
+    """Loops compiled for speed could turn a NaN into 0."""
+    for number in (0, 3):
+        agent, rollout = make_state(number)
+        for name, _ in agent.modules.named_parameters():
+            broken = copy.deepcopy(agent)
+            dict(broken.modules.named_parameters())[name].detach().view(-1)[0] = torch.nan
+            state, metrics = learn(descent.take_passes, broken, rollout, updates=1)
+            assert not metrics["grad_norm"].isfinite(), name
+            assert not all(bool(value.isfinite().all()) for value in state.values()), name
+
+
 def test_training_takes_the_compiled_steps(monkeypatch):
     agent, rollout = make_state(0)
     calls = []
