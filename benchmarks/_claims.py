@@ -115,7 +115,7 @@ def _training_jax(found: Named) -> str:
 
 
 MICRO = {
-    "mlp_without_onednn": "MLP without oneDNN",
+    "mlp_other_products": "MLP with the other choice of oneDNN or MKL",
     "mlp_plain_adam": "with Adam a tensor at a time",
     "default_steps_by_torch": "the default with gradient steps by torch's operations",
 }

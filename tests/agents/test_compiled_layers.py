@@ -26,6 +26,12 @@ needs_onednn = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def wide_vectors(monkeypatch):
+    """oneDNN computes large products only on processors with AVX-512."""
+    monkeypatch.setattr(dense, "_HAS_WIDE_VECTORS", True)
+
+
 def randn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -116,6 +122,9 @@ def test_a_product_by_onednn_is_the_product(fused, monkeypatch):
             linear(x, weight, bias, fused), plain, check_dtype=False, atol=1e-4, rtol=1e-4
         )
     assert "_LinearBackward" in graph(linear(x, weight.requires_grad_(), bias, fused))
+    monkeypatch.setattr(dense, "_HAS_WIDE_VECTORS", False)
+    assert "_LinearBackward" not in graph(linear(x, weight, bias, fused))
+    monkeypatch.setattr(dense, "_HAS_WIDE_VECTORS", True)
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # as in a run across machines
     assert "_LinearBackward" not in graph(linear(x, weight, bias, fused))
 
