@@ -513,6 +513,12 @@ AGENTS = {
 def tasks(records: Records, agents: Mapping[str, str] = AGENTS) -> str:
     """How far agents went from the best rule to the optimum of each task."""
     figures = records["tasks"]["figures"]
+    found_in = [found for name, found in figures.items() if name != "env_steps"]
+    agents = {
+        agent: title
+        for agent, title in agents.items()
+        if any(f"{agent}_closed" in found for found in found_in)
+    }
     rows = []
     for name, found in figures.items():
         if name == "env_steps":
