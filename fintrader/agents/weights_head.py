@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,11 +38,7 @@ def clip_aim(aim: Tensor) -> Tensor:
         return clipped
     beyond = (aim - clipped).detach()
     passing = aim - beyond
-    lead_back = partial(_keep_inward, beyond)
-    passing.register_hook(lead_back)  # type: ignore[no-untyped-call]
+    passing.register_hook(  # type: ignore[no-untyped-call]
+        lambda grad: torch.where(grad * beyond < 0, 0.0, grad)
+    )
     return passing
-
-
-def _keep_inward(beyond: Tensor, grad: Tensor) -> Tensor:
-    """Set gradients to 0 whose descent leads further `beyond` the bounds, 0 inside."""
-    return torch.where(grad * beyond < 0, 0.0, grad)

@@ -1,12 +1,14 @@
-"""A compiled gradient step is the readable one: the weights it leads to, Adam's moments and the
-metrics."""
+"""Compiled networks and gradient steps are the readable ones: values, the weights that a step leads
+to, Adam's moments and the metrics."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch.func import functional_call
 
-from fintrader.agents import PPO, make_agent, on_policy
+from fintrader.agents import PPO, make_agent, networks, on_policy
 from fintrader.agents.fast import descent
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.on_policy import Rollout, log_prob_per_latent
@@ -173,6 +175,7 @@ class OtherLoss(PPOAgent):
         {"network": {"kind": "mlp", "hidden": [8]}},
         {"network": {"hidden": [8], "activation": "tanh"}},
         {"network": {"hidden": [8], "layer_norm": True}},
+        {"network": {"hidden": [8, 129]}},
         {"network": {"hidden": [8], "private": ["holdings"]}},
         {"network": {"hidden": [8], "private": ["account"]}},
     ],
@@ -188,3 +191,44 @@ def test_another_loss_takes_torchs_steps():
     agent, rollout = make_state(1)
     other = OtherLoss(agent.settings, agent.layout, device="cpu", seed=1)
     assert descent.take_passes(rollout.latent, other, rollout, []) is NotImplemented
+    agent.loss = other.loss
+    assert descent.take_passes(rollout.latent, agent, rollout, []) is NotImplemented
+
+
+def test_a_noise_that_is_trained_later_has_its_own_count_of_steps():
+    """Adam divides the moments of its first steps by the share that they have reached."""
+    number = next(n for n in range(50) if make_state(n)[0].settings.noise_decay == "learned")
+    agent, rollout = to_double(*make_state(number))
+    agent.noise.requires_grad_(False)
+    passes = agent.draw_passes(
+        len(rollout.latent), rollout.batch.row_index, len(rollout.batch.rows)
+    )
+    descent.take_passes(rollout.latent, agent, rollout, passes)
+    agent.noise.requires_grad_(True)
+    assert descent.take_passes(rollout.latent, agent, rollout, []) is NotImplemented
+
+
+def test_values_follow_weights_that_are_put_in_place_of_others():
+    agent, rollout = make_state(0)
+    weights = {name: 2 * weight.detach() for name, weight in agent.critic.named_parameters()}
+    with torch.no_grad():
+        agent.critic(rollout.batch)
+        found = functional_call(agent.critic, weights, (rollout.batch,))
+    wanted = functional_call(agent.critic, weights, (rollout.batch,))  # with gradients: by torch
+    torch.testing.assert_close(found, wanted.detach(), atol=1e-4, rtol=1e-4)
+
+
+def test_threads_share_a_network_but_no_memory():
+    agent, rollout = make_state(3)
+    rows = torch.randn(4000, rollout.batch.rows.shape[1])
+    networks_of = (agent.actor.trunk, agent.actor.head, agent.actor.extra_head)
+
+    def run(scale):
+        with torch.no_grad():
+            return networks.run_market_once(scale * rows, *networks_of)[0]
+
+    scales = [1.0, -1.0, 2.0, 0.5] * 5
+    wanted = [run(scale) for scale in scales]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(run, scales))
+    assert all(map(torch.equal, found, wanted))

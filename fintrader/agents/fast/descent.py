@@ -1,7 +1,7 @@
 """PPO's gradient steps as one compiled call each.
 
-A step is a hundred tensor operations on small tensors, and most of its time is theirs to start.
-Here a few loops do the same: advantages are standardised, the networks run forward and back over a
+A step is a hundred operations on small tensors, and to start them takes most of its time. Here a few
+loops do the same: advantages are standardised, the networks run forward and back over a
 block of bars at a time (`market_once`), and Adam moves the weights. Covered are networks of the
 kind `market_once` with relu, whose latents depend on the bar alone.
 """
@@ -23,6 +23,7 @@ from fintrader.agents.fast.market_once import (
     WeightPlan,
     clear,
     covers,
+    list_weights,
     read_inputs,
     run_trunk,
     run_trunk_back,
@@ -68,8 +69,8 @@ class Rows(NamedTuple):
     """`[U, G]`"""
 
 
-class Slopes(NamedTuple):
-    """Memory of a block's gradients, next to `Scratch`, and of a minibatch's rows."""
+class StepScratch(NamedTuple):
+    """Further memory of a gradient step: a block's gradients, and a minibatch's rows."""
 
     grads: Any
     """`[2, W, B N]`: gradients of a layer's output and of its input."""
@@ -215,14 +216,17 @@ def _move_by_adam(weights: Weights, numbers: Numbers, steps: int) -> Any:
 def _standardise(advantage: Any, order: Any, standard: Any) -> None:
     """Write the advantages of the rows `order` to `standard`, as `on_policy.standardise`."""
     count = len(order)
+    if count == 1:
+        standard[0] = advantage[order[0]]
+        return
     total = 0.0
     for j in range(count):
         total += advantage[order[j]]
-    mean = total / count if count > 1 else 0.0
+    mean = total / count
     squares = 0.0
     for j in range(count):
-        squares += (advantage[order[j]] - mean) * (advantage[order[j]] - mean)
-    scale = 1 / (np.sqrt(squares / (count - 1)) + 1e-8) if count > 1 else 1.0
+        squares += (advantage[order[j]] - mean) ** 2
+    scale = 1 / (np.sqrt(squares / (count - 1)) + 1e-8)
     for j in range(count):
         standard[j] = (advantage[order[j]] - mean) * scale
 
@@ -245,7 +249,7 @@ def _find_block(bar: Any, order: Any, begin: int, bars: Any, place: Any) -> Any:
     return end, count
 
 
-# One call for a whole step: the loops above are short, and a call from Python takes as long as one.
+# One call for a whole step: a call from Python takes about as long as one of the loops above.
 @njit_pass
 def take_step(
     order: Any,
@@ -258,20 +262,20 @@ def take_step(
     metrics: Any,
 ) -> None:
     """Take Adam's step number `steps` on the rows `order` of a rollout; write `METRICS` to
-    `metrics`. `memory`: `Scratch` and `Slopes`."""
-    scratch, slopes = memory
+    `metrics`. `memory`: `Scratch` and `StepScratch`."""
+    scratch, own = memory
     assets = rows.own.shape[1]
     latents = rows.latent.shape[1]
     first_noise = len(weights.value) - latents
     log_std = weights.value[first_noise:]
     noise_grad = weights.grad[first_noise:]
-    mean = slopes.by_bar[0]
-    grads = slopes.by_bar_grads
+    mean = own.by_bar[0]
+    grads = own.by_bar_grads
     total = len(order)
     scale = log_std.dtype.type(1.0) / total
     for i in range(len(weights.grad)):
         weights.grad[i] = ZERO
-    _standardise(rows.advantage, order, slopes.standard)
+    _standardise(rows.advantage, order, own.standard)
     objective = 0.0
     distance = 0.0
     outside = 0
@@ -279,21 +283,21 @@ def take_step(
     end = 0
     while end < total:
         begin = end
-        end, bars = _find_block(rows.bar, order, begin, scratch.bars, slopes.place)
+        end, bars = _find_block(rows.bar, order, begin, scratch.bars, own.place)
         inputs = (scratch.outputs[0], scratch.means[0])
         read_inputs(rows.own, rows.common, scratch.bars, bars, *inputs)
         chosen = order[begin:end]
-        place = slopes.place[begin:end]
+        place = own.place[begin:end]
         for k in range(2):
             layers = plan.layers[k]
             heads = plan.heads[k]
             run_trunk(weights.value, layers, heads, scratch, bars, assets)
             for i in range(k + 1):
-                _transpose(scratch.each[i], slopes.by_bar[i], bars, assets)
+                _transpose(scratch.each[i], own.by_bar[i], bars, assets)
                 clear(grads[i], bars, latents)
             if k == 0:
                 _bound(mean, bars, assets, scratch.top, numbers.squash)
-                standard = slopes.standard[begin:end]
+                standard = own.standard[begin:end]
                 drawn = (mean, chosen, place, rows.latent, rows.log_prob, standard, log_std)
                 sums = add_rows(drawn, numbers.clip, grads[0], noise_grad)
                 objective += sums[0]
@@ -303,13 +307,11 @@ def take_step(
             else:
                 given = (assets, scale * numbers.value_share)
                 values = (rows.private, rows.target)
-                squares += _add_values(
-                    values, chosen, place, scratch.top, slopes.by_bar, grads, given
-                )
+                squares += _add_values(values, chosen, place, scratch.top, own.by_bar, grads, given)
             for i in range(k + 1):
                 _transpose_back(grads[i], scratch.each[i], bars, assets)
             both = (weights.value, weights.grad)
-            back = (slopes.grads, slopes.mean_grads)
+            back = (own.grads, own.mean_grads)
             run_trunk_back(both, layers, heads, scratch, back, bars, assets)
     entropy = 0.0
     for i in range(latents):
@@ -324,15 +326,9 @@ def take_step(
 
 
 class _Descent(PackedWeights):
-    """What `take_passes` keeps of an agent: its weights, and the memory of its steps."""
+    """The weights of one agent, and the memory of its steps."""
 
-    def __init__(self, agent: Any, rows: Rows) -> None:
-        actor = agent.actor
-        critic = agent.critic
-        networks = [
-            (actor.trunk, actor.head, actor.extra_head),
-            (critic.trunk, critic.head, critic.top),
-        ]
+    def __init__(self, networks: list[Any], agent: Any, rows: Rows) -> None:
         super().__init__(networks, rows.own.shape[1], 4, agent.log_std)
         self.weights = Weights(*(vector[: self.length].numpy() for vector in self.vectors))
         wide, columns = self.scratch.outputs.shape[1:]
@@ -346,15 +342,7 @@ class _Descent(PackedWeights):
             "standard": self.rows,
         }
         arrays = {name: np.zeros(shape, rows.latent.dtype) for name, shape in shapes.items()}
-        self.memory = (self.scratch, Slopes(**arrays, place=np.zeros(self.rows, np.int64)))
-
-    def copy(self, states: list[dict[str, Tensor]], *, back: bool = False) -> None:
-        """Copy weights, and the moments of those that are trained, to the vectors, or back."""
-        tensors = [[weight.detach() for weight, *_ in self.places]]
-        tensors += [[state[name] for state in states] for name in MOMENTS]
-        for views, own in zip(self.views, tensors, strict=False):
-            pair = (own, views[: len(own)])
-            torch._foreach_copy_(*(pair if back else pair[::-1]))
+        self.memory = (self.scratch, StepScratch(**arrays, place=np.zeros(self.rows, np.int64)))
 
 
 _DESCENTS: WeakKeyDictionary[nn.Module, _Descent] = WeakKeyDictionary()
@@ -366,19 +354,29 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
     batch = rollout.batch
     if not _covers(agent, batch.rows):
         return NotImplemented
+    actor = agent.actor
+    critic = agent.critic
+    networks = [
+        (actor.trunk, actor.head, actor.extra_head),
+        (critic.trunk, critic.head, critic.top),
+    ]
+    parameters = [*list_weights(networks), agent.log_std]
+    adam = agent.optimisers["adam"].state
+    states = [_find_state(adam[one], one) for one in parameters if one.requires_grad]
+    before = int(states[0]["step"])
+    are_trained = all(one.requires_grad for one in parameters[:-1])
+    if not are_trained or any(int(state["step"]) != before for state in states):
+        return NotImplemented  # such as a noise that was fixed at first, and learned from then on
     index = batch.row_index
     if index is None:
         index = torch.arange(len(latent))
     columns = (latent, rollout.log_prob, rollout.advantage, rollout.target)
-    inputs = agent.actor.trunk.assets(batch.rows)
+    inputs = actor.trunk.assets(batch.rows)
     rows = Rows(*to_arrays(batch.private, index, *columns, *inputs))
-    kept = _DESCENTS.get(agent.actor)
+    kept = _DESCENTS.get(actor)
     if kept is None or kept.rows != len(latent):
-        kept = _DESCENTS[agent.actor] = _Descent(agent, rows)
-    optimiser = agent.optimisers["adam"]
-    (group,) = optimiser.param_groups
-    trained = [weight for weight, *_ in kept.places if weight.requires_grad]
-    states = [_find_state(optimiser.state[weight], weight) for weight in trained]
+        kept = _DESCENTS[actor] = _Descent(networks, agent, rows)
+    (group,) = agent.optimisers["adam"].param_groups
     numbers = Numbers(
         clip=rows.latent.dtype.type(agent.settings.clip_coef),
         value_share=agent.settings.vf_coef,
@@ -389,12 +387,15 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
         beta2=group["betas"][1],
         epsilon=group["eps"],
         decay=group["weight_decay"],
-        trained=kept.length if agent.log_std.requires_grad else kept.last[0],
+        trained=kept.length - (0 if agent.log_std.requires_grad else len(agent.log_std)),
         squash=agent.policy.squash,
     )
     context = (rows, kept.plan, kept.weights, kept.memory, numbers)
-    before = int(states[0]["step"])
-    kept.copy(states)
+    moments = [state[name] for name in MOMENTS for state in states]
+    tensors = [one.detach() for one in parameters] + moments
+    values, *both = kept.views[:3]
+    views = values + [view for own in both for view in own[: len(states)]]
+    torch._foreach_copy_(views, tensors)
     metrics: list[NDArray[np.float64]] = []
     for minibatches in passes:
         for chosen in minibatches:
@@ -402,7 +403,7 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
             take_step(chosen.numpy(), *context, before + len(metrics), metrics[-1])
         if agent.has_moved_enough(dict(zip(METRICS, metrics[-1], strict=True))):
             break
-    kept.copy(states, back=True)
+    torch._foreach_copy_(tensors, views)
     torch._foreach_add_([state["step"] for state in states], len(metrics))
     means = torch.from_numpy(np.mean(metrics, axis=0))
     return dict(zip(METRICS, means.unbind(), strict=True))
@@ -417,12 +418,11 @@ def _find_state(state: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
 
 
 def _covers(agent: Any, rows: Tensor) -> bool:
-    weights = (*agent.actor.parameters(), *agent.critic.parameters())
     return (
         "has_compiled_steps" in vars(type(agent))
+        and "loss" not in vars(agent)
         and agent.policy.network.kind == "market_once"
         and agent.actor.shares_bars
         and not agent.critic.account
         and covers(agent.actor.trunk, rows, agent.actor.head, agent.actor.extra_head)
-        and all(weight.requires_grad for weight in weights)
     )

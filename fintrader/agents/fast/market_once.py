@@ -1,5 +1,5 @@
-"""Networks of the kind `market_once` with relu, compiled: forward for values and means, and the
-loops that `descent` goes forward and back by.
+"""Networks of the kind `market_once` with relu, compiled: the forward pass of values and means, and
+the loops of a gradient step (`descent`).
 
 As tensor operations a network of this size is dozens of calls, which take longer to start than to
 run. Here a block of bars at a time goes through all layers, so that its numbers stay in the
@@ -10,7 +10,8 @@ in registers. Weights lie in one vector, matrices with rows of 0 up to a multipl
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -26,6 +27,8 @@ COLUMNS_AT_ONCE = 1024
 """Columns of a block, roughly: as many as an L2 cache holds at the usual widths."""
 HEAD = 4
 """Outputs of a head at most. One with fewer has columns of 0, so that it is a product like any."""
+WIDEST = 128
+"""Width of hidden layers up to which these loops are at least as fast as torch's products."""
 
 
 class LayerPlace(IntEnum):
@@ -60,10 +63,10 @@ class Scratch(NamedTuple):
     common: Any
     """`[W, B]`: the common part of a layer's outputs, and its gradient."""
     each: Any
-    """`[HEAD, B N]`: what a head makes of each asset, and its gradient; 0 in rows without an
-    output."""
+    """`[HEAD, B N]`: outputs of the head that reads each asset, then their gradients; 0 in the rows
+    after the last output."""
     top: Any
-    """`[HEAD, B]`: what a head makes of the mean, and its gradient."""
+    """`[HEAD, B]`: outputs of the head that reads the mean, then their gradients."""
     bars: Any
     """`[B]` int64: the block's bars."""
 
@@ -125,6 +128,7 @@ def _add_outer(x: Any, d: Any, grad: Any, given: Any) -> None:
 
 @njit_layer
 def clear(rows: Any, width: int, columns: int) -> None:
+    """Set `width` rows to 0."""
     for h in range(width):
         for c in range(columns):
             rows[h, c] = ZERO
@@ -186,14 +190,15 @@ def _begin(out: Any, w: Any, bias: int, width: int, columns: int) -> None:
 
 @njit(inline="always")
 def _place_product(start: int, wide_in: int, wide_out: int, columns: int) -> Any:
-    """Return what `_add_product` needs of a matrix `[I, O]`."""
+    """Describe a matrix `[I, O]` as `_add_product` reads it."""
     padded_in = (wide_in + 3) // 4 * 4
     return start, np.int64(wide_out), np.int64(1), padded_in, (wide_out + 3) // 4 * 4, columns
 
 
 @njit(inline="always")
 def _place_products(layer: Any, bars: int, columns: int) -> Any:
-    """Return what `_add_product` needs of a layer's two matrices, own and common; and the layer."""
+    """Describe a layer's two matrices, own and common, as `_add_product` reads them; also returns
+    the layer."""
     width = layer[LayerPlace.OUT]
     own = _place_product(layer[LayerPlace.OWN], layer[LayerPlace.OWN_IN], width, columns)
     shared = _place_product(layer[LayerPlace.COMMON], layer[LayerPlace.COMMON_IN], width, bars)
@@ -213,9 +218,9 @@ def _run_back(
     goes_on: bool,
 ) -> None:
     """Add the gradients of a matrix and of its `width` biases, from those of its outputs, `slopes`;
-    write those of its inputs `x` to `below` if it `goes_on`."""
+    if it `goes_on`, write those of its inputs `x` to `below`."""
     w, grad = weights
-    columns = product[5]
+    start, by_in, by_out, wide_in, wide_out, columns = product
     _add_outer(x, slopes, grad, product)
     for h in range(width):
         total = ZERO
@@ -223,7 +228,6 @@ def _run_back(
             total += slopes[h, c]
         grad[bias + h] += total
     if goes_on:
-        start, by_in, by_out, wide_in, wide_out, _ = product
         clear(below, wide_in, columns)
         _add_product(w, (start, by_out, by_in, wide_out, wide_in, columns), slopes, below)
 
@@ -231,7 +235,7 @@ def _run_back(
 # Inlined, because each call of a function that calls others is compiled anew with all of them.
 @njit(inline="always")
 def run_trunk(w: Any, layers: Any, heads: Any, scratch: Scratch, bars: int, assets: int) -> None:
-    """Compute what a network makes of the inputs in `scratch`: `each` and `top`."""
+    """Run a trunk and its two heads over the inputs in `scratch`; write `each` and `top`."""
     columns = bars * assets
     common = scratch.common
     outputs = scratch.outputs
@@ -302,8 +306,8 @@ def read_inputs(own: Any, common: Any, bars: Any, count: int, inputs: Any, means
 # One call for all bars: a block's numbers stay in the caches from layer to layer.
 @njit_pass
 def _evaluate(inputs: Any, plan: WeightPlan, w: Any, scratch: Scratch, each: Any, top: Any) -> None:
-    """Write what the first network of `plan` makes of the inputs of U bars, own `[U, N, P]` and
-    common `[U, G]`, to `each [K, U, N]` and `top [U, E]`."""
+    """Run the first network of `plan` over U bars with inputs own `[U, N, P]` and common `[U, G]`;
+    write the outputs of its heads to `each [K, U, N]` and `top [U, E]`."""
     own, common = inputs
     assets = own.shape[1]
     begin = 0
@@ -322,23 +326,34 @@ def _evaluate(inputs: Any, plan: WeightPlan, w: Any, scratch: Scratch, each: Any
         begin += bars
 
 
+def list_weights(networks: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the weights of networks, in the order of `PackedWeights`."""
+    for trunk, *heads in networks:
+        pairs = zip(trunk.layers.own, trunk.layers.common, strict=True)
+        for layer in (*(one for pair in pairs for one in pair), *heads):
+            if layer is not None:
+                yield layer.weight
+                yield layer.bias
+
+
 class PackedWeights:
     """The weights of networks in one vector, and the memory of a block."""
 
     def __init__(self, networks: Iterable[Any], assets: int, vectors: int, *last: Tensor) -> None:
         """Lay out networks, each a trunk, the head that reads each asset and the one that reads
         their mean (or None), and after them further tensors, in each of several vectors."""
-        self.places: list[tuple[Tensor, int, int]] = []
-        """Tensors of weights, where each begins, and the length of its rows."""
+        self.places: list[tuple[torch.Size, int, int]] = []
+        """Shape of each tensor of weights, where it begins, and the length of its rows."""
         self.length = 0
         layers = []
         heads = []
         for trunk, *pair in networks:
             layers.append(list(map(self._place_layer, trunk.layers.own, trunk.layers.common)))
             heads.append(list(map(self._place_head, pair)))
+            dtype = trunk.layers.own[0].weight.dtype
         self.plan = WeightPlan(np.array(layers), np.array(heads))
-        self.last = [self._place(tensor) for tensor in last]
-        dtype = self.places[0][0].dtype
+        for tensor in last:
+            self._place(tensor)
         # Products read up to three numbers past a matrix.
         self.vectors = [torch.zeros(self.length + HEAD, dtype=dtype) for _ in range(vectors)]
         self.views = [[_view(vector, *place) for place in self.places] for vector in self.vectors]
@@ -348,7 +363,7 @@ class PackedWeights:
         """Reserve a place for a tensor, with rows of `width` numbers; return where it begins."""
         begin = self.length
         width = width or weight.shape[-1]
-        self.places.append((weight, begin, width))
+        self.places.append((weight.shape, begin, width))
         self.length += width * (pad(weight.shape[0]) if weight.ndim > 1 else 1)
         return begin
 
@@ -376,18 +391,21 @@ class PackedWeights:
         arrays = {name: np.zeros(shape, dtype) for name, shape in shapes.items()}
         return Scratch(**arrays, bars=np.zeros(bars, np.int64))
 
-    def load(self) -> None:
-        """Copy the weights to the first vector."""
-        torch._foreach_copy_(self.views[0], [weight.detach() for weight, *_ in self.places])
+
+def _view(vector: Tensor, shape: torch.Size, begin: int, width: int) -> Tensor:
+    """View a part of `vector` as a tensor."""
+    return vector.as_strided(shape, (width, 1)[-len(shape) :], begin)
 
 
-def _view(vector: Tensor, weight: Tensor, begin: int, width: int) -> Tensor:
-    """View a part of `vector` as a tensor of the shape of `weight`."""
-    return vector.as_strided(weight.shape, (width, 1)[-weight.ndim :], begin)
+class _Kept(threading.local):
+    """Memory of this thread: loops run without the GIL, and two threads may use one network."""
+
+    def __init__(self) -> None:
+        self.packed: WeakKeyDictionary[nn.Module, PackedWeights] = WeakKeyDictionary()
+        """By the network's first head."""
 
 
-_EVALUATIONS: WeakKeyDictionary[nn.Module, PackedWeights] = WeakKeyDictionary()
-"""By the network's first head."""
+_KEPT = _Kept()
 
 
 def run_market_once(rows: Tensor, trunk: Any, head: Any, top: Any) -> Any:
@@ -396,10 +414,12 @@ def run_market_once(rows: Tensor, trunk: Any, head: Any, top: Any) -> Any:
         return NotImplemented
     own, common = trunk.assets(rows)
     bars, assets = own.shape[:2]
-    packed = _EVALUATIONS.get(head)
+    networks = [(trunk, head, top)]
+    packed = _KEPT.packed.get(head)
     if packed is None:
-        packed = _EVALUATIONS[head] = PackedWeights([(trunk, head, top)], assets, 1)
-    packed.load()
+        packed = _KEPT.packed[head] = PackedWeights(networks, assets, 1)
+    # The weights of now: others may have taken the place of the first ones.
+    torch._foreach_copy_(packed.views[0], list(list_weights(networks)))
     each = own.new_empty(head.weight.shape[1], bars, assets)
     of_mean = own.new_empty(bars, 0 if top is None else top.weight.shape[1])
     vector = packed.vectors[0].numpy()
@@ -445,6 +465,7 @@ def covers(trunk: Any, rows: Tensor, *heads: Any) -> bool:
         trunk.assets.encoder is None
         and rows.ndim == 2
         and all(hidden.fused == "relu" for hidden in trunk.layers.hidden)
+        and all(own.weight.shape[1] <= WIDEST for own in trunk.layers.own)
         and all(head is None or head.weight.shape[1] <= HEAD for head in heads)
     )
 
