@@ -4,16 +4,15 @@
                                [--env-steps 1000000] [--fresh] [--save]
 
 The tasks are `configs/tasks/*.yaml`. PPO has the settings of their `agent`, which are the same in
-all; other agents share its head, discount and end of an episode, and have further settings
-(`FURTHER`) that are the same in all tasks, and defaults for the rest. `sb3` is Stable-Baselines3's
-PPO with PPO's settings, head and network, in the same environment. `ridge`, where there are
-signals, is a ridge regression of the next bar's return on them, fitted on the training market and
-traded at the best rule's rate. The optimum J* and the worth of
-the rule J_rule are those of a dynamic programme on the environment's own rules
-(tests/oracles/task_optima.py). An agent's worth J is the mean reward of episodes on a market of
-another seed, less what the bars' surprises made of its weights, whose mean is 0. *Closed* is
-(J - J_rule) / (J* - J_rule): 0 for the rule, 1 for the optimum. One thread each; finished
-trainings are in `runs/benchmarks`.
+all; other agents share its head, discount, annealing and end of an episode, and have further
+settings (`FURTHER`) that are the same in all tasks, and defaults for the rest. `sb3` is
+Stable-Baselines3's PPO with PPO's settings, head and network, in the same environment. `ridge`,
+where there are signals, is a ridge regression of the next bar's return on them, fitted on the
+training market and traded at the best rule's rate. The optimum J* and the worth of the rule J_rule
+are those of a dynamic programme on the environment's own rules (tests/oracles/task_optima.py). An
+agent's worth J is the mean reward of episodes on a market of another seed, less what the bars'
+surprises made of its weights, whose mean is 0. *Closed* is (J - J_rule) / (J* - J_rule): 0 for the
+rule, 1 for the optimum. One thread each; finished trainings are in `runs/benchmarks`.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ def train_sb3(env: TradingEnv, settings: PPO, env_steps: int, seed: int) -> Poli
     model = Sb3PPO(
         "MlpPolicy",
         accounts,
-        learning_rate=settings.learning_rate,
+        learning_rate=lambda left: settings.learning_rate * (left if settings.anneal else 1.0),
         n_steps=settings.num_steps,
         batch_size=settings.num_steps * env.num_envs // settings.num_minibatches,
         n_epochs=settings.update_epochs,

@@ -119,8 +119,8 @@ class BaseSettings(Settings):
     """Discount per decision."""
     bootstrap: bool | Literal["running"] = True
     """Add a learned value where experience is cut off. `running`: not at the end of an episode,
-    whose length (`env.episode_bars`) is then part of the task; false: for apg nor at its horizon,
-    for others as `running`."""
+    whose length (`env.episode_bars`) is then part of the task. `false`: the same, and with apg not
+    at its horizon either."""
     weight_decay: NonNegativeFloat = 0.0
     """Shrinks weights by this share of the step size at every step (AdamW,
     https://arxiv.org/abs/1711.05101)."""

@@ -3,8 +3,8 @@
 torch multiplies float32 matrices on the CPU by MKL, which on processors with AVX-512 that are not
 Intel's leaves half of the vector width unused, and takes a pass of its own for each non-linearity.
 oneDNN comes with torch and generates its code for the processor it finds; on Intel's, single
-products of both are within 12 % of each other. With narrower vectors MKL is ahead. The size of a
-product and the width of vectors choose between them: after a choice by timing, sums would depend on
+products of both are within 12 % of each other. On an EPYC with AVX2 MKL is ahead. The size of a
+product and the instruction set choose between them: after a choice by timing, sums would depend on
 the machine's load, and no run would repeat bit by bit. A run `across_machines`, whose sums must not
 depend on the sizes of caches, disables oneDNN.
 """
