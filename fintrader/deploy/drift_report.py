@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fintrader.deploy.control import REPORT
@@ -82,6 +82,8 @@ class Shortfall:
     ordered_usd: float
     usd: Mapping[str, float]
     """Part (a key of `results.figures.shortfall.SHORTFALL`) -> cost."""
+    rested: Mapping[str, int] = field(default_factory=dict)
+    """Number of limit orders by their end, such as `filled in part`."""
 
     @property
     def bps(self) -> dict[str, float]:
