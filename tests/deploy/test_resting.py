@@ -2,6 +2,7 @@
 journal."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from fintrader.deploy.entries import BarDecision
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.recorder import Recorder
-from fintrader.deploy.resting_orders import lay_out_orders, list_orders
+from fintrader.deploy.resting_orders import lay_out_orders, list_orders, trace_order
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.envs import EnvSettings
@@ -312,3 +313,19 @@ def test_orders_that_rest_leave_for_no_other_broker(tmp_path):
         world = Connections(ReplayClock(0), feed, Elsewhere(), journal)
         with pytest.raises(DeployError, match="only the embedded broker carries out"):
             Runner(bundle, PaperSettings(), world, window=None)
+
+
+@pytest.mark.parametrize(("fill", "state"), [(20.0, "filled"), (10.0, "cancelled")])
+def test_an_order_that_rests_across_a_split_is_whole_in_new_shares(fill, state):
+    trades = [np.array([value]) for value in (0, 0, 1, 0, fill, 5.0, 1.0)]
+    account = SimpleNamespace(
+        bar=1,
+        settings=EnvSettings(**LIMITS),
+        market=SimpleNamespace(minutes=[0, 60]),
+        trade_log=SimpleNamespace(shares=np.array([[0.0], [fill]])),
+        split_at=lambda asset, bar: 2.0,
+        list_trades=lambda first: trades,
+    )
+    order = Order("ft-1", "AA", 10.0, 0, limit_usd=10.0).report("accepted")
+    ((bar, report),) = trace_order(account, order, (0, 0, 0), None)
+    assert (bar, report.state, report.filled, report.price_usd) == (60, state, fill, 5.0)
