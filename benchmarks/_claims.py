@@ -104,13 +104,20 @@ def _training_peers(found: Named) -> str:
     )
 
 
+def _training_jax(found: Named) -> str:
+    sizes = {"256_100": "256 × 100", "256_10": "256 × 10", "64_10": "64 × 10"}
+    sizes |= {"4096_100": "4,096 × 100"}
+    parts = [
+        f"{words} {times(found[name])} ({spread(found['ranges'][name])})"
+        for name, words in ((f"times_jax_{size}", words) for size, words in sizes.items())
+    ]
+    return "; ".join(parts)
+
+
 MICRO = {
-    "mlp_without_onednn": "MLP without oneDNN",
-    "mlp_bfloat16_products": "with products in bfloat16",
+    "mlp_other_products": "MLP with the other choice of oneDNN or MKL",
     "mlp_plain_adam": "with Adam a tensor at a time",
-    "default_plain_adam": "the default with that",
-    "default_trunk_by_torch": "with its trunk by torch's operations",
-    "default_trunk_compiled_by_torch": "with that compiled by torch",
+    "default_steps_by_torch": "the default with gradient steps by torch's operations",
 }
 
 
@@ -199,6 +206,12 @@ SPEED = (
         "training",
         _training_peers,
         "3 ×, 2 ×",
+    ),
+    Row(
+        "default PPO beside the same algorithm in JAX, accounts × stocks, both compiled before",
+        "training",
+        _training_jax,
+        "1 ×, 0.8 ×, 0.8 ×, 1 ×",
     ),
     Row("the rate of training with one thing changed, 256 accounts", "training", _micro, DASH),
     Row(

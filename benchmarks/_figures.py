@@ -501,26 +501,59 @@ def borrowed(records: Records) -> str:
     return "\n\n".join([table(head, rows, left=8), prose(said), sentence(records, "borrowed")])
 
 
-AGENTS = {"ppo": "PPO", "apg": "APG", "sac": "SAC", "sb3": "Stable-Baselines3's PPO"}
+AGENTS = {
+    "ppo": "PPO",
+    "apg": "APG",
+    "sac": "SAC",
+    "sb3": "Stable-Baselines3's PPO",
+    "ridge": "ridge",
+}
 
 
 def tasks(records: Records, agents: Mapping[str, str] = AGENTS) -> str:
     """How far agents went from the best rule to the optimum of each task."""
     figures = records["tasks"]["figures"]
+    found_in = [found for name, found in figures.items() if name != "env_steps"]
+    agents = {
+        agent: title
+        for agent, title in agents.items()
+        if any(f"{agent}_closed" in found for found in found_in)
+    }
     rows = []
     for name, found in figures.items():
         if name == "env_steps":
             continue
         closed = [found.get(f"{agent}_closed") for agent in agents]
-        cells = [f"{one['median']:.2f} ({one['least']:.2f})" if one else DASH for one in closed]
-        rows.append([f"`{name}`", *cells])
+        rows.append([f"`{name}`", *map(_show_closed, closed)])
     said = (
         "0 is the best rule, 1 the optimum; median of five seeds (least),"
         f" {figures['env_steps']:,} decisions."
     )
     if "apg" in agents:
-        said += f" {DASH}: quotes have no gradient for APG to follow."
+        said += (
+            f" {DASH}: quotes have no gradient for APG to follow, and only `signals` has features"
+            " for ridge to forecast from, which then trades at the best rule's rate."
+        )
     return f"{said}\n\n{table(['', *agents.values()], rows)}\n\n{sentence(records, 'tasks')}"
+
+
+def _show_closed(closed: Named | None) -> str:
+    """Cell with the median (least) over seeds, or the only value."""
+    if closed is None:
+        return DASH
+    least = f" ({closed['least']:.2f})" if "least" in closed else ""
+    return f"{closed['median']:.2f}{least}"
+
+
+def tasks_real(records: Records) -> str:
+    """The agents on real bars, next to ridge and two rules."""
+    compared = ["ensemble", "ridge", "vol_targeted", "buy_and_hold"]
+    rows = [
+        [title, *(_active([found[name]], found)[0] for name in compared)]
+        for title, found in _read_real_bars(records).items()
+    ]
+    head = ["beyond equal weights, a year (95 %)", "agents", "ridge", "volatility target"]
+    return f"{table([*head, 'buy and hold'], rows)}\n\n{sentence(records, 'real')}"
 
 
 def tasks_short(records: Records) -> str:
@@ -548,6 +581,7 @@ BLOCKS: dict[str, Block] = {
     "gpu": Block(gpu, ("gpu",)),
     "borrowed": Block(borrowed, ("borrowed",)),
     "tasks": Block(tasks, ("tasks",)),
+    "tasks_real": Block(tasks_real, REAL),
     "tasks_short": Block(tasks_short, ("tasks",)),
     **{name: Block(make, names) for name, (make, names) in measured.items()},
 }

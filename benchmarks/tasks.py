@@ -4,13 +4,15 @@
                                [--env-steps 1000000] [--fresh] [--save]
 
 The tasks are `configs/tasks/*.yaml`. PPO has the settings of their `agent`, which are the same in
-all; other agents have its head, and default settings for the rest. `sb3` is Stable-Baselines3's
-PPO with PPO's settings, head and network, in the same environment. The optimum J* and the worth of
-the rule J_rule are those of a dynamic programme on the environment's own rules
-(tests/oracles/task_optima.py). An agent's worth J is the mean reward of episodes on a market of
-another seed, less what the bars' surprises made of its weights, whose mean is 0. *Closed* is
-(J - J_rule) / (J* - J_rule): 0 for the rule, 1 for the optimum. One thread each; finished
-trainings are in `runs/benchmarks`.
+all; other agents share its head, discount, annealing and end of an episode, and have further
+settings (`FURTHER`) that are the same in all tasks, and defaults for the rest. `sb3` is
+Stable-Baselines3's PPO with PPO's settings, head and network, in the same environment. `ridge`,
+where there are signals, is a ridge regression of the next bar's return on them, fitted on the
+training market and traded at the best rule's rate. The optimum J* and the worth of the rule J_rule
+are those of a dynamic programme on the environment's own rules (tests/oracles/task_optima.py). An
+agent's worth J is the mean reward of episodes on a market of another seed, less what the bars'
+surprises made of its weights, whose mean is 0. *Closed* is (J - J_rule) / (J* - J_rule): 0 for the
+rule, 1 for the optimum. One thread each; finished trainings are in `runs/benchmarks`.
 """
 
 from __future__ import annotations
@@ -36,11 +38,30 @@ from fintrader.agents.agent import choose_agent
 from fintrader.agents.limit_head import make_head
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import FintraderError
-from tests.oracles.task_runs import FOLDER, TASKS, Policy, find_worths, load_task, open_task, play
+from tests.oracles.task_optima import evaluate
+from tests.oracles.task_runs import (
+    FOLDER,
+    TASKS,
+    Policy,
+    find_worths,
+    list_rules,
+    load_task,
+    open_task,
+    play,
+    read_task,
+    start_value,
+)
 
 EPISODES = 20_000
 OTHER_SEED = 1001
 """Of the market that worths are measured on."""
+SHARED = ("head", "gamma", "bootstrap", "anneal")
+"""Settings that other agents take from the tasks' `agent`."""
+FURTHER: dict[str, dict[str, Any]] = {"apg": {"learning_rate": 0.01, "num_steps": 8}}
+"""Further settings of other agents, the same in all tasks: APG takes one Adam step an update, and
+with the defaults a million decisions are too few of them."""
+RIDGE_PENALTY = 1.0
+"""On coefficients of standardised features: small next to the number of bars."""
 
 
 def learn(name: str, algo: str, *, seed: int, env_steps: int) -> dict[str, Any]:
@@ -55,7 +76,8 @@ def learn(name: str, algo: str, *, seed: int, env_steps: int) -> dict[str, Any]:
             policy = train_sb3(env, agent, env_steps, seed)
         else:
             if algo != "ppo":
-                agent = choose_agent(algo).model_copy(update={"head": agent.head})
+                shared = {name: getattr(agent, name) for name in SHARED}
+                agent = choose_agent(algo).model_copy(update=shared | FURTHER.get(algo, {}))
             policy = fintrader.train(agent, env, env_steps=env_steps, seed=seed).policy
     except FintraderError as error:
         return {"task": name, "algo": algo, "seed": seed, "refused": str(error)}
@@ -97,14 +119,16 @@ def train_sb3(env: TradingEnv, settings: PPO, env_steps: int, seed: int) -> Poli
             self.venv.step_async(decode(self.obs, actions).numpy())
 
         def step_wait(self) -> Any:
-            self.obs, *others = self.venv.step_wait()
-            return self.obs, *others
+            self.obs, rewards, done, infos = self.venv.step_wait()
+            if settings.bootstrap is not True:
+                infos = [info | {"TimeLimit.truncated": False} for info in infos]
+            return self.obs, rewards, done, infos
 
     accounts = VecNormalize(Decoded(), gamma=settings.gamma)
     model = Sb3PPO(
         "MlpPolicy",
         accounts,
-        learning_rate=settings.learning_rate,
+        learning_rate=lambda left: settings.learning_rate * (left if settings.anneal else 1.0),
         n_steps=settings.num_steps,
         batch_size=settings.num_steps * env.num_envs // settings.num_minibatches,
         n_epochs=settings.update_epochs,
@@ -127,6 +151,33 @@ def train_sb3(env: TradingEnv, settings: PPO, env_steps: int, seed: int) -> Poli
     return act
 
 
+def measure_ridge(name: str) -> float:
+    """Worth of a ridge forecast of the next return that is traded at the best rule's rate."""
+    config = load_task(name)
+    task = read_task(name)
+    rate, _, _ = max(
+        list_rules(task), key=lambda rule: start_value(task, evaluate(task, rule[2]).value)
+    )
+    train_env, env = open_task(name, 1), open_task(name, 512, OTHER_SEED)
+    features = train_env.market.features[:-1, 0].double()
+    growth = train_env.market.adjusted_close[:, 0].double().log().diff()
+    columns = torch.cat([torch.ones_like(features[:, :1]), features], dim=1)
+    penalty = RIDGE_PENALTY * torch.eye(columns.shape[1], dtype=torch.float64)
+    coefficients = torch.linalg.solve(columns.T @ columns + penalty, columns.T @ growth)
+    variance = (growth - columns @ coefficients).var()
+    aversion = config.env.risk_aversion + 1.0  # of which 1 is the logarithm's
+
+    def act(obs: torch.Tensor) -> torch.Tensor:
+        parts = env.layout.split(obs)
+        forecast = coefficients[0] + parts["features"][:, 0].double() @ coefficients[1:]
+        held = parts["holdings"].double()
+        # The best weight without costs: log returns lie half a variance below simple ones.
+        aim = ((forecast + variance / 2) / (aversion * variance)).clamp(-1.0, 1.0).unsqueeze(1)
+        return (held + rate * (aim - held)).float()
+
+    return float(play(act, env, config, EPISODES).mean())
+
+
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(
@@ -144,11 +195,15 @@ def main() -> None:
             "rule_bps": round(1e4 * rule, 2),
             "rule": words,
         }
+        if load_task(name).data.source.signals:
+            closed = (measure_ridge(name) - rule) / (best - rule)
+            figures[name]["ridge_closed"] = {"median": round(closed, 3)}
         for algo in options.algo:
             how = {"env_steps": options.env_steps}
             own = []
             for seed in range(options.seed, options.seed + options.seeds):
-                settings = {"task": (FOLDER / f"{name}.yaml").read_text(), **how}
+                text = (FOLDER / f"{name}.yaml").read_text()
+                settings = {"task": text, "further": FURTHER.get(algo, {}), **how}
                 work = partial(learn, name, algo, seed=seed, **how)
                 own.append(finished.get(f"{name}-{algo}-{seed}", settings, work))
             runs += own

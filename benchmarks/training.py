@@ -12,9 +12,11 @@ are the median of the rounds' own ratios; `ranges` holds the lowest and the high
   accounts, two passes of two minibatches, one step size, discount and clip, the same actions (the
   `aim` head), everything in our environment. Ours beside Stable-Baselines3's PPO and a
   CleanRL-style loop; see _train_peers.py and _train_clean.py.
+- `jax`: `PPO()` beside the same algorithm in JAX, one compiled call an update (_train_jax.py), with
+  10 and 100 stocks. Each side has compiled before; the seconds of JAX's first update are noted.
 - `micro`: the rate of ours with one thing changed over that without, alternating on one agent:
-  products by oneDNN and fused Adam taken away, products in bfloat16 put in, the default's trunk by
-  torch alone and compiled by torch.
+  large products by oneDNN instead of MKL (by MKL with AVX-512, where oneDNN is used), fused Adam
+  taken away, the default's gradient steps by torch.
 
 `--quick`: one short round with 64 and 256 accounts, without `micro`; otherwise `--rounds` of the
 default and twice as many of the others. A figure beside a peer that cannot be had is null.
@@ -23,6 +25,9 @@ default and twice as many of the others. A figure beside a peer that cannot be h
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,15 +39,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import Figures, NoPeer, Run, alternate, finish, read_arguments
 from benchmarks._train_clean import Recipe
+from benchmarks._train_jax import JaxPPO
 from benchmarks._train_peers import make_peer
 from benchmarks.env import ASSETS, FEATURES, make_market
-from fintrader.agents import PPO, Budget, make_agent, networks, train
+from fintrader.agents import PPO, Budget, make_agent, on_policy, train
+from fintrader.agents.fast import dense
 from fintrader.agents.off_policy import REPORT_STEPS
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.market.tensors import MarketTensors
 
 ACCOUNTS = (64, 256, 1024, 4096)
 MLP_ACCOUNTS = 256
+JAX_SIZES = ((64, 10), (256, 10), (256, 100), (4096, 100))
+"""Accounts and stocks."""
 SETTINGS = EnvSettings(episode_bars=1000)
 SAME = Recipe(accounts=MLP_ACCOUNTS, hidden=(128, 128), activation="tanh", reward_scale=1.0)
 """Common to every side of `mlp`."""
@@ -127,33 +136,65 @@ def measure_mlp(market: MarketTensors, seed: int, turns: Any) -> Figures:
     return figures
 
 
+def measure_jax(sizes: tuple[tuple[int, int], ...], seed: int, turns: Any) -> Figures:
+    """The default PPO and the same in JAX, by accounts and stocks."""
+    figures = Figures()
+    for accounts, assets in sizes:
+        market = make_market(assets, seed=seed)
+        sides = {"ours": run_ours(market, PPO(), accounts, seed)[1]}
+        name = f"{accounts}_{assets}"
+        try:
+            peer = JaxPPO(market, SETTINGS, PPO(), accounts, seed)
+        except NoPeer as error:
+            print(error, file=sys.stderr)
+        else:
+            begun = time.perf_counter()
+            peer.update()
+            figures[f"jax_compile_seconds_{name}"] = time.perf_counter() - begun
+            sides["jax"] = lambda updates, peer=peer: sum(peer.update() for _ in range(updates))
+        rates = turns(sides)
+        figures.add_rates(rates, f"jax_{{}}_{name}_steps_per_second")
+        figures.add_times(f"times_jax_{name}", rates["ours"], rates.get("jax"))
+    return figures
+
+
+@contextmanager
+def replace_for_now(target: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute within the block; unlike `patch.object`, also that of a property."""
+    before = getattr(target, name)
+    setattr(target, name, value)
+    try:
+        yield
+    finally:
+        setattr(target, name, before)
+
+
 def measure_micro(market: MarketTensors, seed: int, turns: Any) -> Figures:
     """One change at a time, on the MLP (wide products) and on the default (narrow ones)."""
     sides = {
         "mlp": run_ours(market, make_mlp_settings(), MLP_ACCOUNTS, seed),
         "default": run_ours(market, PPO(), MLP_ACCOUNTS, seed),
     }
-    by_torch = networks.shared_layer.__wrapped__  # type: ignore[attr-defined]
-    mkldnn = torch.backends.mkldnn
-    compiled = torch.compile(by_torch, dynamic=True)
+    by_torch = on_policy.take_passes.__wrapped__  # type: ignore[attr-defined]
+    wide = dense._HAS_WIDE_VECTORS
     plain = {"fused": False, "foreach": False}
     adam = {name: agent.optimisers["adam"].param_groups[0] for name, (agent, _) in sides.items()}
     changes = {
-        "mlp_without_onednn": ("mlp", patch.object(mkldnn, "enabled", False)),
-        "mlp_bfloat16_products": ("mlp", patch.object(mkldnn.matmul, "fp32_precision", "bf16")),
-        "mlp_plain_adam": ("mlp", patch.dict(adam["mlp"], plain)),
-        "default_plain_adam": ("default", patch.dict(adam["default"], plain)),
-        "default_trunk_by_torch": ("default", patch.object(networks, "shared_layer", by_torch)),
-        "default_trunk_compiled_by_torch": (
+        "mlp_other_products": (
+            "mlp",
+            lambda: replace_for_now(dense, "_HAS_WIDE_VECTORS", not wide),
+        ),
+        "mlp_plain_adam": ("mlp", lambda: patch.dict(adam["mlp"], plain)),
+        "default_steps_by_torch": (
             "default",
-            patch.object(networks, "shared_layer", compiled),
+            lambda: replace_for_now(on_policy, "take_passes", by_torch),
         ),
     }
     figures = Figures()
     for name, (side, change) in changes.items():
 
         def run_changed(updates: int, run: Run = sides[side][1], change: Any = change) -> int:
-            with change:
+            with change():
                 return run(updates)
 
         rates = turns({"as_it_is": sides[side][1], "changed": run_changed})
@@ -176,6 +217,7 @@ def main() -> None:
     figures.merge(measure_mlp(market, options.seed, turns))
     some = turns if options.quick else partial(turns, rounds=options.rounds)
     figures.merge(measure_default(market, accounts, options.seed, some))
+    figures.merge(measure_jax(JAX_SIZES[:1] if options.quick else JAX_SIZES, options.seed, some))
     if not options.quick:
         figures.merge(measure_micro(market, options.seed, turns))
     finish("training", figures, options)

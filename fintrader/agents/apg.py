@@ -10,7 +10,8 @@ update: play `num_steps` steps with the graph kept, then climb
 
 by one Adam step of the actor. A step that ends an episode adds γ^k V(final observation) when it was
 truncated and nothing when it was terminated, and starts the discount anew. The value V, fitted to
-TD(λ) targets, stands for everything beyond the horizon; `bootstrap: false` leaves it out.
+TD(λ) targets, stands for everything beyond the horizon; `bootstrap: false` leaves it out, `running`
+at the end of an episode only.
 
 Whole shares have no gradient: training runs with fractions of a share, whatever the environment's
 settings are. Differences from the paper: the simulator is a trading account instead of a robot,

@@ -113,19 +113,6 @@ def join(*parts: Tensor) -> Tensor:
     return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], dim=-1)
 
 
-@fast_on_cpu("trunk")
-def shared_layer(
-    h: Tensor, shared: Tensor, own: Dense, common: Dense, hidden: Hidden
-) -> tuple[Tensor, Tensor]:
-    """Compute f(W h_i + V shared) for every asset i, `[*batch_shape, R, N, H]`, and its mean over
-    the assets, `[*batch_shape, R, H]`."""
-    # One wide product over all assets: thousands of small ones make learning up to nine times
-    # slower.
-    rows = own(h.flatten(-3, -2)).unflatten(-2, (-1, h.shape[-2]))
-    out: Tensor = hidden(rows + common(shared).unsqueeze(-2))
-    return out, out.mean(dim=-2)
-
-
 class AssetTrunk(nn.Module):
     """Embeds every asset with the same weights: `[R, N, P]` and common columns `[R, G]` to
     `[*batch_shape, R, N, H]` and their mean over the assets.
@@ -159,7 +146,10 @@ class AssetTrunk(nn.Module):
         mean = common
         layers: Iterable[Any] = zip(self.own, self.common, self.hidden, strict=True)
         for own, other, hidden in layers:
-            h, mean = shared_layer(h, mean, own, other, hidden)
+            # One wide product: thousands of small ones make learning up to nine times slower.
+            rows = own(h.flatten(-3, -2)).unflatten(-2, (-1, h.shape[-2]))
+            h = hidden(rows + other(mean).unsqueeze(-2))
+            mean = h.mean(dim=-2)
         return h, mean
 
 
@@ -245,6 +235,18 @@ class Actor(nn.Module):
         return self(batch)[0], None
 
 
+@fast_on_cpu("market_once")
+def run_market_once(
+    rows: Tensor, trunk: MarketTrunk, head: Dense, top: Dense | None
+) -> tuple[Tensor, Tensor | None]:
+    """Apply a trunk to rows of the market `[U, L*W]`, one head of K outputs to each asset's
+    embedding, `[K, U, N]`, and another of E outputs to their mean, `[U, E]`."""
+    h, mean = trunk(rows)
+    # Equals `head(h)`, but each output is contiguous in memory.
+    each = torch.addmm(head.bias.unsqueeze(1), head.weight.t(), h.flatten(0, 1).t())
+    return each.view(-1, *h.shape[:2]), None if top is None else top(mean)
+
+
 class Coefficients(NamedTuple):
     """Coefficients of latents in an account, at U bars, for each of `outputs`: latent = constant +
     slope · held + account · columns."""
@@ -304,17 +306,12 @@ class MarketOnceActor(Actor):
 
     def predict_coefficients(self, rows: Tensor) -> Coefficients:
         """Compute the coefficients of latents at the bars in `rows` `[U, L*W]`."""
-        h, mean = self.trunk(rows)
-        own = (
-            self.head(h.flatten(0, 1))
-            .view(*h.shape[:2], self.outputs, -1)
-            .permute(2, 3, 0, 1)
-            .contiguous()
-        )
+        each, top = run_market_once(rows, self.trunk, self.head, self.extra_head)
+        own = each.view(self.outputs, -1, *each.shape[1:])
         account = own[:, 1 + self.holdings :].transpose(1, 2)
         extra = None
-        if self.extra_head is not None:
-            both = EXTRA_LATENT_SCALE * self.extra_head(mean)
+        if top is not None:
+            both = EXTRA_LATENT_SCALE * top
             both = both.view(rows.shape[0], self.outputs, -1, self.extra).permute(1, 2, 0, 3)
             extra = both[:, 0]
             account = torch.cat([account, both[:, 1:].transpose(1, 2)], dim=-1)
@@ -333,7 +330,7 @@ class MarketOnceActor(Actor):
         return latent
 
 
-@fast_on_cpu("value")
+@fast_on_cpu("market_once")
 def quadratic_value(each: Tensor, top: Tensor, batch: Batch) -> Tensor:
     """Compute top_0 + mean_n (each_0n + each_1n h_n) h_n, `[R]`, with the coefficients
     `each [2, U, N]` and `top [U, K]` of each row's bar and the holdings h, which stand last in the
@@ -360,11 +357,8 @@ class MarketOnceCritic(nn.Module):
         self.top = Dense(plan.width, 1 + 2 * self.account, gain=1.0)
 
     def forward(self, batch: Batch) -> Tensor:
-        h, mean = self.trunk(batch.rows)
-        # Equals `self.head(h)`, but each coefficient is contiguous in memory.
-        each = torch.addmm(self.head.bias.unsqueeze(1), self.head.weight.t(), h.flatten(0, 1).t())
-        each = each.view(2, *h.shape[:2])
-        top = self.top(mean)
+        each, top = run_market_once(batch.rows, self.trunk, self.head, self.top)
+        assert top is not None
         value: Tensor = quadratic_value(each, top, batch)
         if self.account:
             x = batch.private[..., : self.account]

@@ -53,6 +53,16 @@ def predict_acting_mean(obs: Tensor, agent: OnPolicyAgent) -> Tensor:
     return agent.mean_latent(agent.normalise(obs, acting=True)) if mean is None else mean
 
 
+@fast_on_cpu("descent")
+def take_passes(
+    latent: Tensor, agent: OnPolicyAgent, rollout: Rollout, passes: Iterable[list[Tensor]]
+) -> dict[str, Tensor]:
+    """Take a gradient step on each minibatch of `passes` over a rollout with latents
+    `latent [R, L]`; return means of their metrics."""
+    step = agent.descend_rows
+    return agent.take_steps(passes, lambda rows: take_step(agent, step, rollout, rows))
+
+
 def standardise(advantage: Tensor) -> Tensor:
     """Shift and scale `[R]` to mean 0 and deviation 1; a single one is left as it is."""
     if advantage.numel() < 2:
@@ -68,11 +78,6 @@ def gaussian_log_prob(latent: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 def log_prob_per_latent(noise: Tensor, log_std: Tensor) -> Tensor:
     """Log density of each latent, `[..., L]`, that lies `noise` deviations from its mean."""
     return torch.add(-log_std - 0.5 * math.log(2 * math.pi), noise.square(), alpha=-0.5)
-
-
-def gaussian_entropy(log_std: Tensor) -> Tensor:
-    """Entropy of independent normals."""
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
 def subtract_group_baseline(advantage: Tensor, row_index: Tensor, bars: int) -> Tensor:
@@ -204,8 +209,7 @@ class OnPolicyAgent(BaseAgent):
         """Take gradient steps on one rollout; return means of their metrics on the device."""
         batch = rollout.batch
         passes = self.draw_passes(len(rollout.latent), batch.row_index, len(batch.rows))
-        step = self._descend_rows
-        return self.take_steps(passes, lambda rows: take_step(self, step, rollout, rows))
+        return take_passes(rollout.latent, self, rollout, passes)
 
     def take_steps(
         self, passes: Iterable[list[Tensor]], take_step: Callable[[Tensor], dict[str, Tensor]]
@@ -223,7 +227,7 @@ class OnPolicyAgent(BaseAgent):
                 break
         return {name: total / taken for name, total in sums.items()}
 
-    def _descend_rows(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
+    def descend_rows(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
         """Take one gradient step on these rows, some at a time."""
         advantage = standardise(rollout.advantage[rows])
 
@@ -263,7 +267,7 @@ class OnPolicyAgent(BaseAgent):
         metrics."""
         settings = self.settings
         value_loss = 0.5 * nn.functional.mse_loss(self.critic(rollout.batch), rollout.target)
-        entropy = gaussian_entropy(self.log_std)
+        entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()  # of the noise
         loss = torch.add(policy_loss, value_loss, alpha=settings.vf_coef)
         if settings.ent_coef:
             loss = loss - settings.ent_coef * entropy

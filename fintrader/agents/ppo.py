@@ -69,6 +69,7 @@ class PPOAgent(OnPolicyAgent):
     """Clipped policy gradient: several passes of minibatches over each rollout."""
 
     settings: PPO
+    has_compiled_steps = True  # by fast/descent.py; a subclass may have another loss
 
     def draw_passes(self, rows: int, row_index: Tensor | None, bars: int) -> Iterator[list[Tensor]]:
         """Draw `update_epochs` passes of `num_minibatches`, each over all `rows` rows in another

@@ -117,6 +117,10 @@ class BaseSettings(Settings):
     market's noise."""
     gamma: Fraction = 0.95
     """Discount per decision."""
+    bootstrap: bool | Literal["running"] = True
+    """Add a learned value where experience is cut off. `running`: not at the end of an episode,
+    whose length (`env.episode_bars`) is then part of the task. `false`: the same, and with apg not
+    at its horizon either."""
     weight_decay: NonNegativeFloat = 0.0
     """Shrinks weights by this share of the step size at every step (AdamW,
     https://arxiv.org/abs/1711.05101)."""
@@ -226,8 +230,6 @@ class APG(BaseSettings):
     """H: decisions differentiated through."""
     gae_lambda: Fraction = 0.95
     """λ of the value's targets."""
-    bootstrap: bool = True
-    """Add a learned value at the horizon."""
     noise: NonNegativeFloat = 0.1
     """Standard deviation of the noise on the latents: spreads the accounts over the states."""
     max_grad_norm: PositiveFloat = 1.0

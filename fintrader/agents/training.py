@@ -266,6 +266,10 @@ class TrainingRun:
         self.obs = as_tensor(shown)
         self.env_steps += self.env.num_envs
         after = select_true_next_obs(self.obs, info, terminated, truncated)
+        settings = getattr(self.agent, "settings", None)
+        if getattr(settings, "bootstrap", True) is not True:
+            terminated = terminated | truncated
+            truncated = torch.zeros_like(truncated)
         return Transition(obs, action, reward.float(), terminated, truncated, after)
 
     def measure_fraction(self) -> float:

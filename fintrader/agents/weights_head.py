@@ -12,8 +12,10 @@ from fintrader.envs.observation import FlatLayout, MarketTable, holdings_of
 
 
 class WeightsHead(ActionHead):
-    """`ActionHead` of the kind `weights`: a = w + rate (clip(z, -1, 1) - w), with the weights held
-    w, and a rate for each asset. Latents of 0 give the rate `trade_rate`."""
+    """`ActionHead` of the kind `weights`: a = w + rate (aim - w), with the weights held w, and a
+    rate for each asset. The aim is clip(z, -1, 1), and without shorts clip((1 + z) / 2, 0, 1): an
+    aim that began at 0 would leave half of the exploration, and soon all, without effect. Latents
+    of 0 give the rate `trade_rate`."""
 
     def decode(self, obs: Tensor, latent: Tensor, table: MarketTable | None = None) -> Tensor:
         """Turn raw `obs` and latents `[B, 2 N]`, aims and rates, into an action `[B, N]`."""
@@ -22,4 +24,21 @@ class WeightsHead(ActionHead):
         aim, pace = latent.chunk(2, dim=-1)
         start = math.log(self.settings.trade_rate / (1 - self.settings.trade_rate))
         rate = torch.sigmoid(start + RATE_PER_LATENT * pace)
-        return (held + rate * (aim.clamp(-1.0, 1.0) - held)).clamp(-1.0, 1.0)
+        aim = clip_aim(aim)
+        if not self.layout.short:
+            aim = 0.5 + 0.5 * aim
+        return (held + rate * (aim - held)).clamp(-1.0, 1.0)
+
+
+def clip_aim(aim: Tensor) -> Tensor:
+    """Clip to [-1, 1]. Outside, the gradient of a loss passes where its descent leads back: with
+    none there, a latent that noise carried outside would never return."""
+    clipped = aim.clamp(-1.0, 1.0)
+    if not aim.requires_grad:
+        return clipped
+    beyond = (aim - clipped).detach()
+    passing = aim - beyond
+    passing.register_hook(  # type: ignore[no-untyped-call]
+        lambda grad: torch.where(grad * beyond < 0, 0.0, grad)
+    )
+    return passing

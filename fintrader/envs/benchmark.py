@@ -51,7 +51,8 @@ def lay_out(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
     is_shown = benchmark_kind(market, settings.benchmark) != "cash"
     layout = ObservationLayout.of(market, settings.lookback, benchmark=is_shown)
     width = layout.account_width + (settings.option is not None)
-    return replace(layout, resting=settings.resting_rows, account_width=width)
+    rows = settings.resting_rows
+    return replace(layout, resting=rows, account_width=width, short=int(settings.short))
 
 
 def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -170,7 +170,7 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
             layout: Layout = FlatLayout(int(value["width"]), int(value["num_actions"]))
         else:
             names = ObservationLayout.__dataclass_fields__
-            stored = {"resting": 0, **value["layout"]}  # a policy that is older has no such part
+            stored = {"resting": 0, "short": 1, **value["layout"]}  # older policies lack these
             layout = ObservationLayout(**{name: int(stored[name]) for name in names})
         columns = layout.width + layout.num_actions
     except (KeyError, TypeError, ValueError) as error:
@@ -214,6 +214,8 @@ class ObservationLayout:
     resting: int = 0
     """R: columns of each asset's orders that rest. For each order its unfilled part as a share of
     equity, its price / close - 1, and its age / its time; for a stop its price / close - 1."""
+    short: int = field(default=1, compare=False)
+    """0 where weights are never negative (`env.short`)."""
 
     @classmethod
     def of(

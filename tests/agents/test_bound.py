@@ -13,6 +13,7 @@ from fintrader.envs.observation import FlatLayout
 
 LAYOUT = ObservationLayout(num_assets=7, num_features=3, num_context=2)
 WINDOWED = replace(LAYOUT, lookback=3)
+LONG_ONLY = replace(LAYOUT, short=0)
 NETWORKS = {
     "once": {"kind": "market_once"},
     "once_account": {"kind": "market_once", "private": ("account",), "hidden": (9, 5, 6)},
@@ -85,6 +86,15 @@ def test_one_network_acts_as_it_does_itself(network, head):
         expected = policy(obs).numpy()
         assert expected.std() > 0.01
         assert bound_actions(policy, obs, LAYOUT) == pytest.approx(expected, abs=2e-5)
+
+
+def test_weights_that_may_not_be_negative():
+    obs = observations(LAYOUT, 12)
+    policy = actor(LONG_ONLY, 0, "weights", kind="mlp")
+    expected = policy(obs).numpy()
+    assert bound_actions(policy, obs, LONG_ONLY) == pytest.approx(expected, abs=2e-5)
+    short = actor(LAYOUT, 0, "weights", kind="mlp")(obs).numpy()
+    assert expected.min() >= 0 > short.min()
 
 
 ENSEMBLES = {

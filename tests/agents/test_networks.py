@@ -253,6 +253,39 @@ def test_weights_move_part_of_the_way_from_what_is_held():
     assert fast.tolist() == [pytest.approx([0.8, -0.2])]
 
 
+def test_without_shorts_aims_begin_amid_the_weights():
+    layout = dataclasses.replace(ObservationLayout(3, 0, 0), short=0)
+    head = make_head(layout, ActionHeadSettings(kind="weights", trade_rate=0.5))
+    latent = torch.tensor([[0.0, -3.0, 3.0, 0.0, 0.0, 0.0]], requires_grad=True)
+    action = head.decode(torch.zeros(1, layout.width), latent)
+    assert action.tolist() == [[0.25, 0.0, 0.5]]
+    action[0, 0].backward()
+    # Aim and rate: a = rate aim, d aim / d z = 1/2, d rate / d z = 2 rate (1 - rate).
+    assert latent.grad[0].tolist() == [0.25, 0.0, 0.0, 0.25, 0.0, 0.0]
+
+
+def test_aims_outside_their_bounds_follow_gradients_that_lead_back():
+    head = make_head(ObservationLayout(3, 0, 0), ActionHeadSettings(kind="weights", trade_rate=0.5))
+    for sign, slopes in ((1.0, [0.0, 0.5, 0.5]), (-1.0, [-0.5, -0.5, 0.0])):
+        latent = torch.tensor([[-3.0, 0.5, 3.0, 0.0, 0.0, 0.0]], requires_grad=True)
+        action = head.decode(torch.zeros(1, head.layout.width), latent)
+        assert action.tolist() == [[-0.5, 0.25, 0.5]]
+        (sign * action.sum()).backward()
+        assert latent.grad[0, :3].tolist() == slopes
+
+
+@pytest.mark.parametrize("algo", ["ppo", "apg", "sac"])
+def test_an_untrained_agent_of_weights_trades_without_shorts(algo):
+    env = TradingEnv(make_market(), EnvSettings(action="target", fractional=True, num_envs=4))
+    agent = make_agent(agent_settings(algo, {"head": {"kind": "weights"}}), env.layout, seed=0)
+    obs, _ = env.reset(seed=0)
+    assert agent.policy(obs).detach() == pytest.approx(0.2 * 0.5, abs=0.03)
+    assert (env.layout.short, TradingEnv(env.market, EnvSettings(short=True)).layout.short) == (
+        0,
+        1,
+    )
+
+
 def test_the_action_is_the_aim():
     head = ActionHead(LAYOUT, ActionHeadSettings(scale=2.0, cash_logit=0.5))
     obs = torch.zeros(1, LAYOUT.width)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.utils import parameters_to_vector
 
-from fintrader.agents import PPO, ActionHeadSettings, Budget, make_agent, ppo, train
+from fintrader.agents import PPO, ActionHeadSettings, Budget, make_agent, on_policy, ppo, train
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.on_policy import Rollout, log_prob_per_latent
 from fintrader.agents.ppo import PPOAgent, ppo_objective
@@ -46,7 +46,9 @@ def test_every_pass_visits_every_row_once_and_cuts_hardly_a_bar_in_two(rows, bar
     if bars:
         place[:4] = 3  # not all bars have as many
     seen = Batch(names, torch.randn(bars or rows, LAYOUT.market_width), place)
-    agent.learn(Rollout(seen, *torch.randn(2, rows, agent.head.latents), *torch.randn(2, rows)))
+    rollout = Rollout(seen, *torch.randn(2, rows, agent.head.latents), *torch.randn(2, rows))
+    drawn = agent.draw_passes(rows, place, len(seen.rows))
+    on_policy.take_passes.__wrapped__(rollout.latent, agent, rollout, drawn)
     passes = [visited[k : k + minibatches] for k in range(0, len(visited), minibatches)]
     orders = [[name for batch in one for name in batch.private[:, 0].tolist()] for one in passes]
     assert [sorted(order) for order in orders] == 3 * [list(range(rows))]

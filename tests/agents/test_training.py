@@ -263,6 +263,21 @@ def test_a_parent_of_another_shape_is_refused():
         )
 
 
+@pytest.mark.parametrize("bootstrap", [True, "running", False])
+def test_an_end_counts_as_the_tasks_end_unless_a_value_follows(bootstrap):
+    given = {"bootstrap": bootstrap, "network": {"hidden": [8]}}
+    agent = make_agent(agent_settings("ppo", given), market_env().layout, seed=5)
+    seen = []
+    agent.observe, observe = lambda step: seen.append(step) or observe(step), agent.observe
+    train(agent, market_env(), Budget(env_steps=8 * 64))
+    ended = {
+        name: sum(int(getattr(step, name).sum()) for step in seen)
+        for name in ("terminated", "truncated")
+    }
+    assert (ended["truncated"] > 0) is (bootstrap is True)
+    assert (ended["terminated"] > 0) is (bootstrap is not True)
+
+
 @pytest.mark.usefixtures("frequent_reports")
 @pytest.mark.parametrize("algo", mostly_slow("ppo", every=["ppo", "sac", "apg"]))
 def test_step_sizes_fall_to_zero_over_the_budget(algo, tmp_path):

@@ -1,11 +1,12 @@
 """Dense layers by oneDNN: product, bias and non-linearity in one pass over the result.
 
-torch multiplies float32 matrices on the CPU by MKL, which on processors that are not Intel's leaves
-half of the vector width unused, and takes a pass of its own for each non-linearity. oneDNN comes
-with torch and generates its code for the processor it finds; on Intel's, single products of both
-are within 12 % of each other. The size of a product alone chooses between them: after a choice by
-timing, sums would depend on the machine's load, and no run would repeat bit by bit. A run
-`across_machines`, whose sums must not depend on the sizes of caches, disables oneDNN.
+torch multiplies float32 matrices on the CPU by MKL, which on processors with AVX-512 that are not
+Intel's leaves half of the vector width unused, and takes a pass of its own for each non-linearity.
+oneDNN comes with torch and generates its code for the processor it finds; on Intel's, single
+products of both are within 12 % of each other. On an EPYC with AVX2 MKL is ahead. The size of a
+product and the instruction set choose between them: after a choice by timing, sums would depend on
+the machine's load, and no run would repeat bit by bit. A run `across_machines`, whose sums must not
+depend on the sizes of caches, disables oneDNN.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 _LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """`(x [R, in], weight [out, in], bias [out] or None, non-linearity, [], "")`."""
+_HAS_WIDE_VECTORS = torch.backends.cpu.get_cpu_capability() == "AVX512"
 _MIN_WIDTH = 64
 _MIN_MULTIPLICATIONS = 1 << 17
 """Narrower or smaller products are faster by MKL: oneDNN prepares each new shape first."""
@@ -24,8 +26,10 @@ _MIN_MULTIPLICATIONS = 1 << 17
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Any:
     """Compute `networks.linear` for products that are large enough."""
-    is_large = min(weight.shape) >= _MIN_WIDTH and (
-        x.shape[0] * weight.numel() >= _MIN_MULTIPLICATIONS
+    is_large = (
+        _HAS_WIDE_VECTORS
+        and min(weight.shape) >= _MIN_WIDTH
+        and x.shape[0] * weight.numel() >= _MIN_MULTIPLICATIONS
     )
     if not is_large or _LINEAR is None or not torch.backends.mkldnn.enabled:
         return NotImplemented

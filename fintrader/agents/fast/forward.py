@@ -91,6 +91,8 @@ class Number(IntEnum):
     TILT_SCALE = 3
     MAX_ACTIVE_TILT = 4
     RATE_LOGIT = 5
+    LONG_ONLY = 6
+    """1 where weights are never negative."""
 
 
 class Networks(NamedTuple):
@@ -371,6 +373,7 @@ def _decode(k: int, plan: Any, numbers: Any, table: Any, latent: Any, action: An
         for n in range(count):
             held = table[0, n]
             aim = min(max(latent[n], -ONE), ONE)
+            aim += numbers[k, Number.LONG_ONLY] * HALF * (ONE - aim)
             step = _find_rate(k, numbers, latent[count + n]) * (aim - held)
             action[n] = min(max(held + step, -ONE), ONE)
     else:

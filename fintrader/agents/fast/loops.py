@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fintrader.envs.fast.compiled import njit_entry, njit_inner
 
-njit_pass = partial(njit_entry, fastmath={"reassoc", "contract", "nsz", "arcp"})
+njit_pass = partial(njit_entry, _nrt=False, fastmath={"reassoc", "contract", "nsz", "arcp"})
 """Passes of learning."""
-njit_layer = partial(njit_inner, fastmath={"reassoc", "contract", "nsz"})
+njit_layer = partial(njit_inner, _nrt=False, fastmath={"reassoc", "contract", "nsz"})
 """Parts of the forward pass; divisions stay exact, not products with a reciprocal (`arcp`)."""
 ZERO = np.float32(0.0)
 HALF = np.float32(0.5)

@@ -143,6 +143,7 @@ class BoundNetworks:
         self.numbers[k] = (
             *(head.scale, math.log(assets) + head.cash_logit, head.max_log_tilt, head.tilt_scale),
             *(head.max_active_tilt, math.log(head.trade_rate / (1 - head.trade_rate))),
+            not actor.layout.short,
         )
         weights = actor.actor.state_dict()
         groups = actor.normaliser.groups

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
+from numba import types
+from numba.extending import overload
 from torch import Tensor
 
 from fintrader.agents.fast.loops import HALF, ONE, ZERO, njit_pass, to_arrays
 
 _MAX_EXPONENT = np.float32(20.0)
 """Bound of log ratios, so that no ratio overflows float32: e^20 is 5e8."""
-_CONSTANT = np.float32(0.5 * math.log(2 * math.pi))
+_CONSTANT = 0.5 * math.log(2 * math.pi)
 """The constant of the normal log density."""
 
 
@@ -34,11 +35,23 @@ def clipped_surrogate(
     return ClippedSurrogate.apply(*given)  # type: ignore[no-untyped-call]
 
 
+def _exp(x: Any) -> Any:
+    """Compute exp(x), in float32 for |x| up to 20, within 1e-5 of it for |x| < 10."""
+
+
+@overload(_exp, inline="always")
+def _choose_exp(x: Any) -> Any:
+    return _exp_by_squares if x is types.float32 else _exp_of_c
+
+
+def _exp_of_c(x: Any) -> Any:
+    return math.exp(x)
+
+
 # The C library's exp cannot be vectorised; a polynomial of a 32nd of the argument, squared five
 # times, can.
-@njit(inline="always")
-def _exp(x: Any) -> Any:
-    """exp(x) = exp(x / 32)³² for |x| up to 20, within 1e-5 of it for |x| < 10."""
+def _exp_by_squares(x: Any) -> Any:
+    """exp(x) = exp(x / 32)³²"""
     x = min(max(x, -_MAX_EXPONENT), _MAX_EXPONENT) * np.float32(1 / 32)
     y = np.float32(1 / 120) + x * np.float32(1 / 720)
     y = np.float32(1 / 6) + x * (np.float32(1 / 24) + x * y)
@@ -52,15 +65,15 @@ def _exp(x: Any) -> Any:
 
 # One pass: a latent's ratio, clipped objective, gradients and metrics need the same few numbers,
 # which stay in registers.
-@njit_pass
-def _pass(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
+@njit_pass(_nrt=True)
+def add_rows(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
     """Add gradients to `grad_mean [U, L]` and `grad_std [L]`; return the sums of the objective and
     of ρ - 1 - log ρ, and the number of ratios ρ out of the range.
 
-    `rows`: `mean [U, L]`, `row_index [R]`, `latent [R, L]`, `log_prob [R, L]`, `advantage [R]` and
-    `log_std [L]`.
+    `rows`: `mean [U, L]`, the rows' numbers `order [M]` and bars `row_index [M]`, `latent [R, L]`,
+    `log_prob [R, L]`, `advantage [M]` and `log_std [L]`.
     """
-    mean, row_index, latent, log_prob, advantage, log_std = rows
+    mean, order, row_index, latent, log_prob, advantage, log_std = rows
     count = latent.shape[1]
     objective = np.float64(0.0)
     distance = np.float64(0.0)
@@ -68,21 +81,22 @@ def _pass(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
     high = ONE + clip
     low = ONE - clip
     scale = np.exp(-log_std)
-    for r in range(latent.shape[0]):
+    constant = log_std.dtype.type(_CONSTANT)
+    for r in range(len(order)):
         a = advantage[r]
         # A ratio is cut above for A > 0, below for A < 0.
         top = high if a > ZERO else np.float32(np.inf)
         bottom = low if a < ZERO else np.float32(-np.inf)
         means = mean[row_index[r]]
         slopes = grad_mean[row_index[r]]
-        drawn = latent[r]
-        before = log_prob[r]
+        drawn = latent[order[r]]
+        before = log_prob[order[r]]
         row_objective = ZERO
         row_distance = ZERO
         row_outside = 0
         for i in range(count):
             noise = (drawn[i] - means[i]) * scale[i]
-            log_ratio = -HALF * noise * noise - log_std[i] - _CONSTANT - before[i]
+            log_ratio = -HALF * noise * noise - log_std[i] - constant - before[i]
             ratio = _exp(log_ratio)
             row_objective += min(max(ratio, bottom), top)
             row_distance += ratio - ONE - log_ratio
@@ -105,8 +119,9 @@ class ClippedSurrogate(torch.autograd.Function):
         row_index, latent, log_prob, advantage, clip_coef = given
         grad_mean = torch.zeros_like(mean, memory_format=torch.contiguous_format)
         grad_std = torch.zeros_like(log_std)
-        tensors = (mean, row_index, latent, log_prob, advantage, log_std)
-        objective, distance, outside = _pass(
+        order = torch.arange(len(latent))
+        tensors = (mean, order, row_index, latent, log_prob, advantage, log_std)
+        objective, distance, outside = add_rows(
             tuple(to_arrays(*tensors)),
             np.float32(clip_coef),
             grad_mean.numpy(),
