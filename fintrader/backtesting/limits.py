@@ -70,7 +70,7 @@ class Limits:
     """Last equity of the session before; in the first session its first equity."""
     last_usd: float = 0.0
     traded_usd: float = 0.0
-    """Sum of this session's orders."""
+    """Sum of this session's orders, without what others replaced before it filled."""
     counts: dict[str, int] = field(default_factory=dict)
     """Number of times that each limit bound."""
 
@@ -107,6 +107,10 @@ class Limits:
                 f"lost {-peak:.1%} since its peak; the limit is {self.settings.drawdown:.1%}"
             )
         return self.halted
+
+    def discount(self, unfilled_usd: float) -> None:
+        """Take orders that ended without a trade out of the session's sum."""
+        self.traded_usd = max(self.traded_usd - unfilled_usd, 0.0)
 
     def has_enough_bars(self, tradable: NDArray[np.bool_], member: NDArray[np.bool_]) -> bool:
         """Check whether enough members traded in the newest bars, `tradable` `[k, N]`."""

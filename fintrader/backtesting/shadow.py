@@ -52,7 +52,8 @@ def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> 
     """Decide on an account's orders; `action` None: no decision is due, only watch for losses.
 
     Orders that rest are cut as if all purchases filled and no sale did. Where none is due or
-    allowed they end, and stops stay.
+    allowed they end, and stops stay. The shares that the replaced orders did not trade are no
+    turnover.
     """
     stops = _keep_stops(account) if account.settings.orders_rest else None
     market = account.market
@@ -61,6 +62,9 @@ def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> 
     price = account.prices
     equity = account.equity
     why = limits.watch(int(market.minutes[bar]) // _DAY_NS, equity)
+    if account.settings.orders_rest:
+        unfilled = _list_free_orders(account.resting, account.settings.num_sides)
+        limits.discount(float((np.abs(unfilled).sum(0) * price).sum()))
     if why:
         return Decision(None, why=why, halted=True, resting=stops)
     if action is None:
@@ -98,9 +102,9 @@ def _cut_resting(
     held = account.held
     price = account.prices
     equity = account.equity
-    is_free = np.abs(resting[-1]) < LARGEST
-    bids = np.where(is_free, np.maximum(left, 0.0), 0.0)
-    asks = np.where(is_free, np.minimum(left, 0.0), 0.0)
+    free = _list_free_orders(resting, account.settings.num_sides)
+    bids = np.maximum(free, 0.0)
+    asks = np.minimum(free, 0.0)
     sold = limits.clip(asks.sum(0), held, price, equity, benchmark)
     # A bid may cost more than the close; only one that buys back a short position has no limit.
     dear = np.where((bids > 0) & (limit < LARGEST), limit, 0.0).max(0)
@@ -113,6 +117,12 @@ def _cut_resting(
     weights = (held + orders) * price / max(equity, 1e-9)
     by = dict.fromkeys((*sold.by, *bought.by))
     return Decision(orders, weights, clipped_by=tuple(by), resting=resting)
+
+
+def _list_free_orders(resting: Array, num_sides: int) -> Array:
+    """List the shares `[sides, N]` of orders `[R, N]`, 0 for the sale of a stop that was reached."""
+    left = resting[LEFT : num_sides * ORDER_ROWS : ORDER_ROWS]
+    return np.where(np.abs(resting[-1]) < LARGEST, left, 0.0)
 
 
 def _keep_stops(account: BacktestAccount) -> Array:

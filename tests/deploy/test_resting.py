@@ -266,7 +266,7 @@ def test_limits_count_a_bid_as_filled_and_an_ask_as_not():
     assert (found.resting[0] == np.trunc(found.resting[0])).all()
 
 
-def test_limits_count_a_bid_at_its_price_and_each_order_as_turnover():
+def test_limits_count_a_bid_at_its_price():
     env = EnvSettings(action="limit", limit_offset_bps=500.0, stop_offset_bps=100.0)
     account, price = stand(env, 0.0)
     action = np.array([1.0] * 8 + [0.5] * 4, np.float32)
@@ -281,6 +281,27 @@ def test_limits_count_a_bid_at_its_price_and_each_order_as_turnover():
     none = Limits(LimitSettings(**{**WIDE, "order": 1e-9}))
     nothing = decide(account, action, none).resting
     assert (nothing == 0).all()  # a stop protects nothing where nothing is bought
+
+
+def test_turnover_counts_what_traded_and_what_rests():
+    """Quotes far from the price, replaced at every bar, stay one decision's turnover; what fills
+    is counted on."""
+    env = EnvSettings(action="quote", quote_weight=0.1, limit_offset_bps=3000.0)
+    account, price = stand(env, 100.0)
+    limits = Limits(LimitSettings(**WIDE))
+    action = np.ones(8, np.float32)
+    sums = []
+    for _ in range(3):
+        found = decide(account, action, limits)
+        account.replace_orders(found.resting)
+        sums.append(limits.traded_usd)
+    assert sums == [pytest.approx(sums[0], rel=1e-9)] * 3
+    assert sums[0] > 30_000
+    filled = found.resting.copy()
+    filled[0, 0] -= 10.0
+    account.replace_orders(filled)
+    decide(account, action, limits)
+    assert limits.traded_usd == pytest.approx(sums[0] + 10.0 * price[0], rel=1e-9)
 
 
 def test_a_halt_leaves_stops_and_the_sales_of_those_that_were_reached():
