@@ -6,6 +6,7 @@ differ only by the market.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -72,7 +73,7 @@ class Limits:
     traded_usd: float = 0.0
     """Sum of this session's orders, without what others replaced before it filled."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Number of times that each limit bound."""
+    """Number of decisions at which each limit bound."""
 
     def resume(self) -> None:
         """End a halt; losses count from the present equity on."""
@@ -161,6 +162,9 @@ class Limits:
             size = np.abs(orders)
             orders = shrink(np.where(goal > np.abs(held), share * size, size), "gross")
         self.traded_usd += float((np.abs(orders) * price).sum())
-        for name in by:
-            self.counts[name] = self.counts.get(name, 0) + 1
         return Clipped(orders, tuple(dict.fromkeys(by)))
+
+    def count(self, names: Iterable[str]) -> None:
+        """Count the limits that bound at one decision."""
+        for name in names:
+            self.counts[name] = self.counts.get(name, 0) + 1

@@ -87,6 +87,7 @@ def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> 
         whole = np.rint(orders)
         orders = np.where(np.abs(orders - whole) < SPLIT_NUDGE, whole, orders)
     clipped = limits.clip(orders, held, price, equity, benchmark)
+    limits.count(clipped.by)
     weights = (held + clipped.orders) * price / max(equity, 1e-9)
     rounded = account.holdings(action, exact=True) - wanted
     return Decision(clipped.orders, weights, clipped_by=clipped.by, rounded=rounded)
@@ -115,8 +116,9 @@ def _cut_resting(
     resting[-1] = np.where((held != 0) | (bought.orders != 0), resting[-1], 0.0)
     orders = left.sum(0)
     weights = (held + orders) * price / max(equity, 1e-9)
-    by = dict.fromkeys((*sold.by, *bought.by))
-    return Decision(orders, weights, clipped_by=tuple(by), resting=resting)
+    by = tuple(dict.fromkeys((*sold.by, *bought.by)))
+    limits.count(by)
+    return Decision(orders, weights, clipped_by=by, resting=resting)
 
 
 def _list_free_orders(resting: Array, num_sides: int) -> Array:

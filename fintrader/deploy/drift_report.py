@@ -150,10 +150,11 @@ class DriftReport:
     def summarise(self) -> str:
         """Sum the report up."""
         equity = self.equity
+        apart = round(equity.difference_bps, 2) + 0.0  # without the sign of a zero
         words = (
             f"{self.decisions} decisions over {self.sessions} sessions, {self.shortfall.fills}"
             f" fills: the account made {equity.account_return:+.2%}, its twin"
-            f" {equity.twin_return:+.2%} ({equity.difference_bps:+.2f} bps apart)."
+            f" {equity.twin_return:+.2%} ({apart:+.2f} bps apart)."
         )
         if self.surprise is not None:
             state = "No evidence of drift"

@@ -115,6 +115,8 @@ def test_limits_bind_the_replay_and_its_twin_alike(tmp_path, env):
     expected, noted = shadow_backtest(bundle.policy, market, bundle.env, limits)
     same(journal, market, expected.equity)
     assert sum(noted.counts.values()) > 20
+    cut = [name for entry in journal.entries(BarDecision) for name in entry.body.clipped]
+    assert noted.counts == Counter(cut)
     assert (expected.equity != simulate(bundle.policy, market, bundle.env).equity).any()
 
 
