@@ -27,6 +27,7 @@ class Command(NamedTuple):
 
 RUN = "fintrader.pipeline.config:RunConfig"
 DATA = "fintrader.market.data_config:DataConfig"
+SEARCH = "fintrader.cli.commands:SearchOptions"
 _PLACE = ("fintrader.cli.deployments:PlaceOptions",)
 
 GROUPS: Mapping[str, Mapping[str, Command]] = {
@@ -41,14 +42,14 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "commands:run",
             "CONFIG [--overrides]",
             "bars to verdict, all stages; after a kill the same command goes on where it was",
-            (RUN,),
+            (SEARCH, RUN),
         ),
         "walkforward": Command(
             "commands:walk_forward",
             "CONFIG [--overrides]",
             "train, choose, test, roll on; each fold is a tournament, all test windows one"
             " backtest",
-            (RUN,),
+            (SEARCH, RUN),
         ),
         "train": Command(
             "commands:train",
@@ -61,7 +62,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "commands:tournament",
             "CONFIG [--overrides]",
             "data and tournament, without the look at the test window",
-            (RUN,),
+            (SEARCH, RUN),
         ),
         "backtest": Command(
             "commands:backtest",

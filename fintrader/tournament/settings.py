@@ -293,6 +293,15 @@ class TournamentSettings(Settings):
             raise ValueError(
                 f"survivors ({self.survivors}) must be fewer than pool_size ({self.pool_size})"
             )
+        if (
+            self.fresh < 1.0
+            and self.order != "generations"
+            and (self.founders > self.leaderboard_size)
+        ):
+            raise ValueError(
+                f"founders ({self.founders}) exceeds leaderboard_size ({self.leaderboard_size}), so"
+                " that no pod would ever become a parent; raise leaderboard_size"
+            )
         if self.ensemble_size > self.leaderboard_size:
             raise ValueError(
                 f"ensemble_size ({self.ensemble_size}) exceeds leaderboard_size"
