@@ -226,6 +226,12 @@ class TournamentSettings(Settings):
     on the leaderboard, which include the ensemble's members. Parents of pods at work are always
     kept."""
 
+    @field_validator("search")
+    @classmethod
+    def _in_order(cls, search: dict[str, Space]) -> dict[str, Space]:
+        """Sort the ranges: they are drawn from one random stream, and files keep no order."""
+        return dict(sorted(search.items()))
+
     @field_validator("devices")
     @classmethod
     def _some(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
