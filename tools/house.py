@@ -21,6 +21,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import patch
 
 Figures = dict[str, float | int]
 
@@ -299,13 +300,13 @@ def walk_ppo() -> Figures:
     One rollout with the end of an episode, and the update after it, run under a profiler: `PPO()`
     with its default settings, accounts that share bars. Counted are the files of
     `fintrader/agents` in which any function runs, each with all of its lines. Files of
-    `agents/fast` are left out: each of their functions takes the place of a readable one that is
-    counted. Not counted, since nothing of them runs between the two: settings (declarations) and
-    the code that builds, stores and loads agents.
+    `agents/fast` are left out: the readable functions run, whose place theirs take. Not counted,
+    since nothing of them runs between the two: settings (declarations) and the code that builds,
+    stores and loads agents.
     """
     import torch
 
-    from fintrader.agents import PPO, make_agent
+    from fintrader.agents import PPO, fast, make_agent
     from fintrader.agents.buffers import Transition
     from fintrader.envs import ObservationLayout
     from fintrader.envs.observation import MarketTable
@@ -322,18 +323,20 @@ def walk_ppo() -> Figures:
         return torch.cat([torch.rand(accounts, layout.private_width), clock], dim=1)
 
     files: set[str] = set()
-    sys.setprofile(lambda frame, event, _: files.add(frame.f_code.co_filename))
-    try:
-        obs = observe(0)
-        for step in range(agent.settings.num_steps):
-            action = agent.act(obs)
-            following = observe(step + 1)
-            ends = torch.full((accounts,), step == 3)
-            agent.observe(Transition(obs, action, torch.randn(accounts), never, ends, following))
-            obs = following
-            metrics = agent.update()
-    finally:
-        sys.setprofile(None)
+    with patch.object(fast, "is_plain_cpu", lambda x: False):
+        sys.setprofile(lambda frame, event, _: files.add(frame.f_code.co_filename))
+        try:
+            obs = observe(0)
+            for step in range(agent.settings.num_steps):
+                action = agent.act(obs)
+                following = observe(step + 1)
+                ends = torch.full((accounts,), step == 3)
+                gains = torch.randn(accounts)
+                agent.observe(Transition(obs, action, gains, never, ends, following))
+                obs = following
+                metrics = agent.update()
+        finally:
+            sys.setprofile(None)
     assert metrics is not None, "the rollout was not full"
     folder = find_agents()
     walked = [

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fintrader.agents.fast import fast_on_cpu
 from fintrader.memory import require_memory
 
 
@@ -43,24 +44,28 @@ class StepBuffer:
     obs_width: int
     latent_width: int
     device: torch.device
+    overlaps = False
+    """True if the observation after a step lies in the place of the next step's."""
 
     def __post_init__(self) -> None:
         shape = (self.num_steps, self.num_envs)
         device = self.device
-        self.obs = torch.zeros(*shape, self.obs_width, device=device)
+        rows = self.num_steps + (1 if self.overlaps else self.num_steps)
+        self.shown = torch.zeros(rows, self.num_envs, self.obs_width, device=device)
+        self.obs = self.shown[: self.num_steps]
+        self.next_obs = self.shown[-self.num_steps :]
         self.latent = torch.zeros(*shape, self.latent_width, device=device)
         """`[T, B, L]`: drawn from the policy's distribution, before the head made it an action."""
         self.reward = torch.zeros(shape, device=device)
         self.terminated = torch.zeros(shape, dtype=torch.bool, device=device)
         self.truncated = torch.zeros(shape, dtype=torch.bool, device=device)
+        ends = (self.terminated, self.truncated)
+        self.columns = [self.obs, self.reward, *ends, self.next_obs, self.latent]
 
-    def write(self, t: int, transition: Transition, latent: Tensor) -> None:
-        """Write one step as number `t`."""
-        self.obs[t] = transition.obs
-        self.latent[t] = latent
-        self.reward[t] = transition.reward
-        self.terminated[t] = transition.terminated
-        self.truncated[t] = transition.truncated
+    def write(self, t: int, transition: Transition, *latent: Tensor) -> None:
+        """Write one step as number `t`; `latent`: the columns from there on."""
+        obs, _, *others = transition
+        torch._foreach_copy_([column[t] for column in self.columns], [obs, *others, *latent])
 
 
 class RolloutBuffer(StepBuffer):
@@ -69,10 +74,11 @@ class RolloutBuffer(StepBuffer):
     def __post_init__(self) -> None:
         """Raises ConfigError when it, or learning from it, would take more memory than the device
         has free."""
+        # On a GPU, to ask which episodes ended and store their values would wait for it.
+        self.overlaps = self.device.type == "cpu"
         # Observations are held raw, scaled and as the networks' input; on a GPU also the next
         # observations, and one more copy in the graph of a gradient step.
-        on_gpu = self.device.type != "cpu"
-        each = 4 * ((7 if on_gpu else 3) * self.obs_width + 3 * self.latent_width + 6) + 2
+        each = 4 * ((3 if self.overlaps else 7) * self.obs_width + 3 * self.latent_width + 6) + 2
         needed = self.num_steps * self.num_envs * each
         subject = f"a rollout of {self.num_steps:,} steps of {self.num_envs:,} accounts"
         require_memory(needed, self.device, subject, "lower agent.num_steps or env.num_envs")
@@ -80,27 +86,18 @@ class RolloutBuffer(StepBuffer):
         self.final_value = torch.zeros_like(self.reward)
         """`[T, B]`: value of the true final observation where an episode ended, anything
         elsewhere."""
-        self.next_obs = torch.zeros_like(self.obs) if on_gpu else None
-        """`[T, B, D]`, on a GPU: where each step led; stored for all steps, because asking which
-        episodes ended would wait for the device."""
         self.log_prob = torch.zeros_like(self.latent)
         """`[T, B, L]`: of each latent, under the policy that drew it."""
+        self.columns.append(self.log_prob)
         self.step = 0
 
     @property
     def is_full(self) -> bool:
         return self.step == self.num_steps
 
-    def add(
-        self, transition: Transition, latent: Tensor, log_prob: Tensor, final_value: Tensor | None
-    ) -> None:
-        """Write one step; `final_value [B]` may be left out when no episode ended."""
-        self.write(self.step, transition, latent)
-        self.log_prob[self.step] = log_prob
-        if final_value is not None:
-            self.final_value[self.step] = final_value
-        if self.next_obs is not None:
-            self.next_obs[self.step] = transition.next_obs
+    def add(self, transition: Transition, latent: Tensor, log_prob: Tensor) -> None:
+        """Write one step, but not its `final_value`."""
+        self.write(self.step, transition, latent, log_prob)
         self.step += 1
 
     def clear(self) -> None:
@@ -108,6 +105,7 @@ class RolloutBuffer(StepBuffer):
         self.step = 0
 
 
+@fast_on_cpu("rollout")
 def gae(
     rewards: Tensor,
     values: Tensor,

@@ -46,6 +46,12 @@ class Batch(NamedTuple):
         occurring, row_index = index_occurring(chosen, len(self.rows))
         return type(self)(private, self.rows.index_select(0, occurring), row_index)
 
+    def take_first(self, count: int) -> Self:
+        """Take the first `count` samples, and all rows."""
+        if self.row_index is None:
+            return type(self)(self.private[:count], self.rows[:count], None)
+        return type(self)(self.private[:count], self.rows, self.row_index[:count])
+
     def expand(self, per_row: Tensor, dim: int = 0) -> Tensor:
         """Repeat the result of each row for the samples that see it: `dim` has U entries and gets
         R."""
@@ -238,14 +244,13 @@ class RewardScaler(RunningStatistics):
         """Add rewards `[T, B]` to the discounted returns and their statistics; `done` restarts an
         account's return at 0."""
         running = torch.zeros_like(rewards[0]) if self.running is None else self.running
-        returns = torch.empty_like(rewards)
         keep = self.gamma * (~done).to(rewards.dtype)
-        for t in range(rewards.shape[0]):
-            running = running + rewards[t]
-            returns[t] = running
-            running = running * keep[t]
+        returns = []
+        for reward, factor in zip(rewards.unbind(), keep.unbind(), strict=True):
+            returns.append(running + reward)
+            running = returns[-1] * factor
         self.running = running
-        wide = returns.double()
+        wide = torch.stack(returns).double()
         self.merge(wide.mean(), wide.var(correction=0), wide.numel())
 
     def forward(self, rewards: Tensor) -> Tensor:

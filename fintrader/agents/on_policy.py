@@ -47,10 +47,17 @@ class Rollout(NamedTuple):
 
 
 @fast_on_cpu("training")
-def predict_acting_mean(obs: Tensor, agent: OnPolicyAgent) -> Tensor:
-    """Compute the latents `[B, L]` that the policy decodes for `obs [B, D]`, without noise."""
+def draw_actions(obs: Tensor, agent: OnPolicyAgent) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw actions `[B, N]` for `obs [B, D]`; also return the latents that they were decoded from,
+    and the log density of each, `[B, L]`."""
     mean = look_up_mean(agent, obs)
-    return agent.mean_latent(agent.normalise(obs, acting=True)) if mean is None else mean
+    if mean is None:
+        mean = agent.mean_latent(agent.normalise(obs, acting=True))
+    # Correlated in time, but each alone is N(0, 1): losses use the density of single decisions.
+    noise = agent.draw_exploration_noise(mean.shape)
+    latent = torch.addcmul(mean, noise, agent.log_std.exp())
+    action = agent.head.decode(obs, latent, agent.table)
+    return action, latent, log_prob_per_latent(noise, agent.log_std)
 
 
 @fast_on_cpu("descent")
@@ -129,13 +136,8 @@ class OnPolicyAgent(BaseAgent):
     def act(self, obs: Tensor) -> Tensor:
         """Draw actions `[B, N]` for `obs [B, D]`."""
         self.begin_statistics(obs)
-        mean = predict_acting_mean(obs, self)
-        # Draws are correlated in time, but each alone is N(0, 1), and the losses use the density of
-        # single decisions.
-        noise = self.draw_exploration_noise(mean.shape)
-        self.latent = torch.addcmul(mean, noise, self.log_std.exp())
-        self.log_prob = log_prob_per_latent(noise, self.log_std)
-        return self.head.decode(obs, self.latent, self.table)
+        action, self.latent, self.log_prob = draw_actions(obs, self)
+        return action
 
     @torch.no_grad()
     def observe(self, transition: Transition) -> None:
@@ -147,11 +149,10 @@ class OnPolicyAgent(BaseAgent):
                 self.settings.num_steps, accounts, width, self.head.latents, self.device
             )
         assert self.latent is not None
-        final_value = None
-        if self.buffer.next_obs is None and may_hold(transition.terminated | transition.truncated):
+        if self.buffer.overlaps and may_hold(transition.terminated | transition.truncated):
             final_value = self.critic(self.normalise(transition.next_obs, acting=True))
-        self.buffer.add(transition, self.latent, self.log_prob, final_value)
-        self.last_obs = transition.next_obs
+            self.buffer.final_value[self.buffer.step] = final_value
+        self.buffer.add(transition, self.latent, self.log_prob)
 
     def update(self) -> Metrics | None:
         """Learn from a full rollout; None while it is not full."""
@@ -182,19 +183,14 @@ class OnPolicyAgent(BaseAgent):
             self.rewards.update(reward, done)
             reward = self.rewards(reward)
 
-        obs = buffer.obs.flatten(0, 1)
-        if buffer.next_obs is not None:
-            # Together, because counting the bars of either waits for the device.
-            batch = self.normalise(torch.cat([obs, buffer.next_obs.flatten(0, 1)]))
-            value, next_value = self.critic(batch).view(2, *reward.shape)
-            batch = batch.select(torch.arange(len(obs), device=self.device))
-        else:
-            batch = self.normalise(obs)
-            value = self.critic(batch).view_as(reward)
-            # The next value is that of the next row; of the last observation after the last row;
-            # and the stored final value where an episode ended.
-            last_value = self.critic(self.normalise(self.last_obs)).unsqueeze(0)
-            next_value = torch.where(done, buffer.final_value, torch.cat([value[1:], last_value]))
+        batch = self.normalise(buffer.shown.flatten(0, 1))
+        values = self.critic(batch).view(-1, *reward.shape[1:])
+        batch = batch.take_first(reward.numel())
+        value = values[: len(reward)]
+        next_value = values[-len(reward) :]
+        if buffer.overlaps:
+            # The place of a final observation holds the first one of the next episode.
+            next_value = torch.where(done, buffer.final_value, next_value)
         ends = (buffer.terminated, buffer.truncated)
         discounts = (settings.gamma, settings.gae_lambda)
         advantage, target = gae(reward, value, next_value, *ends, *discounts)

@@ -48,7 +48,6 @@ class ReplayBuffer(StepBuffer):
         if self.device != HOST:
             require_memory(needed, HOST, f"storing {subject}", remedy)
         super().__post_init__()
-        self.next_obs = torch.zeros_like(self.obs)
         self.written = 0
         """Steps ever added."""
 
@@ -59,9 +58,7 @@ class ReplayBuffer(StepBuffer):
 
     def add(self, transition: Transition, latent: Tensor) -> None:
         """Write one step over the oldest."""
-        t = self.written % self.num_steps
-        self.write(t, transition, latent)
-        self.next_obs[t] = transition.next_obs
+        self.write(self.written % self.num_steps, transition, latent)
         self.written += 1
 
     def sample(self, batch_size: int, n: int, generator: torch.Generator) -> NStepBatch:

@@ -251,12 +251,13 @@ class TrainingRun:
         """Raises TrainingError unless `action [B, N]` is finite. On a GPU the answer stays there
         until `record`."""
         # One pass: a sum is finite only if all its terms are.
-        is_finite = action.detach().sum().isfinite()
+        total = action.detach().sum()
         # Reading the answer from a GPU would wait for it, unless the environment needs the actions
         # on the host anyway.
         if self.agent.device.type != "cpu" and not getattr(self.env, "on_host", False):
+            is_finite = total.isfinite()
             self.is_finite = is_finite if self.is_finite is None else self.is_finite & is_finite
-        elif not is_finite:
+        elif not math.isfinite(total):
             raise self.fail(["actions"])
 
     def step(self, action: Tensor) -> Transition:

@@ -436,8 +436,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
                 "final_info": dict(info),
                 "_final_info": step.done,
             }
-        clock = step.obs if self.settings.observation == "flat" else self.account.bar
-        return self._pack(step.obs, clock), step.reward, step.terminated, step.truncated, info
+        obs = self._pack(step.obs, step.state.bar)
+        return obs, step.reward, step.terminated, step.truncated, info
 
     def _step_torch(self, account: Account, action: Tensor) -> StepResult:
         """Step by `envs.account`; under SAME_STEP accounts whose episodes end begin the next."""

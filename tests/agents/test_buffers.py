@@ -74,10 +74,13 @@ def test_a_buffer_of_another_shape_is_refused():
 
 def test_a_rollout_keeps_time_first():
     buffer = RolloutBuffer(2, 2, 3, 1, torch.device("cpu"))
-    buffer.add(step(0), step(0).action, -step(0).action, None)
+    buffer.add(step(0), step(0).action, -step(0).action)
     assert not buffer.is_full
-    buffer.add(step(1), step(1).action, -step(1).action, torch.tensor([7.0, 8.0]))
+    buffer.add(step(1), step(1).action, -step(1).action)
     assert buffer.is_full
+    # Where no episode ends, the observation after a step is that of the next one.
+    assert buffer.shown[:, 0, 0].tolist() == [0, 100, 100.5]
+    assert buffer.next_obs[:, 0, 0].tolist() == [100, 100.5]
     assert buffer.reward.tolist() == [[0, 1], [100, 101]]
     assert buffer.obs[1, :, 2].tolist() == [100, 101]
     assert (
@@ -85,7 +88,6 @@ def test_a_rollout_keeps_time_first():
         == (-buffer.log_prob[..., 0]).tolist()
         == [[0, 1], [100, 101]]
     )
-    assert buffer.final_value.tolist() == [[0, 0], [7, 8]]
     assert buffer.terminated.tolist() == [[True, True], [False, False]]
     buffer.clear()
     assert not buffer.is_full

@@ -7,14 +7,20 @@ from inspect import signature
 import pytest
 import torch
 
-from fintrader.agents import NetworkSettings, make_agent, networks, on_policy, ppo
+from fintrader.agents import (
+    NetworkSettings,
+    buffers,
+    make_agent,
+    networks,
+    on_policy,
+    ppo,
+)
 from fintrader.agents.buffers import Transition
-from fintrader.agents.fast import dense, descent, market_once, surrogate
+from fintrader.agents.fast import dense, descent, market_once, rollout, surrogate
 from fintrader.agents.fast import training as fast_training
 from fintrader.agents.network_kinds import make_actor, make_critic
 from fintrader.agents.networks import AssetTrunk, linear, tanh
 from fintrader.agents.normalisation import Batch
-from fintrader.agents.on_policy import predict_acting_mean
 from fintrader.agents.training import as_tensor
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from tests.engines.tiny import agent_settings
@@ -136,7 +142,8 @@ TWINS = [
     (networks.quadratic_value, market_once.quadratic_value),
     (on_policy.take_passes, descent.take_passes),
     (ppo.clipped_surrogate, surrogate.clipped_surrogate),
-    (on_policy.predict_acting_mean, fast_training.predict_acting_mean),
+    (on_policy.draw_actions, fast_training.draw_actions),
+    (buffers.gae, rollout.gae),
 ]
 
 
@@ -216,9 +223,8 @@ def test_bars_ahead_are_decoded_as_one_by_one(interval):
     agent.mean_latent = lambda _: pytest.fail("it should have looked ahead")
     for _ in range(21):
         action = agent.act(obs)
-        torch.testing.assert_close(
-            predict_acting_mean(obs, agent), plain(agent.normalise(obs)), atol=1e-6, rtol=1e-5
-        )
+        mean = agent.latent - agent.last_noise * agent.log_std.exp()
+        torch.testing.assert_close(mean, plain(agent.normalise(obs)), atol=1e-6, rtol=1e-5)
         seen = max(seen, len(agent.embedding_cache.mean))
         after, reward, terminated, truncated, _ = env.step(action)
         after = as_tensor(after)

@@ -48,9 +48,45 @@ def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline):
         obs = as_tensor(after)
     agent.update()
     place = learned[0].batch.row_index
-    assert len(place.unique()) == 8
-    means = torch.stack([learned[0].advantage[place == bar].mean() for bar in range(8)])
+    bars = place.unique()
+    assert len(bars) == 8
+    means = torch.stack([learned[0].advantage[place == bar].mean() for bar in bars])
     assert bool((means.abs() < 1e-4).all()) is baseline
+
+
+def test_targets_go_on_from_where_each_step_truly_led():
+    """Accounts whose episode ends go on from another observation than the final one."""
+    layout = ObservationLayout(3, 2, 0)
+    values = {"num_steps": 3, "group_baseline": False, "normalise": []}
+    agent = make_agent(agent_settings("a2c", values), layout, seed=1)
+    learned = []
+    agent.learn = lambda rollout: learned.append(rollout) or {}
+    draw = torch.Generator().manual_seed(0)
+    wanted = []
+    obs = torch.randn(2, layout.width, generator=draw)
+    ends = [(True, False), (False, False), (False, True)]
+    for over in ends:
+        final, fresh = torch.randn(2, 2, layout.width, generator=draw)
+        truncated = torch.tensor(over)
+        reward = torch.randn(2, generator=draw)
+        action = agent.act(obs)
+        never = torch.zeros(2, dtype=torch.bool)
+        agent.observe(Transition(obs, action, reward, never, truncated, final))
+        with torch.no_grad():
+            value, following = (agent.critic(agent.normalise(one)) for one in (obs, final))
+        wanted.append((reward, value, following, truncated))
+        obs = torch.where(truncated.unsqueeze(1), fresh, final)
+    agent.update()
+    found = learned[0].target.view(3, 2)
+    gamma, gae_lambda = agent.settings.gamma, agent.settings.gae_lambda
+    for account in range(2):
+        trace = 0.0
+        for t in (2, 1, 0):
+            reward, value, following, truncated = (float(one[account]) for one in wanted[t])
+            trace = (
+                reward + gamma * following - value + gamma * gae_lambda * (1 - truncated) * trace
+            )
+            assert float(found[t, account]) == pytest.approx(trace + value, abs=1e-5)
 
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])

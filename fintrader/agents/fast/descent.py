@@ -363,9 +363,9 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
     parameters = [*list_weights(networks), agent.log_std]
     adam = agent.optimisers["adam"].state
     states = [_find_state(adam[one], one) for one in parameters if one.requires_grad]
-    before = int(states[0]["step"])
+    before, *others = set(torch.stack([state["step"] for state in states]).tolist())
     are_trained = all(one.requires_grad for one in parameters[:-1])
-    if not are_trained or any(int(state["step"]) != before for state in states):
+    if not are_trained or others:
         return NotImplemented  # such as a noise that was fixed at first, and learned from then on
     index = batch.row_index
     if index is None:
@@ -400,7 +400,7 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
     for minibatches in passes:
         for chosen in minibatches:
             metrics.append(np.empty(len(METRICS)))
-            take_step(chosen.numpy(), *context, before + len(metrics), metrics[-1])
+            take_step(chosen.numpy(), *context, int(before) + len(metrics), metrics[-1])
         if agent.has_moved_enough(dict(zip(METRICS, metrics[-1], strict=True))):
             break
     torch._foreach_copy_(tensors, views)

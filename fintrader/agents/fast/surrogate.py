@@ -20,7 +20,7 @@ from fintrader.agents.fast.loops import HALF, ONE, ZERO, njit_pass, to_arrays
 
 _MAX_EXPONENT = np.float32(20.0)
 """Bound of log ratios, so that no ratio overflows float32: e^20 is 5e8."""
-_CONSTANT = 0.5 * math.log(2 * math.pi)
+CONSTANT = 0.5 * math.log(2 * math.pi)
 """The constant of the normal log density."""
 
 
@@ -35,11 +35,11 @@ def clipped_surrogate(
     return ClippedSurrogate.apply(*given)  # type: ignore[no-untyped-call]
 
 
-def _exp(x: Any) -> Any:
+def exp(x: Any) -> Any:
     """Compute exp(x), in float32 for |x| up to 20, within 1e-5 of it for |x| < 10."""
 
 
-@overload(_exp, inline="always")
+@overload(exp, inline="always")
 def _choose_exp(x: Any) -> Any:
     return _exp_by_squares if x is types.float32 else _exp_of_c
 
@@ -81,7 +81,7 @@ def add_rows(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
     high = ONE + clip
     low = ONE - clip
     scale = np.exp(-log_std)
-    constant = log_std.dtype.type(_CONSTANT)
+    constant = log_std.dtype.type(CONSTANT)
     for r in range(len(order)):
         a = advantage[r]
         # A ratio is cut above for A > 0, below for A < 0.
@@ -97,7 +97,7 @@ def add_rows(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
         for i in range(count):
             noise = (drawn[i] - means[i]) * scale[i]
             log_ratio = -HALF * noise * noise - log_std[i] - constant - before[i]
-            ratio = _exp(log_ratio)
+            ratio = exp(log_ratio)
             row_objective += min(max(ratio, bottom), top)
             row_distance += ratio - ONE - log_ratio
             row_outside += (ratio > high) | (ratio < low)

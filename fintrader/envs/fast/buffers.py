@@ -362,6 +362,11 @@ class Generation:
             self._account = self.buffers.account(self.memory)
         return self._account
 
+    @property
+    def bar(self) -> Tensor:
+        """`[B]` int64: the accounts' bars."""
+        return self.buffers.ints[BAR]
+
     def copy_from(self, account: Account) -> None:
         """Copy accounts of a reset or a checkpoint, without their memory."""
         for name in Account._fields:
