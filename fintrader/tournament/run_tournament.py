@@ -21,6 +21,7 @@ from fintrader.agents.settings import ActionHeadSettings
 from fintrader.config import Settings
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import lay_out
+from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
@@ -68,7 +69,7 @@ def run_tournament(
     folder: RunFolder,
     market: Path,
     data_hash: str,
-    env: EnvSettings,
+    env: EnvSettings | GymnasiumSettings,
     agents: Sequence[Settings],
     seed: int = 0,
     device: str = "auto",
@@ -99,7 +100,8 @@ def run_tournament(
     mirror = find_mirror(folder.root)
     generator = Generator(settings, tuple(agents), env.model_dump(mode="json"), seed, data_hash)
     with _explain_full_disk(folder), leases.acquire(folder, mirror) as lease:
-        _check_market(settings, market, env, agents)
+        if not isinstance(env, GymnasiumSettings):
+            _check_market(settings, market, env, agents)
         store = open_store(folder, mirror)
         store.pull()
         parents = None if inherit is None else inherit(store)
