@@ -28,7 +28,7 @@ WHOLE = ("data", "tournament", "null_model", "backtest", "report")
 TITLES = {"null_model": "null model", "train": "training"}
 """Names for people of the stages that have another."""
 ABOUT = {
-    "data": "bars become the market that agents trade in",
+    "data": "bars become the market that agents trade in, or seeds of episodes are drawn",
     "tournament": "agents are trained, compared in validation, and copied with changes",
     "null_model": (
         "the same search on bars whose features hold no information, to show the results of luck"

@@ -86,10 +86,6 @@ class WorkerEnv:
         # A first copy in this process reports its errors without a worker's traceback.
         try:
             probe = make_copy()
-        except gymnasium.error.UnregisteredEnv as error:
-            raise ConfigError(
-                f"env.id: gymnasium knows no {settings.id!r} ({_first_line(error)}); correct it"
-            ) from None
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             module, has_module, _ = settings.id.partition(":")
             hint = f"`{install_command('classic')}` brings MuJoCo and classic control"
@@ -100,7 +96,7 @@ class WorkerEnv:
             ) from None
         except gymnasium.error.Error as error:
             raise ConfigError(
-                f"env.id {settings.id!r} cannot be made: {_first_line(error)}"
+                f"env.id {settings.id!r} cannot be made ({_first_line(error)}); correct it"
             ) from None
         require_boxes(probe.action_space, probe.observation_space)
         probe.close()

@@ -18,7 +18,7 @@ from fintrader.terminal_progress import reporter
 from fintrader.tournament.episodes import draw_seeds, play_episodes
 
 ENVIRONMENT = "environment.json"
-STAGES = ("tournament", "evaluation")
+STAGES = ("data", "tournament", "evaluation")
 
 
 def describe_environment(
@@ -40,8 +40,8 @@ def evaluation_stage(folder: RunFolder, settings: GymnasiumSettings, manifest: M
     """Play the test episodes with the ensemble and the best pod, unless that is done; print the
     scores, and return the run's folder."""
     home = folder.root / FOLDER
-    name, best, trials = (manifest.values[key] for key in ("name", "best", "trials"))
     if not manifest.done("evaluation"):
+        best = manifest.values["best"]
         _, seeds = draw_seeds(manifest.values["data_hash"])
         places = {"ensemble": folder.ensemble, "best": folder.pod(best)}
         with manifest.stage("evaluation"), reporter() as progress:
@@ -51,10 +51,10 @@ def evaluation_stage(folder: RunFolder, settings: GymnasiumSettings, manifest: M
                 )
                 for policy, place in places.items()
             }
-            scores = EpisodeScores(settings.id, best, trials, returns)
+            scores = EpisodeScores(settings.id, best, manifest.values["trials"], returns)
             write_json(home / FILE, to_json(scores))
-            page = Page(f"{name}: {settings.id}")
-            page.add_header(name, present_episodes(scores))
+            page = Page(folder.label)
+            page.add_header(folder.label, present_episodes(scores))
             write_text(home / "report.html", page.render())
     manifest.finish()
     print(present_episodes(Folder.locate(home).record(EpisodeScores, FILE)))

@@ -175,9 +175,9 @@ class RunConfig(DataConfig):
             "tournament.ensemble_shrinkage": race.ensemble_shrinkage != "none",
             "from_run": self.from_run,
         }
-        found = [name for name, is_set in markets_only.items() if is_set]
-        if self.is_classic and found:
-            raise ValueError(f"{found[0]} needs a market, and env.kind is gymnasium; leave it out")
+        for name, is_set in markets_only.items():
+            if is_set and self.is_classic:
+                raise ValueError(f"{name} needs a market, and env.kind is gymnasium; leave it out")
         return self
 
     @property

@@ -47,9 +47,9 @@ def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> Lookahead
 def make_market(config: RunConfig, manifest: Manifest) -> Path:
     """Build the run's market file, or find the one it began with; in a classic environment, its
     episodes. Raises RunError when it began with another one, DataError, StorageError."""
-    if isinstance(config.env, GymnasiumSettings):
-        return describe_environment(config.folder, config.env, manifest)
     with manifest.stage("data"):
+        if isinstance(config.env, GymnasiumSettings):
+            return describe_environment(config.folder, config.env, manifest)
         try:
             path = built_market(config)
         except (DataError, StorageError) as error:

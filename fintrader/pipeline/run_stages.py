@@ -71,8 +71,7 @@ def run(config: RunConfig) -> Path:
 def run_tournament(config: RunConfig) -> Path:
     """Run data and tournament; return the run's folder."""
     with observing(config), hold_run(config) as mirror:
-        plan = ("tournament",) if config.is_classic else ("data", "tournament")
-        manifest = claim(config, mirror=mirror, plan=plan)
+        manifest = claim(config, mirror=mirror, plan=("data", "tournament"))
         _tournament_stage(config, manifest, make_market(config, manifest))
     return config.folder.root
 

@@ -42,22 +42,13 @@ def present_episodes(scores: EpisodeScores) -> Section:
         name: f"{ratio(fmean(own), 1)} ± {ratio(standard_error(own), 1)}"
         for name, own in scores.returns.items()
     }
-    rows = [
-        (
-            title_of(name),
-            means[name],
-            ratio(min(scores.returns[name]), 1),
-            ratio(max(scores.returns[name]), 1),
-        )
-        for name in in_order(means)
-    ]
-    columns = ("Policy", "Mean return ± standard error", "Least", "Largest")
+    rows = [(title_of(name), means[name]) for name in in_order(means)]
     return Section(
         "episodes",
         f"{scores.environment}: mean return {means['ensemble']}",
         f"Each policy played the same {len(scores.returns['ensemble'])} test episodes without"
         " noise, from seeds that neither training nor selection used. Returns are undiscounted.",
-        tables=(Table.of(columns, rows),),
+        tables=(Table.of(("Policy", "Mean return ± standard error"), rows),),
         notes=(
             f"Best pod: {scores.best}, of {scores.trials} trials by their mean return in"
             " validation. The validation score of the best errs upwards; these returns do not.",

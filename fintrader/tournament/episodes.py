@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fintrader.envs.classic import LEAST_EVALUATION_SEED, WorkerEnv, episode_returns
 from fintrader.envs.settings import GymnasiumSettings
-from fintrader.progress import SILENT, Progress
+from fintrader.progress import Progress
 
 VALIDATION_EPISODES = 20
 TEST_EPISODES = 100
@@ -32,14 +32,14 @@ def play_episodes(
     policy: Callable[[Tensor], Tensor],
     seeds: Sequence[int],
     settings: GymnasiumSettings,
-    progress: Progress = SILENT,
+    progress: Progress,
 ) -> tuple[float, ...]:
     """Play an episode for each seed, all in this process, and return their undiscounted
     returns."""
     copies = settings.model_copy(update={"num_envs": len(seeds), "workers": "sync"})
     with (
         contextlib.closing(WorkerEnv.make(copies)) as env,
-        progress.task("evaluation", total=None, unit="steps") as task,
+        progress.task("evaluation", unit="steps") as task,
     ):
 
         def act(obs: Tensor) -> Tensor:

@@ -83,7 +83,11 @@ def evaluate(
     make.
     """
     if isinstance(env, GymnasiumSettings):
-        return _evaluate_episodes(parts[0], env, progress)
+        played = play_episodes(*parts[0], env, progress)
+        mean = float(np.mean(played))
+        # The returns of episodes stand in the place of daily ones.
+        error = standard_error(played)
+        return Evaluation(mean, (mean,), {"standard_error": error}, played, (), None)
     result = _join_blocks(
         [
             simulate(policy, window, env, name="validation", progress=progress)
@@ -121,14 +125,6 @@ def evaluate(
         active,
         score_parts(benchmark)[0],
     )
-
-
-def _evaluate_episodes(part: Part, env: GymnasiumSettings, progress: Progress) -> Evaluation:
-    """Play an episode for each seed; their undiscounted returns stand in the place of daily
-    ones."""
-    returns = play_episodes(*part, env, progress)
-    mean = float(np.mean(returns))
-    return Evaluation(mean, (mean,), {"standard_error": standard_error(returns)}, returns, (), None)
 
 
 def copy_to_cpu(policy: ActorPolicy) -> ActorPolicy:

@@ -34,7 +34,7 @@ from fintrader.tournament.fusion.learners import (
     State,
     ThreadFusion,
     build_maker,
-    read_environment,
+    read_env_settings,
     read_parent_state,
     read_snapshot,
     read_windows,
@@ -67,7 +67,7 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
     stopped = False
 
     alive = partial(_EvaluationProgress, context)
-    curve = ValidationCurve(context.folder, read_environment(spec), spec.evaluation, alive)
+    curve = ValidationCurve(context.folder, read_env_settings(spec), spec.evaluation, alive)
 
     def report(progress: TrainProgress) -> None:
         context.report(
@@ -206,7 +206,7 @@ def _evaluate(
     """Score the current policies, with a sign of life every second or so."""
     alive = _EvaluationProgress(context, share, env_steps)
     here = [(copy_to_cpu(policy), window) for policy, window in parts]
-    return evaluate(here, read_environment(spec), spec.evaluation, progress=alive)
+    return evaluate(here, read_env_settings(spec), spec.evaluation, progress=alive)
 
 
 def _store_scored(

@@ -100,8 +100,7 @@ def run_tournament(
     mirror = find_mirror(folder.root)
     generator = Generator(settings, tuple(agents), env.model_dump(mode="json"), seed, data_hash)
     with _explain_full_disk(folder), leases.acquire(folder, mirror) as lease:
-        if not isinstance(env, GymnasiumSettings):
-            _check_market(settings, market, env, agents)
+        _check_market(settings, market, env, agents)
         store = open_store(folder, mirror)
         store.pull()
         parents = None if inherit is None else inherit(store)
@@ -168,7 +167,7 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Finis
 
 
 def _check_market(
-    settings: TournamentSettings, path: Path, env: EnvSettings, agents: Sequence[Settings]
+    settings: TournamentSettings, path: Path, env: Any, agents: Sequence[Settings]
 ) -> None:
     """Raise ConfigError before training when the market is too short for the folds, or an agent
     to be shrunk has no tilts."""

@@ -66,19 +66,17 @@ def build_maker(spec: PodSpec, context: PodContext) -> Maker:
     """Build the function that makes the pod's agents and environments. Raises TournamentError,
     ConfigError for a foreign spec."""
     settings = read_agent_settings(spec)
-    env_settings = read_environment(spec)
+    env_settings = read_env_settings(spec)
     split = read_windows(spec, context)
-
-    def make_env(device: torch.device, seed: int) -> Any:
-        if isinstance(env_settings, GymnasiumSettings):
-            return WorkerEnv.make(env_settings, seed=seed, device=device)
-        assert split is not None
-        market = split.train if device == CPU else split.train.to(device)
-        return TradingEnv(market, env_settings, device=device, seed=seed)
 
     def make(replica: int, number: int, device: torch.device) -> tuple[Agent, Any]:
         seed = derive(spec.seed, "replica", replica, number) if spec.replicas > 1 else spec.seed
-        env = make_env(device, derive(seed, "env"))
+        env: Any
+        if split is None:
+            env = WorkerEnv.make(env_settings, seed=derive(seed, "env"), device=device)
+        else:
+            market = split.train if device == CPU else split.train.to(device)
+            env = TradingEnv(market, env_settings, device=device, seed=derive(seed, "env"))
         return make_agent(settings, env.layout, device=device, seed=seed), env
 
     return make
@@ -94,16 +92,11 @@ def read_agent_settings(spec: PodSpec) -> Any:
         ) from None
 
 
-def read_environment(spec: PodSpec) -> EnvSettings | GymnasiumSettings:
-    """Read the environment's settings. Raises ConfigError for a spec of another version."""
-    if spec.is_classic:
-        return validate(GymnasiumSettings, spec.env, f"{spec.pod}: env")
-    return read_env_settings(spec)
-
-
-def read_env_settings(spec: PodSpec) -> EnvSettings:
-    """Read the settings of a trading environment, as `read_environment`."""
-    return validate(EnvSettings, spec.env, f"{spec.pod}: env")
+def read_env_settings(spec: PodSpec) -> Any:
+    """Read the environment's settings: `EnvSettings`, or `GymnasiumSettings`. Raises ConfigError
+    for a spec of another version."""
+    kind = GymnasiumSettings if spec.is_classic else EnvSettings
+    return validate(kind, spec.env, f"{spec.pod}: env")
 
 
 def read_windows(spec: PodSpec, context: PodContext) -> Split | None:
