@@ -124,6 +124,10 @@ class BacktestAccount:
         state.shares[0] = shares
         return account
 
+    def expect_bars(self) -> None:
+        """Let orders rest at the market's last bar, because a newer market will go on from it."""
+        self._state.end_bar[0] = self._end + 1
+
     @property
     def bar(self) -> int:
         """The bar at whose close the account stands."""
@@ -215,14 +219,28 @@ class BacktestAccount:
         rows: Array = self._state.resting[0]
         return rows
 
+    def lay_orders(self, action: Action) -> Array:
+        """Lay out the orders `[R, N]` that an action gives, and place none."""
+        before = self.resting.copy()
+        row = flatten_action(action)[None]
+        kernel.lay_orders(row, self._buffers, self._prices, self._rules)
+        orders = self.resting.copy()
+        self.resting[:] = before
+        return orders
+
+    def replace_orders(self, orders: Array) -> None:
+        """Let orders `[R, N]` rest in the place of all that rests; the log does not count them."""
+        self.resting[:] = orders
+
     def takes_orders(self, asset: int) -> bool:
         """Return False before an asset's first bar, and from the bar that reaches its stop until
         its position is closed."""
         return bool(self.prices[asset] > 0 and abs(self.resting[-1, asset]) < LARGEST)
 
-    def split_at(self, asset: int) -> float:
-        """New shares for an old one at the present bar."""
-        return float(self._prices.splits[self._prices.event_row[self.bar], asset])
+    def split_at(self, asset: int, bar: int | None = None) -> float:
+        """New shares for an old one at a bar, by default the present one."""
+        at = self.bar if bar is None else bar
+        return float(self._prices.splits[self._prices.event_row[at], asset])
 
     def place(self, asset: int, side: int, shares: float, price: float) -> bool:
         """Replace an asset's bid (side 0) or ask by one of signed shares at a price, USD. Returns

@@ -13,8 +13,10 @@ The orders rest in the environment's account and fill by its rules (docs/contrac
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -54,7 +56,11 @@ class OrderRule:
             self.rule(desk)
         except OWN_FAILURES as error:
             name = getattr(self.rule, "__name__", type(self.rule).__name__)
-            raise BacktestError(f"the rule {name} fails at bar {desk.bar}: {error}") from error
+            place = traceback.extract_tb(error.__traceback__)[:2][-1]
+            raise BacktestError(
+                f"the rule {name} fails at bar {desk.bar} (line {place.lineno} of"
+                f" {Path(place.filename).name}): {type(error).__name__}: {error}"
+            ) from error
 
 
 @dataclass

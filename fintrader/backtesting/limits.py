@@ -6,6 +6,7 @@ differ only by the market.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -70,9 +71,9 @@ class Limits:
     """Last equity of the session before; in the first session its first equity."""
     last_usd: float = 0.0
     traded_usd: float = 0.0
-    """Sum of this session's orders."""
+    """Sum of this session's orders, without what others replaced before it filled."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Number of times that each limit bound."""
+    """Number of decisions at which each limit bound."""
 
     def resume(self) -> None:
         """End a halt; losses count from the present equity on."""
@@ -107,6 +108,10 @@ class Limits:
                 f"lost {-peak:.1%} since its peak; the limit is {self.settings.drawdown:.1%}"
             )
         return self.halted
+
+    def discount(self, unfilled_usd: float) -> None:
+        """Take orders that ended without a trade out of the session's sum."""
+        self.traded_usd = max(self.traded_usd - unfilled_usd, 0.0)
 
     def has_enough_bars(self, tradable: NDArray[np.bool_], member: NDArray[np.bool_]) -> bool:
         """Check whether enough members traded in the newest bars, `tradable` `[k, N]`."""
@@ -157,6 +162,9 @@ class Limits:
             size = np.abs(orders)
             orders = shrink(np.where(goal > np.abs(held), share * size, size), "gross")
         self.traded_usd += float((np.abs(orders) * price).sum())
-        for name in by:
-            self.counts[name] = self.counts.get(name, 0) + 1
         return Clipped(orders, tuple(dict.fromkeys(by)))
+
+    def count(self, names: Iterable[str]) -> None:
+        """Count the limits that bound at one decision."""
+        for name in names:
+            self.counts[name] = self.counts.get(name, 0) + 1

@@ -7,7 +7,7 @@ Every row is a whole simulation with one choice changed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, NamedTuple, cast
 
@@ -114,8 +114,15 @@ def sensitivity(
         trade("delay_bars", "1", settings, False, delayed)
         for multiple in money:
             usd = multiple * settings.initial_cash_usd
+            held = settings.initial_shares
             # A policy that orders shares orders more of them in the same proportion.
-            more = {"initial_cash_usd": usd, "max_shares": multiple * settings.max_shares}
+            more = {
+                "initial_cash_usd": usd,
+                "initial_shares": {name: multiple * count for name, count in held.items()}
+                if isinstance(held, Mapping)
+                else multiple * held,
+                "max_shares": multiple * settings.max_shares,
+            }
             trade("capital_usd", f"{usd:.0f}", settings.model_copy(update=more), multiple == 1)
         for shift in shifts:
             window = windows[0].window(int(starts[shift]), windows[0].num_bars)

@@ -14,11 +14,12 @@ from fintrader.backtesting.account import BacktestAccount, Float32, Holdings
 from fintrader.backtesting.limits import Limits, LimitSettings
 from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.backtesting.simulation import PolicyStrategy, open_account, trade
+from fintrader.envs.account import LEFT, ORDER_ROWS, PRICE
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
+from fintrader.envs.market_view import LARGEST
 from fintrader.envs.money import SPLIT_NUDGE
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy
-from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
 
@@ -42,35 +43,43 @@ class Decision:
     clipped_by: tuple[str, ...] = ()
     rounded: Array | None = None
     """`[N]`: fractions of shares lost by rounding to whole ones."""
+    resting: Array | None = None
+    """`[R, N]`: the orders that rest from now on (`envs.account.Account.resting`); None unless
+    orders rest."""
 
 
 def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> Decision:
     """Decide on an account's orders; `action` None: no decision is due, only watch for losses.
 
-    Raises BacktestError for limit orders, which the limits do not know.
+    Orders that rest are cut as if all purchases filled and no sale did. Where none is due or
+    allowed they end, and stops stay. The shares that the replaced orders did not trade are no
+    turnover.
     """
-    if account.settings.orders_rest:
-        raise BacktestError("limits cut market orders; set env.action to target or trade")
+    stops = _keep_stops(account) if account.settings.orders_rest else None
     market = account.market
     bar = account.bar
     held = account.held
     price = account.prices
     equity = account.equity
     why = limits.watch(int(market.minutes[bar]) // _DAY_NS, equity)
+    if account.settings.orders_rest:
+        unfilled = _list_free_orders(account.resting, account.settings.num_sides)
+        limits.discount(float((np.abs(unfilled).sum(0) * price).sum()))
     if why:
-        return Decision(None, why=why, halted=True)
+        return Decision(None, why=why, halted=True, resting=stops)
     if action is None:
-        return Decision(None)
+        return Decision(None, resting=stops)
     session = market.session[: bar + 1]
     opened = int((session != session[bar]).sum())
     recent = max(opened, bar + 1 - -(-RECENT_MINUTES // market.bar_minutes))
     member = market.member[bar].numpy()
     if not limits.has_enough_bars(market.tradable[recent : bar + 1].numpy(), member & (price > 0)):
-        return Decision(
-            None, why=f"fewer than {limits.settings.symbols_with_bars:.0%} of the members have bars"
-        )
+        why = f"fewer than {limits.settings.symbols_with_bars:.0%} of the members have bars"
+        return Decision(None, why=why, resting=stops)
     kind = benchmark_kind(market, account.settings.benchmark)
     benchmark = benchmark_weights(market.window(opened, bar + 1), kind)[-1].numpy()
+    if account.settings.orders_rest:
+        return _cut_resting(account, account.lay_orders(action), limits, benchmark)
     wanted = account.holdings(action)
     orders = wanted - held
     if limits.whole:
@@ -78,9 +87,54 @@ def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> 
         whole = np.rint(orders)
         orders = np.where(np.abs(orders - whole) < SPLIT_NUDGE, whole, orders)
     clipped = limits.clip(orders, held, price, equity, benchmark)
+    limits.count(clipped.by)
     weights = (held + clipped.orders) * price / max(equity, 1e-9)
     rounded = account.holdings(action, exact=True) - wanted
     return Decision(clipped.orders, weights, clipped_by=clipped.by, rounded=rounded)
+
+
+def _cut_resting(
+    account: BacktestAccount, resting: Array, limits: Limits, benchmark: Array
+) -> Decision:
+    """Cut orders `[R, N]` to the limits, all but the sales of stops that were reached."""
+    end = account.settings.num_sides * ORDER_ROWS
+    left = resting[LEFT:end:ORDER_ROWS]
+    limit = resting[PRICE:end:ORDER_ROWS]
+    held = account.held
+    price = account.prices
+    equity = account.equity
+    free = _list_free_orders(resting, account.settings.num_sides)
+    bids = np.maximum(free, 0.0)
+    asks = np.minimum(free, 0.0)
+    sold = limits.clip(asks.sum(0), held, price, equity, benchmark)
+    # A bid may cost more than the close; only one that buys back a short position has no limit.
+    dear = np.where((bids > 0) & (limit < LARGEST), limit, 0.0).max(0)
+    bought = limits.clip(bids.sum(0), held, np.maximum(price, dear), equity, benchmark)
+    left[:] = np.where(bids > 0, bought.orders, np.where(asks < 0, sold.orders, left)) + 0.0
+    limit[:] = np.where(left != 0, limit, 0.0)
+    # A stop protects nothing where nothing is held or bought.
+    resting[-1] = np.where((held != 0) | (bought.orders != 0), resting[-1], 0.0)
+    orders = left.sum(0)
+    weights = (held + orders) * price / max(equity, 1e-9)
+    by = tuple(dict.fromkeys((*sold.by, *bought.by)))
+    limits.count(by)
+    return Decision(orders, weights, clipped_by=by, resting=resting)
+
+
+def _list_free_orders(resting: Array, num_sides: int) -> Array:
+    """List the shares `[sides, N]` of orders `[R, N]`, 0 for the sale of a stop that was reached."""
+    left = resting[LEFT : num_sides * ORDER_ROWS : ORDER_ROWS]
+    return np.where(np.abs(resting[-1]) < LARGEST, left, 0.0)
+
+
+def _keep_stops(account: BacktestAccount) -> Array:
+    """Lay out orders `[R, N]` that leave an account its stops, and the sales of those that were
+    reached."""
+    resting = account.resting.copy()
+    end = account.settings.num_sides * ORDER_ROWS
+    resting[:end] = np.where(np.abs(resting[-1]) == LARGEST, resting[:end], 0.0)
+    resting[end:] = np.where(account.held != 0, resting[end:], 0.0)
+    return resting
 
 
 def shadow_backtest(
@@ -103,6 +157,9 @@ def shadow_backtest(
 
     def step(account: BacktestAccount) -> Holdings | None:
         decision = decide(account, np.asarray(asked(account), np.float32).reshape(-1), limits)
+        if decision.resting is not None:
+            account.replace_orders(decision.resting)
+            return None
         return None if decision.orders is None else Holdings(account.held + decision.orders)
 
     return trade(step, account, name=name, progress=progress), limits

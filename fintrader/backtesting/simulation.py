@@ -154,10 +154,16 @@ class _Called:
             self._forms = [form]
             return self._read(action)
         shape = tuple(obs.shape) if isinstance(obs, Tensor) else tuple(obs["private"].shape)
+        missing = getattr(errors[0], "name", None)
+        remedy = (
+            f"it must return an action of shape (1, {self._num_assets}), see TradingEnv.layout for"
+            " the columns"
+        )
+        if missing and hasattr(Desk, missing):
+            remedy = "pass a rule that takes a Desk as fintrader.backtesting.OrderRule(rule)"
         raise BacktestError(
             f"{self._name} fails on an observation of shape {shape}"
-            f" ({'; as an array: '.join(map(str, errors))}); it must return an action of shape (1,"
-            f" {self._num_assets}), see TradingEnv.layout for the columns"
+            f" ({'; as an array: '.join(map(str, errors))}); {remedy}"
         ) from errors[0]
 
     def _read(self, action: Any) -> Tensor:

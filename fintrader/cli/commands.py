@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from fintrader.pipeline.config import RunConfig
 
 
+class SearchOptions(Settings):
+    """An alternative to the configuration's algorithm and its settings."""
+
+    search: bool = False
+    """Let all algorithms race, with step size, discount and noise from wide ranges: for markets and
+    rewards whose best settings are not known. At least six pods for each algorithm."""
+
+
 def run(argv: list[str]) -> None:
     """Run the whole pipeline."""
     _run_verb("run", "run_stages:run", argv)
@@ -51,7 +59,10 @@ def walk_forward(argv: list[str]) -> None:
 
 def _run_verb(name: str, function: str, argv: list[str]) -> None:
     """Call a function of the pipeline (`module:name`) on a configuration, then name the report."""
-    config = parse_config(name, argv)
+    options, words = take_options(SearchOptions(), argv, name)
+    config = parse_config(name, words)
+    if options.search:
+        config = load_object("fintrader.pipeline.wide_search:widen")(config)
     home: Path = load_object(f"fintrader.pipeline.{function}")(config)
     report = home / "backtest" / "report.html"
     if report.is_file():

@@ -26,6 +26,7 @@ USUAL = (
     "device",
     "runs_dir",
     "from_run",
+    "search",
     "data.path",
     "data.start",
     "data.end",

@@ -27,6 +27,7 @@ class Command(NamedTuple):
 
 RUN = "fintrader.pipeline.config:RunConfig"
 DATA = "fintrader.market.data_config:DataConfig"
+SEARCH = "fintrader.cli.commands:SearchOptions"
 _PLACE = ("fintrader.cli.deployments:PlaceOptions",)
 
 GROUPS: Mapping[str, Mapping[str, Command]] = {
@@ -41,7 +42,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "commands:run",
             "CONFIG [--overrides]",
             "bars to verdict, all stages; after a kill the same command goes on where it was",
-            (RUN,),
+            (SEARCH, RUN),
         ),
         "plan": Command(
             "commands:plan",
@@ -55,7 +56,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "CONFIG [--overrides]",
             "train, choose, test, roll on; each fold is a tournament, all test windows one"
             " backtest",
-            (RUN,),
+            (SEARCH, RUN),
         ),
         "train": Command(
             "commands:train",
@@ -68,7 +69,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "commands:tournament",
             "CONFIG [--overrides]",
             "data and tournament, without the look at the test window",
-            (RUN,),
+            (SEARCH, RUN),
         ),
         "backtest": Command(
             "commands:backtest",

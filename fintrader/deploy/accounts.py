@@ -275,16 +275,18 @@ class Accounts:
         if not self.replays:
             newest = int(np.searchsorted(self.recorder.grid.minutes, decisions[-1].bar))
             simulated.market = self.recorder.rows.at(self.recorder.grid, newest, begin.bar)[0]
+        # The decision's own orders replace what rested before it.
         state = AccountState(begin.cash, begin.equity, begin.peak, begin.first)
         later = [order for _, own in made for order in own]
         simulated.restore(begin.bar, state, _align(begin.shares, self.bundle.symbols), later)
 
     def _list_orders(self, decision: BarDecision) -> list[Order]:
         closed = decision.bar + self.recorder.length
-        return [
+        market = (
             Order(order_id(self.bundle.id, closed, symbol), symbol, shares, closed)
             for symbol, shares in decision.orders.items()
-        ]
+        )
+        return [*decision.resting, *market]
 
     def _measure(self, cash: float, shares_usd: float) -> float:
         """Measure the equity with what is due, set aside what is beyond the cap, and note the

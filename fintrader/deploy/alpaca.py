@@ -131,6 +131,8 @@ class AlpacaBroker:
         from alpaca.trading.enums import OrderSide, TimeInForce
         from alpaca.trading.requests import MarketOrderRequest
 
+        if (order.limit_usd, order.stop_usd) != (None, None):
+            return _report_rejection(order, "only market orders are sent to alpaca")
         shares = round(abs(order.shares), 9)
         is_purchase = order.shares > 0
         if is_purchase and not self._fractional and shares != math.floor(shares):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -32,7 +32,7 @@ TERMINAL: frozenset[State] = frozenset({"filled", "cancelled", "rejected", "expi
 
 @dataclass(frozen=True)
 class Order:
-    """A market order of one decision."""
+    """An order of one decision: at the market, or one that rests at a price."""
 
     id: str
     """`client_order_id`: see `orders.order_id`."""
@@ -41,6 +41,16 @@ class Order:
     """To buy; negative to sell."""
     decision: int
     """Close of the bar that was decided upon, nanoseconds since 1970 UTC."""
+    limit_usd: float | None = None
+    """Limit price, 0 for a sale at any price; None without one."""
+    stop_usd: float | None = None
+    """Price at which a position is sold at the market, 0 once a bar has reached it; None without
+    one."""
+
+    def report(self, state: State) -> OrderReport:
+        """Make the report of this order in a state, without fills."""
+        report = OrderReport(self.id, self.symbol, state, self.shares)
+        return replace(report, limit_usd=self.limit_usd, stop_usd=self.stop_usd)
 
 
 @dataclass(frozen=True)
@@ -62,11 +72,19 @@ class OrderReport:
     broker_id: str = ""
     reason: str = ""
     """Reason of a rejection, an expiry or a cancellation."""
+    limit_usd: float | None = None
+    """As in `Order`."""
+    stop_usd: float | None = None
 
     @property
     def is_over(self) -> bool:
         """True once nothing more can happen to it."""
         return self.state in TERMINAL
+
+    @property
+    def rests(self) -> bool:
+        """True of an order that waits for its price."""
+        return not self.is_over and (self.limit_usd, self.stop_usd) != (None, None)
 
 
 @dataclass(frozen=True)

@@ -260,10 +260,6 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
             "env.fill close trades at prices that are over when they are known; train with"
             " next_open"
         )
-    if env.orders_rest:
-        raise DeployError(
-            "a deployment sends only market orders; train with env.action target instead of limit"
-        )
     if env.option is not None:
         raise DeployError("a paper account sells no options; train without env.option")
     if env.benchmark == "buy_and_hold":

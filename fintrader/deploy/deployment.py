@@ -21,7 +21,7 @@ from fintrader.deploy.entries import BarDecision, DeploymentEnd, DeploymentStart
 from fintrader.deploy.feed import LiveFeed, ReplayFeed, open_live_feed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.recorder import Recorder
-from fintrader.deploy.runner import Connections, Runner
+from fintrader.deploy.runner import Connections, Runner, refuse_resting
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.errors import DeployError, ReturnsError, RunError
@@ -77,6 +77,7 @@ def run_paper(where: str, settings: PaperSettings) -> Path:
     home = locate_home(bundle.name, settings.deployments_dir)
     if settings.broker == "alpaca" and settings.feed == "replay":
         raise DeployError("a broker's account needs bars as they are made: add --feed alpaca")
+    refuse_resting(bundle.env, settings.ordered_at)
     if settings.broker != "simulated" and not settings.limits.enforced:
         raise DeployError("limits may only be left out of a replay")
     trained = bundle.data.source.kind

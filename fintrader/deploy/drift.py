@@ -199,10 +199,16 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
         }
         for symbol, rest in decision.rounded.items():
             total["rounding"] += rest * gain[symbol]
-        for symbol, shares in decision.orders.items():
-            report = orders.get(order_id(sender, decision.bar + length, symbol))
-            price = decision.prices[symbol]
-            sent += 1
+        listed = [
+            (symbol, shares, orders.get(order_id(sender, decision.bar + length, symbol)))
+            for symbol, shares in decision.orders.items()
+        ]
+        # A stop counts by the shares that it sold: the others were not to be sold.
+        rested = [orders[order.id] for order in decision.resting]
+        listed += [(o.symbol, o.shares if o.stop_usd is None else o.filled, o) for o in rested]
+        for symbol, shares, report in listed:
+            price = decision.prices.get(symbol, 0.0)
+            sent += shares != 0.0
             ordered += abs(shares) * price
             filled = 0.0 if report is None else report.filled
             arrival = opens[bar + 1, column[symbol]]
@@ -213,8 +219,14 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
                 fee = min(bundle.env.fee_rate * abs(filled) * report.price_usd, report.cost_usd)
                 total["spread_and_impact"] += slip + report.cost_usd - fee
                 total["fees"] += fee
-            total["unfilled"] += (shares - filled) * gain[symbol]
-    return Shortfall(sent, fills, float(ordered), {name: float(usd) for name, usd in total.items()})
+            total["unfilled"] += (shares - filled) * gain.get(symbol, 0.0)
+    usd = {name: float(cost) for name, cost in total.items()}
+    ends = Counter(
+        "filled in part" if report.filled and report.state != "filled" else report.state
+        for report in orders.values()
+        if report.limit_usd is not None
+    )
+    return Shortfall(sent, fills, float(ordered), usd, ends)
 
 
 def measure_feature_drift(

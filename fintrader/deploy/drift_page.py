@@ -7,6 +7,7 @@ from functools import partial
 import pandas as pd
 
 from fintrader.deploy.drift_report import ALARM, PSI_NOTABLE, DriftReport
+from fintrader.deploy.status import format_counts
 from fintrader.report.page import Page
 from fintrader.results.figures.shortfall import (
     SHORTFALL,
@@ -124,12 +125,15 @@ def present_shortfall(report: DriftReport) -> Section:
         f"{shortfall.fills:,} of {shortfall.orders:,} orders filled,"
         f" {shortfall.ordered_usd:,.0f} USD in all. Above zero is a cost."
     )
+    notes = [note]
+    if shortfall.rested:
+        notes.append(f"Limit orders that rested: {format_counts(shortfall.rested)}.")
     return Section(
         "shortfall",
         "Cost of the orders",
         figures=(Chart("shortfall", partial(shortfall_figure, bps)),),
         tables=(Table.of(("Against the price at the decision", "USD", "bps"), rows),),
-        notes=(note,),
+        notes=tuple(notes),
     )
 
 

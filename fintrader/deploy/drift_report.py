@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fintrader.deploy.control import REPORT
@@ -82,6 +82,8 @@ class Shortfall:
     ordered_usd: float
     usd: Mapping[str, float]
     """Part (a key of `results.figures.shortfall.SHORTFALL`) -> cost."""
+    rested: Mapping[str, int] = field(default_factory=dict)
+    """Number of limit orders by their end, such as `filled in part`."""
 
     @property
     def bps(self) -> dict[str, float]:
@@ -148,10 +150,11 @@ class DriftReport:
     def summarise(self) -> str:
         """Sum the report up."""
         equity = self.equity
+        apart = round(equity.difference_bps, 2) + 0.0  # without the sign of a zero
         words = (
             f"{self.decisions} decisions over {self.sessions} sessions, {self.shortfall.fills}"
             f" fills: the account made {equity.account_return:+.2%}, its twin"
-            f" {equity.twin_return:+.2%} ({equity.difference_bps:+.2f} bps apart)."
+            f" {equity.twin_return:+.2%} ({apart:+.2f} bps apart)."
         )
         if self.surprise is not None:
             state = "No evidence of drift"

@@ -16,7 +16,7 @@ from typing import Any
 
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.corporate_actions import Action
-from fintrader.deploy.broker import Activity, OrderReport
+from fintrader.deploy.broker import Activity, Order, OrderReport
 from fintrader.records import JsonValue, RecordError, from_json, to_json, to_plain
 
 Shares = Mapping[str, float]
@@ -68,6 +68,17 @@ class BarDecision:
     outside_usd: float = 0.0
     """Part of the account that is beyond the cap; not traded with and not included in any
     amount here."""
+    resting: tuple[Order, ...] = ()
+    """Orders that rest from this decision to the next; `orders` are then none."""
+
+    @property
+    def ordered(self) -> dict[str, float]:
+        """Shares ordered by symbol: purchases less sales, without stops."""
+        found = dict(self.orders)
+        for order in self.resting:
+            if order.limit_usd is not None:
+                found[order.symbol] = found.get(order.symbol, 0.0) + order.shares
+        return found
 
 
 @dataclass(frozen=True)

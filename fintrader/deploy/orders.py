@@ -176,9 +176,10 @@ class Execution:
         at: int,
         not_before: int,
         until: int,
+        resting: Sequence[Order] = (),
     ) -> None:
-        """Take on a decision's orders (symbol -> shares, negative to sell); nothing is sent before
-        `step`.
+        """Take on a decision's market orders (symbol -> shares, negative to sell) and those that
+        rest; nothing is sent before `step`.
 
         `prices` are the last ones, USD; `not_before` and `until` (close of the bar they fill in)
         bound the time in which orders are sent and stand. A decision that the journal has already
@@ -195,14 +196,16 @@ class Execution:
                     f"{symbol} has no price or no size, so it cannot be bought; leave it out"
                 )
         self._slots = {name: slot for name, slot in self._slots.items() if not slot.report.is_over}
-        if not wanted:
+        if not wanted and not resting:
             return
-        used = {symbol: float(prices.get(symbol, 0.0)) for symbol in wanted}
+        symbols = dict.fromkeys([*wanted, *(order.symbol for order in resting)])
+        used = {symbol: float(prices.get(symbol, 0.0)) for symbol in symbols}
         terms = OrderTerms(stamp, decision, not_before, until, used)
-        reports = [
-            OrderReport(order_id(self.sender, decision, symbol), symbol, "intended", shares)
+        market = (
+            Order(order_id(self.sender, decision, symbol), symbol, shares, decision)
             for symbol, shares in wanted.items()
-        ]
+        )
+        reports = [order.report("intended") for order in (*market, *resting)]
         self._journal.write(terms, *reports, at=at)
         self._slots |= {report.id: _Slot(terms, at, until, report) for report in reports}
 
@@ -421,7 +424,10 @@ class Execution:
             for slot in group:
                 report = slot.report
                 try:
-                    order = Order(report.id, report.symbol, report.shares, slot.terms.decision)
+                    prices = (report.limit_usd, report.stop_usd)
+                    order = Order(
+                        report.id, report.symbol, report.shares, slot.terms.decision, *prices
+                    )
                     answers.append((slot, self._broker.submit(order)))
                 except OrderTakenError as error:
                     if report.id in new:

@@ -24,7 +24,7 @@ from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
 from fintrader.deploy.accounts import Accounts, hold_account
 from fintrader.deploy.alerts import Alerts
-from fintrader.deploy.broker import Broker, OrderReport, refuse_real_money
+from fintrader.deploy.broker import Broker, Order, OrderReport, refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import HEARTBEAT, Heartbeat, list_requests
@@ -47,9 +47,11 @@ from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import Execution, OrderRules, read_sender
 from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
 from fintrader.deploy.recorder import Recorder
+from fintrader.deploy.resting_orders import lay_out_sales, list_orders
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.status import format_moment
 from fintrader.deploy.supervisor import describe_rest, format_shares
+from fintrader.envs.settings import EnvSettings
 from fintrader.errors import (
     BrokerError,
     BrokerUnsureError,
@@ -106,6 +108,7 @@ class Runner:
         Raises DeployError for real money; a cap means real money, too.
         """
         refuse_real_money(world.broker.real_money or cap_usd is not None)
+        refuse_resting(bundle.env, world.broker.kind)
         self.bundle = bundle
         self.settings = settings
         self.clock = world.clock
@@ -374,6 +377,8 @@ class Runner:
         self.limits.halted = "" if halt is None else halt.why
         if self.simulated is not None:
             self.accounts.restore(self.simulated)
+            if self.window is not None:  # whose clock goes to the next decision in one step
+                self._pursue()
         else:
             self._carry_out_requests(now)
             try:
@@ -414,7 +419,13 @@ class Runner:
     ) -> None:
         names = market.symbols
         prices = {name: usd for name, usd in _by_symbol(names, account.prices).items() if usd > 0}
+        begins = int(self.grid.minutes[bar])
+        closed = begins + self.length
         wanted = _by_symbol(names, decision.orders)
+        resting: tuple[Order, ...] = ()
+        if decision.resting is not None:
+            wanted = {}
+            resting = list_orders(decision.resting, account, self.rules.sender, closed)
         unbooked = self.accounts.unbooked & wanted.keys()
         orders = {
             name: count for name, count in wanted.items() if name in prices and name not in unbooked
@@ -422,7 +433,6 @@ class Runner:
         weights = _by_symbol(names, decision.weights)
         rest = _by_symbol(names, decision.rounded)
         peak, first = account.capital
-        begins = int(self.grid.minutes[bar])
         record = BarDecision(
             bar=begins,
             cash=account.cash,
@@ -438,19 +448,24 @@ class Runner:
             rounded={name: count for name, count in rest.items() if abs(count) > SAME_SHARES},
             prices=prices,
             outside_usd=self.accounts.outside_usd,
+            resting=resting,
         )
-        # The orders may stand until the close of the next bar.
-        opens = int(self.grid.minutes[min(bar + 1, self.grid.num_bars - 1)])
+        # The orders may stand until the close of the next bar, or rest until the next decision.
+        last = self.grid.num_bars - 1
+        opens = int(self.grid.minutes[min(bar + 1, last)])
+        bars = self.env.decision_interval if self.env.orders_rest else 1
+        until = int(self.grid.minutes[min(bar + bars, last)]) + self.length
         with self.journal.together():  # a decision stands there with its orders, or not at all
             self.journal.write(record, at=now)
-            if orders:
+            if orders or resting:
                 self._open_execution().begin(
-                    decision=begins + self.length,
+                    decision=closed,
                     orders=orders,
                     prices=prices,
                     at=now,
-                    until=opens + self.length,
+                    until=until,
                     not_before=now if self.broker.takes_baskets else max(opens, now),
+                    resting=resting,
                 )
         if decision.halted:
             self._halt(decision.why, now)
@@ -620,11 +635,12 @@ class Runner:
     def _sell_simulated(self, account: BacktestAccount, now: int) -> Decision:
         """Decide to hold nothing: the embedded broker fills orders of decisions, and no others."""
         self.flatten.left = _by_symbol(account.market.symbols, account.held)
+        resting = lay_out_sales(account.resting, account.held) if self.env.orders_rest else None
         if not self.flatten.left:
             self._end_flatten(now)
-            return Decision(None)
+            return Decision(None, resting=resting)
         self._report_left(now)
-        return Decision(-account.held)
+        return Decision(-account.held, resting=resting)
 
     def _end_flatten(self, now: int) -> None:
         others = self.flatten.others
@@ -716,6 +732,15 @@ class Runner:
                 now,
             )
         return is_off
+
+
+def refuse_resting(env: EnvSettings, broker: str) -> None:
+    """Raise DeployError for orders that rest at another broker than the embedded one."""
+    if env.orders_rest and broker != "simulated":
+        raise DeployError(
+            f"env.action {env.action} rests orders, which only the embedded broker carries out;"
+            " leave out --broker, or train with env.action target"
+        )
 
 
 def _by_symbol(symbols: tuple[str, ...], values: Array | None) -> dict[str, float]:

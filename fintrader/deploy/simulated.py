@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.bars.bars import MINUTE_NS, Array
 from fintrader.deploy.broker import Activity, BrokerAccount, Order, OrderReport
+from fintrader.deploy.resting_orders import lay_out_orders, trace_order
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import BrokerError
 from fintrader.market.tensors import MarketTensors
@@ -25,12 +27,14 @@ class AccountState(NamedTuple):
     """Highest equity so far."""
     first: float
     """Equity at the first decision."""
+    resting: Array | None = None
+    """Orders that rest `[R, N]`; None without any."""
 
     def stand(
         self, market: MarketTensors, env: EnvSettings, bar: int, shares: Array
     ) -> BacktestAccount:
         """Build the account of this worth with these shares `[N]` at a bar of a market."""
-        return BacktestAccount.resume(
+        account = BacktestAccount.resume(
             market,
             env,
             bar=bar,
@@ -39,11 +43,14 @@ class AccountState(NamedTuple):
             capital=(self.peak, self.first),
             shares=shares,
         )
+        if self.resting is not None and self.resting.size:
+            account.replace_orders(self.resting)
+        return account
 
 
 class SimulatedBroker:
     """A broker whose orders of a decision fill together at the next bar, with costs, as in a
-    backtest.
+    backtest; those that rest fill in the bars until the next decision, which replaces them.
 
     It knows the window's later bars, as a market does, and reports of an order only the events up
     to `now()`.
@@ -73,6 +80,8 @@ class SimulatedBroker:
         self._column = {symbol: column for column, symbol in enumerate(market.symbols)}
         self._baskets: dict[int, dict[str, Order]] = {}
         self._reports: dict[str, OrderReport] = {}
+        self._courses: dict[str, list[tuple[int, OrderReport]]] = {}
+        """Reports of orders after each bar (`resting_orders.trace_order`)."""
         self._decided: dict[str, int] = {}
         self._over = False
         self._known = 0 if grows else None
@@ -85,7 +94,8 @@ class SimulatedBroker:
         minutes = market.minutes.numpy()
         bar = bars - 1
         account = self._account
-        state = AccountState(*4 * [self.env.initial_cash_usd])
+        usd = self.env.initial_cash_usd
+        state = AccountState(usd, usd, usd, usd)
         held: Array = np.zeros(market.num_assets)
         if self._begun:
             last = self._minutes[account.bar]
@@ -99,6 +109,8 @@ class SimulatedBroker:
             held = account.held
             self._baskets = {bar + old - account.bar: own for old, own in self._baskets.items()}
         self._account = state.stand(market, self.env, bar, held)
+        if self.env.orders_rest:
+            self._account.expect_bars()
         self.market = market
         self._minutes = minutes
         self._known = bars
@@ -122,33 +134,33 @@ class SimulatedBroker:
         whose bar is over."""
         self._advance()
         if order.id in self._reports:
-            return self._reports[order.id]
+            return self._find_report(order.id)
         bar = self._bar_of(order.decision)
         if order.symbol not in self._column or bar != self._account.bar:
             raise BrokerError(f"{order.id}: there is no such symbol, or its bar is over")
         return self._accept(order)
 
     def _accept(self, order: Order) -> OrderReport:
-        self._baskets.setdefault(self._bar_of(order.decision), {})[order.symbol] = order
+        self._baskets.setdefault(self._bar_of(order.decision), {})[order.id] = order
         self._decided[order.id] = self._now()
-        report = OrderReport(order.id, order.symbol, "accepted", order.shares, broker_id=order.id)
+        report = replace(order.report("accepted"), broker_id=order.id)
         self._reports[order.id] = report
         return report
 
     def cancel(self, report: OrderReport) -> None:
-        """Do nothing but step: no order is open between two bars."""
+        """Do nothing but step: an order ends with its bar, or at the next decision."""
         self._advance()
 
     def order(self, order_id: str) -> OrderReport | None:
         self._advance()
-        return self._reports.get(order_id)
+        return self._find_report(order_id) if order_id in self._reports else None
 
     def orders(self, since: int) -> Sequence[OrderReport]:
         self._advance()
         recent = itertools.takewhile(
             lambda order_id: self._decided[order_id] >= since, reversed(self._reports)
         )
-        return [self._reports[order_id] for order_id in recent][::-1]
+        return [self._find_report(order_id) for order_id in recent][::-1]
 
     def account(self) -> BrokerAccount:
         self._advance()
@@ -172,7 +184,9 @@ class SimulatedBroker:
     def state(self) -> AccountState:
         """The account at the newest decision, with the ledger's own numbers."""
         self._advance()
-        return AccountState(self._account.cash, self._account.equity, *self._account.capital)
+        account = self._account
+        resting = account.resting.copy()
+        return AccountState(account.cash, account.equity, *account.capital, resting)
 
     @property
     def since(self) -> int:
@@ -203,13 +217,23 @@ class SimulatedBroker:
             num_trades = account.num_trades
             basket = self._baskets.pop(bar, {})
             want: Holdings | None = None
-            if basket:
+            if self.env.orders_rest:
+                # Nothing rests longer than to the next decision, also where that one was missed.
+                account.replace_orders(lay_out_orders(basket.values(), self._column, self.env))
+            elif basket:
                 goal = account.held.copy()
                 for order in basket.values():
                     goal[self._column[order.symbol]] += order.shares
                 want = Holdings(goal)
             self._over = account.act(want) and self._known is None
-            self._report(basket, bar, num_trades)
+            stops = {
+                one.symbol: one.stop_usd for one in basket.values() if one.stop_usd is not None
+            }
+            for order in basket.values():
+                place = (self._column[order.symbol], bar, num_trades)
+                stop = stops.get(order.symbol)
+                report = self._reports[order.id]
+                self._courses[order.id] = trace_order(account, report, place, stop)
 
     def _has_come(self, bar: int) -> bool:
         """Check that the bars after a decision at this bar have come."""
@@ -219,25 +243,8 @@ class SimulatedBroker:
             self._minutes[bar + 1] + self._length <= self._now()
         )
 
-    def _report(self, basket: dict[str, Order], bar: int, first: int) -> None:
-        """Report the orders by the account's trades from number `first` on."""
-        columns = (column.tolist() for column in self._account.list_trades(first))
-        fills = {
-            asset: (shares, price, cost)
-            for kind, decided, _, asset, shares, price, cost in zip(*columns, strict=True)
-            if kind == 0 and decided == bar
-        }
-        for symbol, order in basket.items():
-            filled, paid, fee = fills.get(self._column[symbol], (0.0, 0.0, 0.0))
-            whole = abs(filled) >= abs(order.shares) * (1 - 1e-12)
-            self._reports[order.id] = OrderReport(
-                order.id,
-                symbol,
-                "filled" if whole else "cancelled",
-                order.shares,
-                filled,
-                paid,
-                fee,
-                order.id,
-                "" if whole else "the bar's volume, the cash or the limits allow no more",
-            )
+    def _find_report(self, order_id: str) -> OrderReport:
+        """Find the report of an order, with what happened up to now."""
+        seen = int(self._minutes[self._seen()])
+        known = [report for bar, report in self._courses.get(order_id, ()) if bar <= seen]
+        return known[-1] if known else self._reports[order_id]

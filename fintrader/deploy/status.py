@@ -96,6 +96,11 @@ class Status:
         return self.curve[-1][1] if self.curve else None
 
     @property
+    def resting(self) -> tuple[OrderReport, ...]:
+        """Those of the newest orders that rest at a price."""
+        return tuple(order for order in self.orders if order.rests)
+
+    @property
     def is_beating(self) -> bool:
         """True where its loop showed a sign of life lately, also while it is halted."""
         return self.beat is not None and time.time() - self.beat / 1e9 <= SILENT_SECONDS
@@ -285,10 +290,23 @@ def describe(status: Status) -> str:
         lines.append(
             f"  now {len(status.held)} positions, {cash}; orders: {format_counts(status.counts)}"
         )
+    lines += [f"  rests: {describe_resting(order)}" for order in status.resting]
     lines += [f"  asked to {request}, not done yet" for request in status.requests]
     if status.next_decision is not None and status.next_decision > time.time_ns():
         lines.append(f"  next decision {format_moment(status.next_decision)}")
     return "\n".join(lines)
+
+
+def describe_resting(order: OrderReport) -> str:
+    """Describe an order that rests, as `buy 10 AAPL at 99.5 USD or less, 4 filled`; without a price
+    it fills at the next open."""
+    side = "buy" if order.shares > 0 else "sell"
+    text = f"{side} {abs(order.shares):,g} {order.symbol}"
+    if order.stop_usd:
+        text += f" once its price is {order.stop_usd:,.4f} USD or less (stop)"
+    elif order.limit_usd:
+        text += f" at {order.limit_usd:,.4f} USD or {'less' if order.shares > 0 else 'more'}"
+    return text + (f", {abs(order.filled):,g} filled" if order.filled else "")
 
 
 def format_counts(counts: Mapping[str, int]) -> str:

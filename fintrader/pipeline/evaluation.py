@@ -219,9 +219,7 @@ def _write(
             rows = sensitivity(policies, markets, env, progress=progress)
         elif config.backtest.sensitivity:
             rows = sensitivity(policies[0], markets[0], env, progress=progress)
-        limited = None
-        if not env.orders_rest:  # limits cut market orders
-            limited = _within_limits(policies, markets, env, progress)
+        limited = _within_limits(policies, markets, env, progress)
     context = replace(
         provenance(config, manifest, window, repeat, title=traded.title),
         shrinkage=shrinkage_of(folders),

@@ -227,6 +227,12 @@ class TournamentSettings(Settings):
     on the leaderboard, which include the ensemble's members. Parents of pods at work are always
     kept."""
 
+    @field_validator("search")
+    @classmethod
+    def _in_order(cls, search: dict[str, Space]) -> dict[str, Space]:
+        """Sort the ranges: they are drawn from one random stream, and files keep no order."""
+        return dict(sorted(search.items()))
+
     @field_validator("devices")
     @classmethod
     def _some(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
@@ -293,6 +299,15 @@ class TournamentSettings(Settings):
         if self.order == "generations" and self.survivors >= self.pool_size:
             raise ValueError(
                 f"survivors ({self.survivors}) must be fewer than pool_size ({self.pool_size})"
+            )
+        if (
+            self.fresh < 1.0
+            and self.order != "generations"
+            and (self.founders > self.leaderboard_size)
+        ):
+            raise ValueError(
+                f"founders ({self.founders}) exceeds leaderboard_size ({self.leaderboard_size}), so"
+                " that no pod would ever become a parent; raise leaderboard_size"
             )
         if self.ensemble_size > self.leaderboard_size:
             raise ValueError(

@@ -11,6 +11,7 @@ import yaml
 from fintrader.config import list_models, validate
 from fintrader.errors import FintraderError
 from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.wide_search import widen
 from fintrader.results.folders import Folder, RunsFolder
 from fintrader.runs import RunFolder
 from fintrader_app import forms, jobs, launch, own_bars
@@ -299,6 +300,18 @@ def test_the_search_space_has_a_row_a_setting(open_page, tmp_path):
         button for button in test.button if str(button.key).endswith("learning_rate.remove")
     ).click().run()
     assert list(test.session_state["new_draft"]["tournament"]["search"]) == ["gamma"]
+
+
+def test_one_button_searches_algorithms_and_settings(open_page, tmp_path):
+    test = open_page(tmp_path, "new_run", section="yaml")
+    before = yaml.safe_load(test.code[0].value)
+    test.button(key="new_search").click().run()
+    healthy(test)
+    assert not test.error, said(test)
+    after = yaml.safe_load(test.code[0].value)
+    expected = widen(RunConfig.model_validate(before)).model_dump(mode="json")
+    assert after == expected
+    assert len(after["agent"]) > 5
 
 
 def test_dates_are_picked_and_rewards_chosen(open_page, tmp_path):

@@ -10,8 +10,6 @@ from fintrader.agents import ActionHeadSettings, NetworkSettings, make_agent
 from fintrader.agents.limit_head import LimitHead, make_head
 from fintrader.agents.network_kinds import resolve_network
 from fintrader.backtesting import simulate
-from fintrader.backtesting.limits import LimitSettings
-from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.multi_agent import MultiTraderEnv
@@ -186,9 +184,6 @@ def test_what_has_no_orders_that_rest_says_so(market):
         TradingEnv(market, action="limit", fill="close")
     with pytest.raises(ConfigError, match="gradients, which orders that rest do not have"):
         fintrader.train("apg", TradingEnv(market, action="limit", num_envs=4), env_steps=100)
-    chosen = EnvSettings(action="limit")
-    with pytest.raises(BacktestError, match="limits cut market orders"):
-        shadow_backtest(random_policy(market, chosen), market, chosen, LimitSettings())
     with pytest.raises(EnvError, match="no order can rest"):
         MultiTraderEnv(market, EnvSettings(action="limit"))
 

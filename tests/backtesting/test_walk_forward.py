@@ -111,6 +111,17 @@ def test_rows_are_the_simulations_they_name():
     assert len(groups["without"]) == 4
 
 
+@pytest.mark.parametrize("owned", [1_000.0, {"S000": 2_000.0, "S002": 500.0}])
+def test_with_more_capital_the_first_shares_are_more_in_proportion(owned):
+    market = make_market(60, 3, gaps=False, volume=1e9)
+    settings = EnvSettings(initial_shares=owned, fractional=True, cost_bps=20.0)
+    choices = Choices(costs_bps=(), fills=(), stocks=False)
+    rows = by_kind(sensitivity(noisy_policy(3), market, settings, choices=choices))["capital_usd"]
+    first, *more = [row.cumulative_return for row in rows]
+    assert more == [pytest.approx(first, rel=1e-6)] * 2
+    assert first != 0
+
+
 def test_more_capital_than_the_market_takes_earns_less_of_it():
     market = make_market(60, 3, gaps=False, volume=600.0)
     settings = EnvSettings(cost_bps=0.0, impact_bps=50.0)

@@ -6,6 +6,7 @@ import logging
 import socket
 import sys
 import traceback
+from dataclasses import replace
 
 import pytest
 
@@ -98,6 +99,14 @@ def test_an_order_is_a_market_order_of_the_day_and_its_fills_are_told(server, br
         broker.time() == (1_458_052_200 * 1_000_000 + 123_456) * 1000
     )  # 2016-03-15 10:30 of New York
     assert server.by_client_id()[sent.id]["time_in_force"] == "day"
+
+
+@pytest.mark.parametrize("price", [{"limit_usd": 9.5}, {"limit_usd": 0.0}, {"stop_usd": 9.5}])
+def test_an_order_that_rests_never_leaves_as_a_market_order(server, broker, price):
+    answer = broker.submit(replace(order(), **price))
+    assert answer.state == "rejected"
+    assert "only market orders" in answer.reason
+    assert posts(server) == 0
 
 
 def test_every_status_of_alpaca_has_a_state(server, broker):

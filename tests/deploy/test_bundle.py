@@ -117,7 +117,6 @@ def test_a_policy_that_reads_the_clock_is_refused(tmp_path):
         ({"fill": "close"}, "next_open"),
         ({"benchmark": "buy_and_hold"}, "equal_weight"),
         ({"short": True}, "short positions"),
-        ({"action": "limit"}, "sends only market orders"),
         ({"option": {"bars": 5, "volatility_bps": 20.0}}, "sells no options"),
     ],
 )
@@ -129,8 +128,8 @@ def test_what_cannot_be_live_is_refused(tmp_path, env, match):
 def test_a_bundle_whose_settings_cannot_be_live_does_not_open_a_door(home):
     """Also one that was not frozen here: the refusal stands where the settings are read."""
     bundle = Bundle.open(home / "bundle")
-    other = replace(bundle.record, env={**bundle.record.env, "action": "limit"})
-    with pytest.raises(DeployError, match="only market orders"):
+    other = replace(bundle.record, env={**bundle.record.env, "short": True})
+    with pytest.raises(DeployError, match="short positions"):
         _ = Bundle(bundle.folder, other).env
 
 

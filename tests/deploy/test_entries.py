@@ -12,7 +12,7 @@ import pytest
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.corporate_actions import Action
 from fintrader.deploy import entries
-from fintrader.deploy.broker import OrderReport
+from fintrader.deploy.broker import Order, OrderReport
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expect_holdings
@@ -36,8 +36,23 @@ EXAMPLES = [
         prices={"AAA": 10.0},
         clipped=("weight",),
     ),
+    entries.BarDecision(
+        bar=8,
+        cash=1.5,
+        equity=2.5,
+        peak=3.0,
+        first=2.0,
+        shares={},
+        orders={},
+        prices={},
+        resting=(
+            Order("ft-2", "AAA", 3.0, 9, limit_usd=9.5),
+            Order("ft-3", "AAA", -3.0, 9, None, 0.0),
+        ),
+    ),
     entries.Mark(7, 2.5),
     OrderReport("ft-1", "AAA", "partial", 10.0, 4.0, 9.5),
+    OrderReport("ft-2", "AAA", "accepted", 3.0, limit_usd=9.5),
     entries.OrderTerms("20160315T143000Z", 1, 2, 3, {"AAA": 10.0}),
     entries.PurchaseFit("20160315T143000Z", 0.5, 100.0),
     entries.Cancellation("ft-1"),

@@ -276,7 +276,8 @@ def run_live(
 
 LATER = {
     "start": ("sender",),
-    "decision": ("outside_usd",),
+    "decision": ("outside_usd", "resting"),
+    "order": ("limit_usd", "stop_usd"),
     "checkpoint": ("owed", "traded_usd", "open_usd"),
     "adjust": ("due_usd",),
     "adopted": ("cash_usd", "shares"),

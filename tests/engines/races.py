@@ -24,9 +24,10 @@ from tests.factories import make_market
 
 ORDER = TournamentSettings().order
 SEARCH = {
-    "learning_rate": Range(low=1e-5, high=1e-1, log=True),
     "network.width": (4, 8, 16),
+    "learning_rate": Range(low=1e-5, high=1e-1, log=True),
 }
+"""Not in the alphabet's order, in which stored files have it."""
 
 OPERATIONS = OperationsSettings(takeover=False)
 """No test leaves pods at work, but those about them."""

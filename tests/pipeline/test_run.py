@@ -86,12 +86,13 @@ def test_agents_that_cannot_name_prices_are_refused_before_any_pod(config, optio
 
 @pytest.mark.slow
 def test_a_run_of_orders_that_rest_goes_to_its_verdict(config):
-    done = fintrader("run", str(config), "--env.action", "limit")
+    done = fintrader("run", str(config), "--env.action", "limit", "--env.clock", "session")
     assert done.status == 0, done.err
     assert "limit orders fill in bars that trade through their price" in " ".join(done.out.split())
-    refused = fintrader("paper", str(config.parent / "runs" / "tiny"))
-    assert refused.status == 2
-    assert "only market orders" in refused.err
+    where = ["--deployments_dir", str(config.parent / "deployments")]
+    frozen = fintrader("paper", str(config.parent / "runs" / "tiny"), "--freeze", *where)
+    assert frozen.status == 0, frozen.err
+    assert (config.parent / "deployments" / "tiny" / "bundle" / "bundle.json").is_file()
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(

@@ -176,7 +176,7 @@ def show_holdings(status: Status) -> None:
             "Price, USD": marks.get(name),
             "Share": status.held.get(name, 0.0) * marks.get(name, 0.0) / decision.equity,
             "Target": decision.weights.get(name, 0.0),
-            "Ordered": decision.orders.get(name, 0.0),
+            "Ordered": decision.ordered.get(name, 0.0),
         }
         for name in names
     ]

@@ -98,6 +98,7 @@ def compose(runs: RunsFolder) -> None:
     top = (
         st.container()
     )  # filled last: whether the form is valid, and the button that needs it to be
+    offer_search(draft)
     section = choose_part(SECTIONS, "section")
     with st.container(border=True):
         edit(section, draft, source)
@@ -132,6 +133,25 @@ def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
     if pressed:
         job = jobs.start(runs, str(draft["name"]), format_yaml(draft))
         st.toast(f"{plain(job.name)} started as process {job.pid}", icon=":material/play_circle:")
+
+
+def offer_search(draft: forms.Draft) -> None:
+    """The button that lets all algorithms race with settings from wide ranges."""
+    from fintrader.pipeline.config import RunConfig
+    from fintrader.pipeline.wide_search import widen
+
+    pressed = st.button(
+        "Search algorithms and settings",
+        key="new_search",
+        icon=":material/manage_search:",
+        help="For markets and rewards whose best settings are not known, as `--search` of"
+        " `fintrader run`: all algorithms race, with step size, discount and noise from wide"
+        " ranges.",
+    )
+    if pressed:
+        with guarded():
+            settings = validate(RunConfig, copy.deepcopy(draft), "settings")
+            draft |= widen(settings).model_dump(mode="json")
 
 
 def load_draft(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> dict[str, Any]:

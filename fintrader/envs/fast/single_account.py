@@ -51,6 +51,15 @@ def ask(action: Any, buffers: Any, prices: Prices, rules: Rules, desired: Any) -
 
 
 @njit_entry
+def lay_orders(action: Any, buffers: Any, prices: Prices, rules: Rules) -> None:
+    """Write the orders that an action `[1, A]` float32 gives to the account's resting ones."""
+    state = name_rows(buffers)
+    work = make_workspace(1, state.shares.shape[1])
+    size_orders(0, 1, action, work, state, prices, rules)
+    place_limits(0, 1, action, work, state, prices, rules)
+
+
+@njit_entry
 def decide_and_wait(
     stop: int,
     action: Any,
@@ -102,7 +111,7 @@ def wait(
         mark_bars(0, look, work.fill_bar[0], work, state, prices, rules, log)
         is_ruined = state.equity[0] <= rules.ruin_fraction * state.first_equity[0]
     observe_private(0, state, prices, rules, seen)
-    if rules.is_limit and state.bar[0] == prices.quotes.shape[0] - 1:
+    if rules.is_limit and state.bar[0] == state.end_bar[0]:
         cancel_all(state.bar[0], True, state, prices, rules, log)
     return is_ruined
 

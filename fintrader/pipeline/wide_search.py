@@ -1,0 +1,61 @@
+"""A search for users who know neither the algorithm nor its settings: all algorithms race, with
+settings from wide ranges, and the best of each family are continued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fintrader.agents.agent import choose_agent
+from fintrader.agents.settings import BaseSettings
+from fintrader.config import compare_values
+from fintrader.envs.settings import GymnasiumSettings
+from fintrader.pipeline.config import RunConfig
+from fintrader.tournament.generator import select_values, set_value
+from fintrader.tournament.settings import Range, Space
+
+ALGORITHMS = ("ppo", "a2c", "sac", "td3", "ddpg", "redq", "apg")
+SPACE: dict[str, Space] = {
+    "learning_rate": Range(low=1e-4, high=1e-1, log=True),
+    "gamma": (0.5, 0.8, 0.9, 0.95, 0.98, 0.99),
+    "noise": Range(low=0.03, high=2.0, log=True),
+}
+PODS_EACH = 6
+"""Least number of pods for each algorithm, of which two begin from new weights."""
+
+
+def widen(config: RunConfig) -> RunConfig:
+    """Let all algorithms race, or those that the configuration lists, with settings from `SPACE`.
+
+    Others share what the first algorithm's settings change of its defaults. `SPACE` replaces ranges
+    of the same settings in `tournament.search`. Everything else is as configured, the budget of a
+    pod included.
+    """
+    agents: list[Any] = [agent.model_dump(mode="json") for agent in config.agents]
+    if len(agents) == 1:
+        first = config.agents[0]
+        default = choose_agent(first.algo).model_dump(mode="json")
+        changed = {
+            name: now
+            for name, (_, now) in compare_values(default, agents[0]).items()
+            if name.split(".")[0] in BaseSettings.model_fields and name not in SPACE
+        }
+        without_gradient = isinstance(config.env, GymnasiumSettings) or config.trading.orders_rest
+        for algo in ALGORITHMS:
+            if algo != first.algo and not (algo == "apg" and without_gradient):
+                values = choose_agent(algo).model_dump(mode="json")
+                for name in select_values(values, changed):
+                    set_value(values, name, changed[name])
+                agents.append(values)
+    race = config.tournament
+    wide = {
+        "pods": max(race.pods, PODS_EACH * len(agents)),
+        "founders": 2 * len(agents),
+        "leaderboard_size": max(race.leaderboard_size, 3 * len(agents)),
+        "fresh": 0.0,
+        "niche": "none" if race.order == "generations" else "lineage",
+        "temperature": 0.7,
+        "resample": 0.1,
+        "search": race.search | SPACE,
+    }
+    values = config.model_copy(update={"tournament": race.model_copy(update=wide)})
+    return RunConfig.model_validate(values.model_dump(mode="json") | {"agent": agents})

@@ -1,0 +1,72 @@
+from collections import Counter
+
+import pytest
+
+from fintrader import cli
+from fintrader.pipeline.config import RunConfig, load_config
+from fintrader.pipeline.wide_search import ALGORITHMS, SPACE, widen
+from fintrader.runs import RunFolder
+from fintrader.tournament.generator import Generator
+from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.store import RunStore
+from tests import ROOT
+
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+
+
+def configured(**more):
+    return RunConfig.model_validate(load_config(QUICKSTART).model_dump(mode="json") | more)
+
+
+def test_every_algorithm_begins_twice_and_can_have_every_drawn_setting():
+    config = widen(load_config(QUICKSTART))
+    race = config.tournament
+    generator = Generator(race, config.agents, env={}, seed=3, data_hash="h")
+    specs = [generator.propose(index, Leaderboard(16)) for index in range(race.pods)]
+    founders = Counter(spec.agent["algo"] for spec in specs[: race.founders])
+    assert founders == dict.fromkeys(ALGORITHMS, 2)
+    assert specs[0].agent == load_config(QUICKSTART).agents[0].model_dump(mode="json")
+    assert race.founders <= race.leaderboard_size
+    rates = {spec.agent["learning_rate"] for spec in specs[len(ALGORITHMS) :]}
+    assert min(rates) < 1e-3
+    assert max(rates) > 1e-2
+
+
+def test_others_share_what_the_configuration_changes():
+    agent = {"algo": "ppo", "learning_rate": 0.01, "weight_decay": 0.5, "update_epochs": 9}
+    agent["network"] = {"hidden": [7]}
+    searched = {"noise": {"low": 0.5, "high": 0.6}, "weight_decay": {"low": 0.1, "high": 0.2}}
+    config = widen(configured(agent=agent, tournament={"pods": 100, "search": searched}))
+    ppo, *others = config.agents
+    assert (ppo.update_epochs, ppo.learning_rate) == (9, 0.01)
+    assert {other.weight_decay for other in others} == {0.5}
+    assert {tuple(other.network.hidden) for other in others} == {(7,)}
+    assert {other.learning_rate for other in others} == {1e-3, 3e-3}
+    assert all(other.network.layer_norm for other in others if other.has_replay)
+    assert config.tournament.pods == 100
+    assert config.tournament.search["noise"] == SPACE["noise"]
+    assert config.tournament.search["weight_decay"].high == 0.2
+
+
+def test_listed_algorithms_stay_and_a_gradient_is_not_asked_of_limits():
+    listed = widen(configured(agent=[{"algo": "ppo"}, {"algo": "sac"}]))
+    assert [agent.algo for agent in listed.agents] == ["ppo", "sac"]
+    assert (listed.tournament.pods, listed.tournament.founders) == (12, 4)
+    resting = widen(configured(env={"action": "limit"}))
+    assert [agent.algo for agent in resting.agents] == [
+        algo for algo in ALGORITHMS if algo != "apg"
+    ]
+
+
+@pytest.mark.slow
+def test_a_search_by_one_command(tmp_path):
+    words = [
+        "tournament", str(QUICKSTART), "--search", "--runs-dir", str(tmp_path), "--name", "wide",
+        "--cache", str(tmp_path / "cache"), "--data.source.num-sessions", "60",
+        "--tournament.budget.env-steps", "12000", "--env.num-envs", "64",
+    ]  # fmt: skip
+    cli.main(words)
+    specs = RunStore(RunFolder(tmp_path / "wide")).read_specs().values()
+    assert len(specs) == 42
+    assert {spec.agent["algo"] for spec in specs} == set(ALGORITHMS)
+    assert Counter(spec.origin for spec in specs)["exploit"] >= 26
