@@ -43,8 +43,16 @@ POD_NAME = re.compile(r"p[0-9]{4,9}", re.ASCII)
 _DATABASE = tuple(f"leaderboard.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal"))
 _FILES = ("tournament.json", "events.jsonl", "inherited.json", "scale.json", "progress.json")
 _FOLDERS = ("pods", "snapshots", "ensemble", "lease", "logs")
-_OTHERS = (".lock", ".tournament.lock", ".store.json", "manifest.json", "config.yaml", "notes.json")
-_OTHER_FOLDERS = ("backtest", "null_model", "folds", "train", "tensorboard")
+_OTHERS = (
+    ".lock",
+    ".tournament.lock",
+    ".store.json",
+    "manifest.json",
+    "config.yaml",
+    "notes.json",
+    "environment.json",
+)
+_OTHER_FOLDERS = ("backtest", "null_model", "folds", "train", "tensorboard", "evaluation")
 """With those above, all names in a run's folder that fintrader writes to."""
 _IN_ENSEMBLE = ("ensemble.json", "policy.safetensors")
 _POD_FILES = ("spec.json", "result.json", "policy.safetensors", "metrics.jsonl", "validation.jsonl")

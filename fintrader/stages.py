@@ -28,8 +28,8 @@ WHOLE = ("data", "tournament", "null_model", "backtest", "report")
 TITLES = {"null_model": "null model", "train": "training"}
 """Names for people of the stages that have another."""
 ABOUT = {
-    "data": "bars become the market that agents trade in",
-    "tournament": "agents are trained, compared on the validation window, and copied with changes",
+    "data": "bars become the market that agents trade in, or seeds of episodes are drawn",
+    "tournament": "agents are trained, compared in validation, and copied with changes",
     "null_model": (
         "the same search on bars whose features hold no information, to show the results of luck"
         " alone. It takes about as long as the tournament; backtest.null_model: false leaves it"
@@ -38,6 +38,7 @@ ABOUT = {
     "backtest": (
         "the selected policies trade the untouched test window, next to baselines and null models"
     ),
+    "evaluation": "ensemble and best pod play the test episodes",
     "report": "figures and verdict are drawn, written down and sealed",
     "train": "one agent, without a tournament",
 }

@@ -80,8 +80,10 @@ def load_tournament(folder: Folder) -> dict[str, Any]:
 
 
 def backtest(folder: Folder) -> StoredBacktest:
-    """Read the run's backtest. Raises NotThereError before it is complete, DamagedFileError when a
-    file of it is damaged."""
+    """Read the run's backtest. Raises NotThereError before it is complete and in a classic
+    environment, DamagedFileError when a file of it is damaged."""
+    if folder.exists("environment.json"):
+        raise NotThereError("its environment is no market: the Runs page has its test episodes")
     home = Folder(folder.path("backtest"))
     return READ.get("backtests", home.root, backtest_state(home), lambda _: read_backtest(home))
 

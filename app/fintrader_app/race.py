@@ -212,10 +212,11 @@ def draw_looks(folder: Folder, names: Iterable[str], key: str) -> int:
     """Draw the validation scores of pods during training; return the number of pods that have
     any."""
     found = {name: rows for name in names if len(rows := load_validation(folder, name))}
-    if found:
-        for place, column in zip(st.columns(2), _LOOKS, strict=True):
+    columns = [name for name in _LOOKS if any(rows[name].notna().any() for rows in found.values())]
+    if columns:
+        for place, column in zip(st.columns(len(columns)), columns, strict=True):
             with place:
-                heading(f"{human(column)} on the validation window")
+                heading(f"{human(column)} in validation")
                 show(plot_curves(found, column), f"{key}_validation_{column}")
     return len(found)
 

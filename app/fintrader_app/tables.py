@@ -143,6 +143,7 @@ def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
         "rank": st.column_config.NumberColumn("#", width=50),
         "pod": st.column_config.TextColumn("Pod", pinned=True),
         "score": st.column_config.NumberColumn("Score", format="%.3f"),
+        "error": st.column_config.NumberColumn("± Error", format="%.3f"),
         "algo": "Algorithm",
         "origin": "Origin",
         "parent": "Parent",
@@ -150,7 +151,10 @@ def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
         "env_steps": st.column_config.NumberColumn("Env-steps", format="localized"),
         "seconds": st.column_config.NumberColumn("Seconds", format="%.1f"),
     }
-    frame = board[list(config)]
+    errors = board["metrics"].map(lambda metrics: metrics.get("standard_error"))
+    if errors.isna().all():  # only scores of classic environments have one
+        del config["error"]
+    frame = board.assign(error=errors)[list(config)]
     how: dict[str, Any] = {"column_config": config, "placeholder": DASH}
     if short:
         table(frame.iloc[:, :6], key, height=find_height(min(len(frame), 8)), **how)

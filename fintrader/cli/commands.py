@@ -90,6 +90,25 @@ def _print_next_steps(config: RunConfig, report: Path) -> None:
         )
 
 
+class PlanOptions(Settings):
+    """Prices of a machine like this one. The defaults are assumptions of January 2025 for 8 virtual
+    cores (AWS m7i.2xlarge, us-east-1); the command looks up none."""
+
+    on_demand_usd: float = 0.4032
+    """USD an hour, on demand."""
+    spot_usd: float = 0.16
+    """USD an hour of a spot instance, which may be taken away; a run then goes on."""
+
+
+def plan(argv: list[str]) -> None:
+    """Print what a run will do."""
+    prices, words = take_options(PlanOptions(), argv, "plan")
+    config = parse_config("plan", words)
+    from fintrader.pipeline.run_plan import plan_run  # after the settings: it loads torch
+
+    print(plan_run(config, prices.on_demand_usd, prices.spot_usd))
+
+
 class BuildOptions(Settings):
     """Alternatives to building a market."""
 

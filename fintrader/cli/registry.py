@@ -44,6 +44,13 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "bars to verdict, all stages; after a kill the same command goes on where it was",
             (SEARCH, RUN),
         ),
+        "plan": Command(
+            "commands:plan",
+            "CONFIG [--on-demand-usd P] [--spot-usd P] [--overrides]",
+            "bars, symbols by day, pods, memory, hours and cost of `run`; nothing is started, built"
+            " or downloaded",
+            ("fintrader.cli.commands:PlanOptions", RUN),
+        ),
         "walkforward": Command(
             "commands:walk_forward",
             "CONFIG [--overrides]",

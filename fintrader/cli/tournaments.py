@@ -104,13 +104,18 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
     if race.losses:
         lost = ", ".join(f"{times} x {name}" for name, times in sorted(race.losses.items()))
         print(f"lost attempts: {lost}")
-    columns = ("rank", "pod", "score", "algo", "origin", "parent", "env_steps")
-    print(tabulate([*map(vars, race.leaderboard)], *columns))
+    columns = ("rank", "pod", "score", "standard_error", "algo", "origin", "parent", "env_steps")
+    print(tabulate([*map(_list_cells, race.leaderboard)], *columns))
     if folder.config.is_file():
         print(describe_score(read_yaml(folder.config).get("tournament", {}).get("metric")))
     for pod in race.at_work:
         facts = ", ".join(f"{key} {format_cell(value)}" for key, value in vars(pod).items())
         print(f"  at work: {facts}")
+
+
+def _list_cells(row: Any) -> Any:
+    """The cells of a row, its metrics among them: those of a classic environment have an error."""
+    return row.metrics | vars(row)
 
 
 def _scale(place: str, pods: int | None) -> None:

@@ -21,6 +21,9 @@ from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError, EnvError, install_command
 from fintrader.seeding import derive, draw_seed
 
+LEAST_EVALUATION_SEED = 1 << 31
+"""Seeds of training lie below it, those of a tournament's evaluation episodes do not."""
+
 
 class WorkerEnv:
     """A gymnasium vector environment behind the training loop's interface.
@@ -83,10 +86,6 @@ class WorkerEnv:
         # A first copy in this process reports its errors without a worker's traceback.
         try:
             probe = make_copy()
-        except gymnasium.error.UnregisteredEnv as error:
-            raise ConfigError(
-                f"env.id: gymnasium knows no {settings.id!r} ({_first_line(error)}); correct it"
-            ) from None
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
             module, has_module, _ = settings.id.partition(":")
             hint = f"`{install_command('classic')}` brings MuJoCo and classic control"
@@ -97,7 +96,7 @@ class WorkerEnv:
             ) from None
         except gymnasium.error.Error as error:
             raise ConfigError(
-                f"env.id {settings.id!r} cannot be made: {_first_line(error)}"
+                f"env.id {settings.id!r} cannot be made ({_first_line(error)}); correct it"
             ) from None
         require_boxes(probe.action_space, probe.observation_space)
         probe.close()
@@ -106,18 +105,23 @@ class WorkerEnv:
         made.settings = settings
         return made
 
-    def reset(self, *, seed: int | None = None) -> ResetReturn:
-        """Begin episodes; copy i is seeded by `derive(seed, "worker", i)`.
+    def reset(self, *, seed: int | Sequence[int] | None = None) -> ResetReturn:
+        """Begin episodes; copy i is seeded by `derive(seed, "worker", i)`, which is below
+        `LEAST_EVALUATION_SEED`, or by `seed[i]`.
 
         The first call without a seed takes the environment's seed; later ones continue the copies'
         random streams.
         """
         seeds: list[int] | None = None
-        if seed is not None:
+        if isinstance(seed, int):
             self.seed = seed
-        if seed is not None or not self._is_seeded:
+        if isinstance(seed, Sequence):
+            seeds = list(seed)
+        elif seed is not None or not self._is_seeded:
             workers = range(self.num_envs)
-            seeds = [derive(self.seed, "worker", number) % (1 << 31) for number in workers]
+            seeds = [
+                derive(self.seed, "worker", number) % LEAST_EVALUATION_SEED for number in workers
+            ]
         obs, _ = self.env.reset(seed=seeds)  # type: ignore[arg-type]
         self._is_seeded = True
         return self._tensor(obs), {}
@@ -186,10 +190,14 @@ def _first_line(error: Exception) -> str:
 
 
 def episode_returns(
-    env: WorkerEnv, policy: Callable[[Tensor], Tensor], episodes: int, *, seed: int
+    env: WorkerEnv,
+    policy: Callable[[Tensor], Tensor],
+    episodes: int,
+    *,
+    seed: int | Sequence[int],
 ) -> list[float]:
     """Play `episodes` episodes from fresh resets, equally many of each copy (give or take one), and
-    return their undiscounted returns.
+    return their undiscounted returns. `seed`: as `WorkerEnv.reset` takes it.
 
     The first `episodes` to end would over-represent short ones.
     """

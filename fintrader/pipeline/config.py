@@ -116,9 +116,14 @@ class RunConfig(DataConfig):
     @model_validator(mode="before")
     @classmethod
     def _default_to_trading(cls, values: Any) -> Any:
-        """The trading environment is the default kind."""
+        """The trading environment is the default kind; a classic one has one metric."""
         env = values.get("env") if isinstance(values, dict) else None
-        return {**values, "env": {"kind": "trading", **env}} if isinstance(env, dict) else values
+        if not isinstance(env, dict):
+            return values
+        race = values.get("tournament", {})
+        if env.get("kind") == "gymnasium" and isinstance(race, dict):
+            values = {**values, "tournament": {"metric": "return", **race}}
+        return {**values, "env": {"kind": "trading", **env}}
 
     @field_validator("launcher", mode="before")
     @classmethod
@@ -160,6 +165,26 @@ class RunConfig(DataConfig):
         refuse_own([getattr(self.env, "reward", "")], "env.reward")
         return self
 
+    @model_validator(mode="after")
+    def _no_market_in_a_classic_environment(self) -> RunConfig:
+        race = self.tournament
+        markets_only = {
+            "tournament.metric": race.metric != "return",
+            "tournament.validation_folds": race.validation_folds,
+            "tournament.validation_windows": race.validation_windows > 1,
+            "tournament.ensemble_shrinkage": race.ensemble_shrinkage != "none",
+            "from_run": self.from_run,
+        }
+        for name, is_set in markets_only.items():
+            if is_set and self.is_classic:
+                raise ValueError(f"{name} needs a market, and env.kind is gymnasium; leave it out")
+        return self
+
+    @property
+    def is_classic(self) -> bool:
+        """True in an environment that is no market."""
+        return isinstance(self.env, GymnasiumSettings)
+
     @property
     def agents(self) -> tuple[AgentSettings, ...]:
         """The settings of each algorithm that takes part."""
@@ -181,8 +206,8 @@ class RunConfig(DataConfig):
         """The trading environment's settings. Raises ConfigError when `env.kind` is another one."""
         if isinstance(self.env, GymnasiumSettings):
             raise ConfigError(
-                f"env.kind: {self.env.id} is no market, so there is no tournament and no backtest; "
-                "train one agent in it with `fintrader train`"
+                f"env.kind: {self.env.id} is no market, so there is no backtest; `fintrader run`"
+                " races a tournament in it, and `fintrader train` trains one agent"
             )
         return EnvSettings.model_validate(dict(self.env))
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 from fintrader.backtesting.lookahead import LookaheadReport, lookahead
 from fintrader.backtesting.settings import LookaheadSettings
+from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
 from fintrader.market.data_commands import built_market
 from fintrader.market.data_config import markets_of
 from fintrader.market.market_file import read_description
+from fintrader.pipeline.classic_stages import describe_environment
 from fintrader.pipeline.config import RunConfig
 from fintrader.runs import Manifest
 from fintrader.terminal_progress import reporter
@@ -43,9 +45,11 @@ def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> Lookahead
 
 
 def make_market(config: RunConfig, manifest: Manifest) -> Path:
-    """Build the run's market file, or find the one it began with. Raises RunError when it began
-    with another one, DataError, StorageError."""
+    """Build the run's market file, or find the one it began with; in a classic environment, its
+    episodes. Raises RunError when it began with another one, DataError, StorageError."""
     with manifest.stage("data"):
+        if isinstance(config.env, GymnasiumSettings):
+            return describe_environment(config.folder, config.env, manifest)
         try:
             path = built_market(config)
         except (DataError, StorageError) as error:

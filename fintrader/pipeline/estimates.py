@@ -6,18 +6,24 @@ An estimate names its evidence and a range that probably holds the truth.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from fintrader.agents.settings import OffPolicySettings
 from fintrader.config import validate
-from fintrader.errors import ConfigError
+from fintrader.errors import ConfigError, FintraderError
 from fintrader.market.synthetic import SyntheticSettings
 from fintrader.memory import HOST, measure_free_memory
 from fintrader.pipeline.config import RunConfig, changed_results
+from fintrader.results.folders import Folder, RunsFolder
+from fintrader.results.formatting import duration
+from fintrader.results.run import Summary
+from fintrader.tournament.launchers.local import find_slots
 from fintrader.tournament.settings import TournamentSettings
 
 Sure = Literal["likely", "rough", "a guess"]
@@ -26,6 +32,8 @@ FACTOR: Mapping[Sure, float] = {"likely": 1.4, "rough": 2.5, "a guess": 5.0}
 STEPS_PER_SECOND = 50_000.0
 """Env-steps of one pod on one core of a server of 2024, PPO on 8 symbols, its code compiled."""
 SYMBOLS = 8
+MOST_RECORDS = 20
+"""Most earlier runs to compare with."""
 COMPILING_SECONDS = 25.0
 """The first run on a machine compiles the environment's code."""
 MAIN_BYTES = 470 << 20
@@ -71,6 +79,8 @@ class Estimate:
     """Evidence for the estimate."""
     free_bytes: int | None = None
     """Free memory, where it is less than `memory_bytes`."""
+    at_once: int = 1
+    """Pods at work at the same time."""
 
     @property
     def seconds(self) -> float:
@@ -81,6 +91,20 @@ class Estimate:
     def span(self) -> tuple[float, float]:
         """Seconds between which the truth will probably lie."""
         return self.seconds / FACTOR[self.sure], self.seconds * FACTOR[self.sure]
+
+    def describe(self) -> str:
+        """Describe time and memory, and how sure they are."""
+        of_it = f", {duration(self.null_seconds)} for what luck alone would have made (null model)"
+        null = of_it if self.null_seconds else ""
+        room = "memory unknown until the bars are read"
+        if self.memory_bytes is not None:
+            room = f"about {self.memory_bytes / 2**30:.1f} GiB of memory"
+        if self.free_bytes is not None:
+            room += f", and only {self.free_bytes / 2**30:.1f} GiB are free here: set fewer workers"
+        return (
+            f"About {duration(self.seconds)} ({duration(self.span[0])} to {duration(self.span[1])}"
+            f" where nothing else is at work){null}; {room}. {self.sure.capitalize()}: {self.why}."
+        )
 
 
 def record_of(
@@ -106,6 +130,19 @@ def record_of(
         seconds for stage, seconds in took.items() if stage not in ("tournament", "null_model")
     )
     return EarlierRun(name, settings, min(races), other, market)
+
+
+def list_records(
+    runs: RunsFolder, newest: Iterable[Summary], read: Callable[[Folder], Any]
+) -> list[EarlierRun]:
+    """List records of the newest finished runs; `read` reads the settings of one."""
+    found = []
+    for run in [one for one in newest if one.status == "finished"][:MOST_RECORDS]:
+        with contextlib.suppress(FintraderError):
+            market = Path(run.market or "")
+            size = market.stat().st_size if market.is_file() else None
+            found.append(record_of(run.name, read(runs.run(run.name)), run.stages, size))
+    return [*filter(None, found)]
 
 
 def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
@@ -151,12 +188,13 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
         why = "no such run has finished here; assumes another machine's speed"
     return Estimate(
         race + compiling,
-        race if config.backtest.null_model else 0.0,
+        race if config.backtest.null_model and not config.is_classic else 0.0,
         other,
         needed,
         sure,
         why,
         free if needed is not None and free is not None and free < needed else None,
+        pods,
     )
 
 
@@ -169,7 +207,8 @@ def _differs_in_length_only(before: RunConfig, now: RunConfig) -> bool:
 
 def _comparable(before: RunConfig, now: RunConfig) -> bool:
     steps = before.tournament.budget.env_steps, now.tournament.budget.env_steps
-    return _algorithms(before) == _algorithms(now) and None not in steps
+    alike = before.env.kind == now.env.kind and None not in steps
+    return alike and _algorithms(before) == _algorithms(now)
 
 
 def _algorithms(config: RunConfig) -> list[str]:
@@ -179,7 +218,7 @@ def _algorithms(config: RunConfig) -> list[str]:
 
 def _at_once(settings: TournamentSettings) -> int:
     """Pods that are at work at the same time."""
-    workers = settings.workers or os.cpu_count() or 1
+    workers = settings.workers or len(find_slots(settings.devices))
     return max(1, min(workers, settings.at_once or settings.pods, settings.pods))
 
 
@@ -194,6 +233,8 @@ def _work(settings: TournamentSettings) -> float:
 def _shape(config: RunConfig) -> tuple[int | None, int | None]:
     """Bars and symbols, None if settings do not tell."""
     source = config.data.effective().source
+    if config.is_classic:  # no market
+        return 0, 0
     if isinstance(source, SyntheticSettings):
         return source.num_sessions * max(1, 390 // config.data.bar_minutes), source.num_symbols
     return None, len(config.data.universe.symbols) or None

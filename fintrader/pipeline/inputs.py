@@ -36,7 +36,7 @@ def missing_inputs(config: RunConfig) -> list[str]:
     """
     return [
         *_environment(config),
-        *_data(config.data.effective()),
+        *(() if config.is_classic else _data(config.data.effective())),
         *_earlier(config),
         *_places(config),
     ]
@@ -44,7 +44,6 @@ def missing_inputs(config: RunConfig) -> list[str]:
 
 def _environment(config: RunConfig) -> Iterator[str]:
     try:
-        assert config.trading
         config.resolved_device()
     except ConfigError as error:
         yield str(error)

@@ -27,7 +27,7 @@ from fintrader.envs.trading import engine_for
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import hash_bytes, remove, write_text
 from fintrader.market.tensors import MarketTensors
-from fintrader.pipeline import evaluation
+from fintrader.pipeline import classic_stages, evaluation
 from fintrader.pipeline.backtest_context import Repeat
 from fintrader.pipeline.config import (
     RunConfig,
@@ -222,10 +222,10 @@ def claim(
     Settings that alter no existing pod (such as the number of pods) may change: the tournament then
     continues with them, and its later stages run again.
     """
+    if verb == "walkforward":
+        # Raises for an environment that is no market, before anything is built.
+        assert config.trading
     if verb != "train":
-        assert (
-            config.trading
-        )  # raises for an environment that is no market, before anything is built
         Ledger().lines()  # raises if broken: no look could be counted at the end
     folder = config.folder
     text = dump_yaml(config)
@@ -249,13 +249,14 @@ def claim(
     used = manifest.values.get("code_paths", [])
     here = code_paths()
     manifest.values.pop("failure", None)
-    planned = plan or [name for name in WHOLE if config.backtest.null_model or name != "null_model"]
+    whole = classic_stages.STAGES if config.is_classic else WHOLE
+    planned = plan or [name for name in whole if config.backtest.null_model or name != "null_model"]
     manifest.update(
         reproducible=config.reproducible,
         code_paths=used if here in used else [*used, here],
         plan=list(planned),
     )
-    if not isinstance(config.env, GymnasiumSettings):
+    if not config.is_classic:
         engine = engine_for(config.trading, config.resolved_device())
         manifest.update(engine=engine)
         print(f"engine: {engine}")
@@ -284,7 +285,7 @@ def find_stages_to_repeat(config: RunConfig) -> set[str]:
         if field.startswith("backtest."):
             reopened |= {"backtest"}
         elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
-            reopened |= {"tournament", "null_model", "backtest"}
+            reopened |= {"tournament", "null_model", "backtest", "evaluation"}
         elif field == "from_run" and not any(folder.root.rglob("tournament.json")):
             reopened |= {
                 "tournament"
@@ -314,7 +315,8 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
     if manifest.done("tournament"):
         return
     with manifest.stage("tournament"):
-        _refuse_unfit_agents(config, MarketTensors.load(market))
+        if not config.is_classic:
+            _refuse_unfit_agents(config, MarketTensors.load(market))
         start = _start(config, manifest)
         result = search(config, config.folder, market, start=start)
         manifest.update(trials=result.trials + _earlier_trials(manifest), best=result.best)
@@ -323,7 +325,7 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
 def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> None:
     """Search on features that hold no information: a strategy found there is luck by
     construction."""
-    if not config.backtest.null_model or manifest.done("null_model"):
+    if config.is_classic or not config.backtest.null_model or manifest.done("null_model"):
         return
     try:
         shuffled = evaluation.information_free_market(market, config.seed)
@@ -416,8 +418,8 @@ def search(
             config.tournament,
             folder=folder,
             market=market,
-            data_hash=MarketTensors.stored_hash(market),
-            env=config.trading,
+            data_hash=classic_stages.hash_market(market),
+            env=config.env if isinstance(config.env, GymnasiumSettings) else config.trading,
             agents=config.agents,
             seed=config.seed,
             device=config.resolved_device(),
@@ -446,7 +448,10 @@ def _refuse_unfit_agents(config: RunConfig, market: MarketTensors) -> None:
 def backtest_stage(
     config: RunConfig, manifest: Manifest, market: Path, repeat: Repeat | None = None
 ) -> Path:
-    """Backtest every configured window, except stored ones whose settings have not changed."""
+    """Backtest every configured window, except stored ones whose settings have not changed; in a
+    classic environment, play the test episodes."""
+    if isinstance(config.env, GymnasiumSettings):
+        return classic_stages.evaluation_stage(config.folder, config.env, manifest)
     fresh = repeat is None and manifest.done("backtest")
     windows = [
         window

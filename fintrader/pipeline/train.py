@@ -98,15 +98,16 @@ def _train_classic(config: RunConfig, settings: GymnasiumSettings, home: Path) -
         returns = episode_returns(env, policy, EVALUATION_EPISODES, seed=derive(seed, "evaluation"))
     mean = float(np.mean(returns))
     deviation = float(np.std(returns))
-    summary = {
-        "environment": settings.id,
-        "mean_return": mean,
-        "deviation": deviation,
-        "returns": returns,
-    }
     write_json(
         home / "evaluation.json",
-        {**summary, "env_steps": trained.env_steps, "seconds": trained.seconds},
+        {
+            "environment": settings.id,
+            "mean_return": mean,
+            "deviation": deviation,
+            "returns": returns,
+            "env_steps": trained.env_steps,
+            "seconds": trained.seconds,
+        },
     )
     print(
         f"{config.name}: {config.only_agent.algo} in {settings.id}: mean return {mean:,.1f}"

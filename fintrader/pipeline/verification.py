@@ -12,6 +12,7 @@ from typing import Any
 from fintrader import reproducible
 from fintrader.errors import ConfigError, RunError
 from fintrader.market.tensors import MarketTensors
+from fintrader.pipeline.classic_stages import ENVIRONMENT, hash_market
 from fintrader.pipeline.config import load_config, load_config_of_run
 from fintrader.pipeline.run_stages import search
 from fintrader.results.verify import Check, check_run, find_searches
@@ -54,7 +55,14 @@ def verify_run(home: RunFolder, *, reopen: bool) -> Iterator[Check]:
         return
     if is_finished:
         yield from check_run(
-            home, manifest, trials, lambda path: MarketTensors.load(path).content_hash()
+            home,
+            manifest,
+            trials,
+            lambda path: (
+                hash_market(path)
+                if path.name == ENVIRONMENT
+                else MarketTensors.load(path).content_hash()
+            ),
         )
 
 
@@ -108,7 +116,7 @@ def check_replay(folder: Path, name: str | None) -> Check:
     reproducible.require(config.reproducible)
     manifest = Manifest.load(source.manifest)
     market = Path(manifest.values["market"])
-    if not market.is_file() or MarketTensors.stored_hash(market) != manifest.values["data_hash"]:
+    if not market.is_file() or hash_market(market) != manifest.values["data_hash"]:
         raise RunError(
             f"{market} is not the market this run was made from; run `fintrader data build"
             f" {source.config}`"

@@ -24,7 +24,9 @@ def compile_kernels(spec: PodSpec, context: PodContext) -> None:
     Each process compiles a part that no other one is compiling, waits for the others' parts, and
     loads those from the cache. Raises TournamentError, ConfigError for a foreign spec.
     """
-    if context.device != "cpu" or engine_for(read_env_settings(spec), "cpu") != "fused":
+    if spec.is_classic or context.device != "cpu":
+        return
+    if engine_for(read_env_settings(spec), "cpu") != "fused":
         return
     from fintrader.envs.fast.batch import step_range
 

@@ -5,6 +5,8 @@ returns are cut into equal parts; the score is
 
     mean over parts of metric(part)  -  spread_penalty x standard deviation over parts
 
+In a classic environment the score is the mean undiscounted return of the validation episodes.
+
 The benchmark portfolio (`env.benchmark`) trades the same sessions at the same costs, once per
 process. The difference is the policy's active return; the benchmark's own score is on the
 leaderboard.
@@ -18,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -29,16 +32,20 @@ from fintrader.backtesting import BacktestResult, simulate
 from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings, Policy
+from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError
 from fintrader.files import append_jsonl, read_jsonl
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
+from fintrader.results.episode_scores import standard_error
+from fintrader.tournament.episodes import play_episodes
 from fintrader.tournament.settings import Metric
 from fintrader.tournament.spec import EvaluationTerms
 
 Array = NDArray[np.float64]
-Part = tuple[Policy, MarketTensors]
-"""A policy and its validation sessions."""
+Part = tuple[Policy, Any]
+"""A policy and its validation sessions (`MarketTensors`), or in a classic environment the seeds of
+its validation episodes."""
 LEAST_DRAWDOWN = 1e-4
 """Smallest drawdown that `calmar` divides by: one basis point."""
 LEAST_TRACKING_ERROR = 1e-3
@@ -62,18 +69,25 @@ class Evaluation:
 
 def evaluate(
     parts: Sequence[Part],
-    env: EnvSettings,
+    env: EnvSettings | GymnasiumSettings,
     terms: EvaluationTerms = EvaluationTerms(),  # noqa: B008 (frozen)
     *,
     progress: Progress = SILENT,
     measures: bool = True,
 ) -> Evaluation:
     """Trade each part once, in one float64 account, and score the days of all parts together;
-    `measures`: compute all other metrics, too.
+    `measures`: compute all other metrics, too. In a classic environment, play the episodes of the
+    only part.
 
     Raises ConfigError when the parts are too short, EnvError for a benchmark that the market cannot
     make.
     """
+    if isinstance(env, GymnasiumSettings):
+        played = play_episodes(*parts[0], env, progress)
+        mean = float(np.mean(played))
+        # The returns of episodes stand in the place of daily ones.
+        error = standard_error(played)
+        return Evaluation(mean, (mean,), {"standard_error": error}, played, (), None)
     result = _join_blocks(
         [
             simulate(policy, window, env, name="validation", progress=progress)
@@ -134,7 +148,7 @@ class ValidationCurve:
     def __init__(
         self,
         folder: Path,
-        env: EnvSettings,
+        env: EnvSettings | GymnasiumSettings,
         terms: EvaluationTerms,
         make_progress: Callable[[float, int], Progress],
     ) -> None:
@@ -154,7 +168,7 @@ class ValidationCurve:
 
     def offer(
         self,
-        part: tuple[ActorPolicy, MarketTensors],
+        part: tuple[ActorPolicy, Any],
         share: float,
         env_steps: int,
         fold: int | None = None,
@@ -180,7 +194,7 @@ class ValidationCurve:
         self.next = ended + (ended - began) * (1 / self.TIME_SHARE - 1)
 
     def add(self, point: Evaluation, share: float, env_steps: int, fold: int | None = None) -> None:
-        """Append a score."""
+        """Append a score, and the cumulative return of sessions."""
         if (str(fold), str(share)) in self.seen:
             return
         self.seen.add((str(fold), str(share)))
@@ -189,7 +203,7 @@ class ValidationCurve:
             "env_steps": env_steps,
             "fold": fold,
             "score": point.score,
-            "return": m.cumulative_return(point.returns),
+            "return": m.cumulative_return(point.returns) if point.active_returns else None,
         }
         append_jsonl(self.path, record)
 

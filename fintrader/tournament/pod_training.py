@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -19,11 +20,12 @@ from torch import Tensor
 from fintrader.agents import TrainProgress, TrainResult, save_policy
 from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.policy import ActorPolicy, PolicyModule
-from fintrader.market.tensors import BarSpan, MarketTensors, Split
+from fintrader.market.tensors import BarSpan, Split
 from fintrader.progress import Progress, Task
 from fintrader.records import from_json, to_json
 from fintrader.seeding import seed_everything
 from fintrader.tournament.compile_kernels import compile_kernels
+from fintrader.tournament.episodes import draw_seeds
 from fintrader.tournament.evaluator import Evaluation, ValidationCurve, copy_to_cpu, evaluate
 from fintrader.tournament.folds import FoldLearners
 from fintrader.tournament.fusion.coordinator import ProcessFusion
@@ -32,10 +34,10 @@ from fintrader.tournament.fusion.learners import (
     State,
     ThreadFusion,
     build_maker,
-    load_windows,
     read_env_settings,
     read_parent_state,
     read_snapshot,
+    read_windows,
 )
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import PodResult, PodSpec, TrainedPod
@@ -60,7 +62,7 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
 
 
 def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) -> PodResult:
-    split = load_windows(context.market)
+    split = read_windows(spec, context)
     looks = Looks(context.folder / "looks.safetensors")
     stopped = False
 
@@ -74,14 +76,16 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
         if isinstance(learner, FoldLearners):
             learner.show(curve, progress)
         elif isinstance(learner, Single):
-            curve.offer((learner.policy, split.validation), progress.fraction, progress.env_steps)
+            [part] = _list_parts(learner, spec, split)
+            curve.offer(part, progress.fraction, progress.env_steps)
 
     for share in sorted({*spec.rungs, *spec.looks, 1.0}):
         learned = learner.advance(spec.budget, share, report)
         if share == 1.0 and context.evaluate_elsewhere and not spec.looks:
             return _store_trained(spec, context, learner.state(), learned, looks.evaluations, share)
         if share not in looks.evaluations:
-            found = _evaluate(_list_parts(learner, split), spec, context, share, learned.env_steps)
+            parts = _list_parts(learner, spec, split)
+            found = _evaluate(parts, spec, context, share, learned.env_steps)
             curve.add(found, share, learned.env_steps)
             looks.add(share, found, learner.state if spec.looks else dict, last=share == 1.0)
         score = looks.evaluations[share].score
@@ -173,25 +177,27 @@ def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) ->
 
     Score and stored policy equal those of an evaluation in the pod itself.
     """
-    split = load_windows(context.market)
+    split = read_windows(spec, context)
     alone = replace(spec, replicas=1, snapshot=None)
     learner = _make_learner(alone, replace(context, device="cpu"))
     learner.take(read_snapshot(context, str(trained.snapshot)))
-    final = _evaluate(_list_parts(learner, split), spec, context, 1.0, trained.env_steps)
+    parts = _list_parts(learner, spec, split)
+    final = _evaluate(parts, spec, context, 1.0, trained.env_steps)
     return _store_scored(spec, context, trained, final, learner.policy, split)
 
 
-def _list_parts(learner: Learner, split: Split) -> list[tuple[ActorPolicy, MarketTensors]]:
-    """Pair policies with the sessions that score them."""
-    return (
-        learner.list_parts()
-        if isinstance(learner, FoldLearners)
-        else [(learner.policy, split.validation)]
-    )
+def _list_parts(
+    learner: Learner, spec: PodSpec, split: Split | None
+) -> Sequence[tuple[ActorPolicy, Any]]:
+    """Pair policies with the sessions or the seeds of episodes that score them."""
+    if isinstance(learner, FoldLearners):
+        return learner.list_parts()
+    held_out = draw_seeds(spec.data_hash)[0] if split is None else split.validation
+    return [(learner.policy, held_out)]
 
 
 def _evaluate(
-    parts: Sequence[tuple[ActorPolicy, MarketTensors]],
+    parts: Sequence[tuple[ActorPolicy, Any]],
     spec: PodSpec,
     context: PodContext,
     share: float,
@@ -209,26 +215,20 @@ def _store_scored(
     trained: TrainedPod,
     final: Evaluation,
     policy: PolicyModule,
-    split: Split,
+    split: Split | None,
 ) -> PodResult:
     """Store the policy, and return the result with its score."""
-    # A later search must not test on bars that chose its parents.
-    seen_until = int(split.validation.minutes[-1])
-    meta = {
-        "pod": spec.pod,
-        "seed": spec.seed,
-        "score": final.score,
-        "seen_until": seen_until,
-        **to_json(spec.evaluation),
-    }
-    bars = BarSpan(split.train.symbols, split.train.span.first, seen_until)
-    save_policy(
-        policy,
-        context.folder / "policy.safetensors",
-        # The same bytes whether the pod stores it or an evaluator that trained nothing.
-        {**meta, "seen": [bars.to_json()]},
-        market=split.train,
-    )
+    scored = {"pod": spec.pod, "seed": spec.seed, "score": final.score}
+    meta = {**scored, **to_json(spec.evaluation)}
+    market = None
+    if split is not None:
+        # A later search must not test on bars that chose its parents.
+        seen_until = int(split.validation.minutes[-1])
+        market = split.train
+        bars = BarSpan(market.symbols, market.span.first, seen_until)
+        meta |= {"seen_until": seen_until, "seen": [bars.to_json()]}
+    # The same bytes whether the pod stores it or an evaluator that trained nothing.
+    save_policy(policy, context.folder / "policy.safetensors", meta, market=market)
     return trained.add_evaluation(**vars(final))
 
 
@@ -270,4 +270,6 @@ class _EvaluationProgress(Progress):
     def changed(self, task: Task) -> None:
         if time.monotonic() - self._last >= 1.0:
             self._last = time.monotonic()
-            self._context.report(self._share, self._env_steps, f"evaluating, {task.done:,.0f} bars")
+            self._context.report(
+                self._share, self._env_steps, f"evaluating, {task.done:,.0f} {task.unit}"
+            )

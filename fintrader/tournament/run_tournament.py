@@ -21,6 +21,7 @@ from fintrader.agents.settings import ActionHeadSettings
 from fintrader.config import Settings
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import lay_out
+from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError, TournamentError
 from fintrader.market.tensors import MarketTensors
 from fintrader.progress import SILENT, Progress
@@ -68,7 +69,7 @@ def run_tournament(
     folder: RunFolder,
     market: Path,
     data_hash: str,
-    env: EnvSettings,
+    env: EnvSettings | GymnasiumSettings,
     agents: Sequence[Settings],
     seed: int = 0,
     device: str = "auto",
@@ -166,7 +167,7 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Finis
 
 
 def _check_market(
-    settings: TournamentSettings, path: Path, env: EnvSettings, agents: Sequence[Settings]
+    settings: TournamentSettings, path: Path, env: Any, agents: Sequence[Settings]
 ) -> None:
     """Raise ConfigError before training when the market is too short for the folds, or an agent
     to be shrunk has no tilts."""

@@ -187,7 +187,8 @@ class TournamentSettings(Settings):
     """Metric of the validation window's daily returns; `utility`: annual mean-variance
     utility with risk aversion 1; `information_ratio`: against the benchmark portfolio
     (`env.benchmark`) at costs, which scores 0; the size of the bets does not count;
-    `active_utility`: the objective of `env.reward: active_mean_variance`; their size counts."""
+    `active_utility`: the objective of `env.reward: active_mean_variance`; their size counts. In a
+    classic environment there is only `return`, the mean undiscounted one of validation episodes."""
     validation_folds: int | None = Field(None, ge=2)
     """None: score pods on the validation window. K: cut training and validation window into K
     blocks of sessions. A pod then has K learners, each trained on the other blocks and scored on

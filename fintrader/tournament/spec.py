@@ -123,6 +123,11 @@ class PodSpec(_SealedRecord):
     data_hash: str = ""
 
     @property
+    def is_classic(self) -> bool:
+        """True in an environment that is no market."""
+        return self.env.get("kind") == "gymnasium"
+
+    @property
     def parent_here(self) -> str | None:
         """The parent, if it is a pod of the same run."""
         return None if self.parent is None or ":" in self.parent else self.parent

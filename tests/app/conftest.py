@@ -17,6 +17,8 @@ from fintrader.runs import RunFolder
 from fintrader_app import launch
 from tests import ROOT
 from tests.engines import fakes
+from tests.engines.runs import fintrader
+from tests.pipeline import test_classic_run
 
 SCRIPT = Path(app.__file__).parent / "streamlit_app.py"
 PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market", "new_run")
@@ -64,6 +66,15 @@ def long(template, tmp_path_factory):
     assert fakes.long_backtest(demo, bars=50_000) >= 100_000
     fakes.long_race(demo, pods=2_000)
     return root
+
+
+@pytest.fixture(scope="session")
+def classic_site(tmp_path_factory):
+    """A finished run in a classic environment, `tiny`. Nobody may change it."""
+    path = test_classic_run.write(tmp_path_factory.mktemp("classic"), pods=2)
+    done = fintrader("run", str(path))
+    assert done.status == 0, done.err
+    return path.parent
 
 
 @pytest.fixture

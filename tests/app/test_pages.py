@@ -299,3 +299,29 @@ def test_scores_name_their_metric(open_page, site, page):
     ):
         path.write_text(f"name: demo\nseed: 0\ntournament: {{metric: {metric}}}\n")
         assert words in said(open_page(site, page, run="demo")).replace("\\", "")
+
+
+@pytest.mark.parametrize("page", NEEDS_RUN)
+def test_pages_of_a_classic_run_show_returns_or_say_that_it_has_no_market(
+    open_page, classic_site, page
+):
+    test = open_page(classic_site, page, run="tiny", times=2)
+    healthy(test)
+    assert not test.error, said(test)
+    board = [table.value for table in test.dataframe if "error" in table.value]
+    if page == "tournament":
+        assert board[0]["error"].notna().all()
+    if page in ("backtest", "honesty"):
+        assert "no market" in said(test)
+    for word in ("Sharpe", "USD", "benchmark portfolio"):
+        assert word not in said(test)
+
+
+def test_the_list_of_runs_shows_test_episodes(open_page, classic_site):
+    test = open_page(classic_site, "runs", run="tiny", times=2)
+    healthy(test)
+    assert not test.error, said(test)
+    text = said(test)
+    assert "mean return" in text
+    assert "test episodes" in text
+    assert not test.metric

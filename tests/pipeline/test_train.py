@@ -51,10 +51,11 @@ def evaluation(folder):
 def test_the_trading_environment_is_the_default_kind():
     assert isinstance(validate(RunConfig, {}, "here").env, TradingSettings)
     assert validate(RunConfig, {"env": {"num_envs": 3}}, "here").trading.num_envs == 3
+    classics = ("hopper", "pendulum")
     for path in sorted((ROOT / "configs").glob("*.yaml")):
         config = load_config(path)
         assert config.name == path.stem
-        assert isinstance(config.env, TradingSettings) == (path.stem != "pendulum"), path
+        assert isinstance(config.env, TradingSettings) == (path.stem not in classics), path
     with pytest.raises(ConfigError, match=r"env.observation: unknown setting"):
         validate(RunConfig, {"env": {"observation": "factored"}}, "here")
     with pytest.raises(ConfigError, match=r"env.*gymnasium"):
@@ -130,9 +131,8 @@ def test_a_simulator_of_ones_own_is_imported_by_its_name(tmp_path, workers, monk
     assert -90 < evaluation(tmp_path)["mean_return"] < 0
 
 
-@pytest.mark.parametrize("command", ["run", "tournament", "walkforward"])
-def test_there_is_no_tournament_in_a_classic_environment(tmp_path, command):
-    assert "fintrader train" in complaint(command, str(classic(tmp_path)))
+def test_a_classic_environment_is_not_walked_forward(tmp_path):
+    assert "is no market" in complaint("walkforward", str(classic(tmp_path)))
     assert not (tmp_path / "runs" / "classic" / "config.yaml").exists()
 
 

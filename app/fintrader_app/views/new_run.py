@@ -53,7 +53,6 @@ SECTIONS = {
 }
 DEFAULTS = "defaults"
 MOST_MISSING = 5
-MOST_RECORDS = 20
 
 
 def render(runs: RunsFolder) -> None:
@@ -111,7 +110,8 @@ def compose(runs: RunsFolder) -> None:
 
 
 def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
-    """Show whether the draft is valid, and the button that starts it."""
+    """Show whether the draft is valid, the button that starts it, and the time and memory that it
+    will need."""
     left, right = st.columns([4, 1], vertical_alignment="center")
     with left:
         settings = check(runs, draft)
@@ -124,8 +124,12 @@ def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
         disabled=settings is None,
     )
     if settings is not None:
+        from fintrader.pipeline.estimates import estimate, list_records
+
         with guarded():
-            show_estimate(runs, settings)
+            records = list_records(runs, load_summaries(runs), load_config)
+            words = plain(estimate(settings, records).describe(), 1_000)
+            st.markdown(f":material/schedule: {words}")
     if pressed:
         job = jobs.start(runs, str(draft["name"]), format_yaml(draft))
         st.toast(f"{plain(job.name)} started as process {job.pid}", icon=":material/play_circle:")
@@ -148,52 +152,6 @@ def offer_search(draft: forms.Draft) -> None:
         with guarded():
             settings = validate(RunConfig, copy.deepcopy(draft), "settings")
             draft |= widen(settings).model_dump(mode="json")
-
-
-def show_estimate(runs: RunsFolder, settings: Any) -> None:
-    """Show the time and memory that the run will need, and how sure that is."""
-    from fintrader.pipeline.estimates import estimate
-
-    found = estimate(settings, list_records(runs))
-    low, high = map(duration, found.span)
-    null = ""
-    if found.null_seconds:
-        null = f", about {duration(found.null_seconds)} of it for the null model"
-    room = "memory unknown until the bars are read"
-    if found.memory_bytes is not None:
-        room = f"about {found.memory_bytes / 2**30:.1f} GiB of memory"
-    rest = (
-        f" ({low} to {high} where nothing else is at work){null}; {room}. "
-        f"{found.sure.capitalize()}: {found.why}."
-    )
-    st.markdown(
-        f":material/schedule: **About {plain(duration(found.seconds))}** {plain(rest, 1_000)}"
-    )
-    if found.null_seconds:
-        st.caption(
-            "The null model is the same search on bars without information, so that one knows what"
-            " luck alone would have made. Without it (Backtest, Null model) the run is that much"
-            " shorter, and the report lacks that row."
-        )
-    if found.free_bytes is not None:
-        st.warning(
-            f"Only {found.free_bytes / 2**30:.1f} GiB of memory are free here: fewer workers"
-            " (Tournament) need less.",
-            icon=":material/memory_alt:",
-        )
-
-
-def list_records(runs: RunsFolder) -> list[Any]:
-    """List records of the time and size of the newest finished runs."""
-    from fintrader.pipeline.estimates import record_of
-
-    found = []
-    for run in [one for one in load_summaries(runs) if one.status == "finished"][:MOST_RECORDS]:
-        with contextlib.suppress(FintraderError):
-            market = Path(run.market or "")
-            size = market.stat().st_size if market.is_file() else None
-            found.append(record_of(run.name, load_config(runs.run(run.name)), run.stages, size))
-    return [record for record in found if record is not None]
 
 
 def load_draft(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> dict[str, Any]:

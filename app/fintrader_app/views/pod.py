@@ -202,7 +202,7 @@ def show_validation(rows: pd.DataFrame) -> None:
     columns = {
         str(pod): StrategyMetrics.of(values)
         for pod, values in zip(rows["pod"], rows["metrics"], strict=True)
-        if values
+        if values and "sessions" in values
     }
     if not columns:
         raise NotThereError("no validation metrics are stored for this pod")

@@ -12,6 +12,7 @@ import streamlit as st
 from fintrader.numerals import DASH, count
 from fintrader.results import figures
 from fintrader.results.deletion import delete_run, describe_loss
+from fintrader.results.episode_scores import FILE, FOLDER, EpisodeScores, present_episodes
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import describe_standing, duration, moment, verdict_words
@@ -256,6 +257,9 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
         st.markdown(" ".join([*badges, plain(run.notes.note, 1_000)]))
     show_stages(runs, run)
     folder = runs.run(run.name)
+    if folder.exists(FOLDER, FILE):
+        scores = folder.record(EpisodeScores, FOLDER, FILE)
+        draw(present_episodes(scores), (folder.root, scores.returns))
     try:
         stored = artifacts.backtest(folder)
     except NotThereError as waiting:

@@ -41,6 +41,8 @@ from fintrader.agents.parallel import average
 from fintrader.agents.policy import ActorPolicy
 from fintrader.config import validate
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs.classic import WorkerEnv
+from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import remove
 from fintrader.market.tensors import MarketTensors, Split
@@ -65,12 +67,16 @@ def build_maker(spec: PodSpec, context: PodContext) -> Maker:
     ConfigError for a foreign spec."""
     settings = read_agent_settings(spec)
     env_settings = read_env_settings(spec)
-    split = load_windows(context.market)
+    split = read_windows(spec, context)
 
-    def make(replica: int, number: int, device: torch.device) -> tuple[Agent, TradingEnv]:
+    def make(replica: int, number: int, device: torch.device) -> tuple[Agent, Any]:
         seed = derive(spec.seed, "replica", replica, number) if spec.replicas > 1 else spec.seed
-        market = split.train if device == CPU else split.train.to(device)
-        env = TradingEnv(market, env_settings, device=device, seed=derive(seed, "env"))
+        env: Any
+        if split is None:
+            env = WorkerEnv.make(env_settings, seed=derive(seed, "env"), device=device)
+        else:
+            market = split.train if device == CPU else split.train.to(device)
+            env = TradingEnv(market, env_settings, device=device, seed=derive(seed, "env"))
         return make_agent(settings, env.layout, device=device, seed=seed), env
 
     return make
@@ -86,9 +92,16 @@ def read_agent_settings(spec: PodSpec) -> Any:
         ) from None
 
 
-def read_env_settings(spec: PodSpec) -> EnvSettings:
-    """Read the environment's settings. Raises ConfigError for a spec of another version."""
-    return validate(EnvSettings, spec.env, f"{spec.pod}: env")
+def read_env_settings(spec: PodSpec) -> Any:
+    """Read the environment's settings: `EnvSettings`, or `GymnasiumSettings`. Raises ConfigError
+    for a spec of another version."""
+    kind = GymnasiumSettings if spec.is_classic else EnvSettings
+    return validate(kind, spec.env, f"{spec.pod}: env")
+
+
+def read_windows(spec: PodSpec, context: PodContext) -> Split | None:
+    """Load the windows of the pod's market; None in a classic environment."""
+    return None if spec.is_classic else load_windows(context.market)
 
 
 @lru_cache(maxsize=1)

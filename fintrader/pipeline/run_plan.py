@@ -1,0 +1,55 @@
+"""`fintrader plan`: what a run will do before it starts, from the estimates that the app shows.
+Nothing is started, built or downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fintrader.config import read_yaml
+from fintrader.market.data_config import data_of
+from fintrader.market.inspect import dry_run
+from fintrader.market.tensors import MarketTensors
+from fintrader.metrics import find_session_starts
+from fintrader.pipeline.config import RunConfig
+from fintrader.pipeline.estimates import estimate, list_records
+from fintrader.results.folders import FileCache, RunsFolder
+from fintrader.results.run import summaries
+from fintrader.results.table import Table, list_facts
+
+
+def plan_run(config: RunConfig, on_demand_usd: float, spot_usd: float) -> Table:
+    """List bars, symbols, pods, memory, time and cost of a run, at prices in USD an hour."""
+    runs = RunsFolder.at(config.runs_dir)
+    newest = summaries(runs, FileCache(summaries=4096))
+    found = estimate(
+        config, list_records(runs, newest, lambda run: read_yaml(run.path("config.yaml")))
+    )
+    hours = found.seconds / 3600
+    return list_facts(
+        dict(_describe_data(config))
+        | {
+            "pods": f"{config.tournament.pods}, each of {config.tournament.budget},"
+            f" in {found.at_once} slots",
+            "time and memory": found.describe(),
+            "cost": f"${hours * on_demand_usd:,.2f} on demand, ${hours * spot_usd:,.2f} spot",
+        }
+    )
+
+
+def _describe_data(config: RunConfig) -> Iterator[tuple[str, str]]:
+    if config.is_classic:
+        return
+    data = dry_run(data_of(config), cache=config.cache)
+    yield "data", data.describe()
+    if data.market is None or not data.is_built:
+        return
+    market = MarketTensors.load(data.market)
+    yield "bars", f"{market.num_bars:,} of {market.num_assets} symbols"
+    starts = find_session_starts(market.session.numpy())
+    listed = np.logical_or.reduceat((market.tradable & market.member).numpy(), starts)
+    days = market.minutes.numpy()[starts].astype("datetime64[ns]").astype("datetime64[D]")
+    for day in np.flatnonzero((listed != np.roll(listed, 1, axis=0)).any(1)):
+        lost = np.array(market.symbols)[listed[day - 1] & ~listed[day]]
+        yield str(days[day]), f"{listed[day].sum()} symbols; lost: {', '.join(lost) or 'none'}"

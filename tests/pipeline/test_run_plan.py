@@ -1,0 +1,97 @@
+"""`fintrader plan` against the run that it describes."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fintrader.market.tensors import MarketTensors
+from fintrader.pipeline import estimates
+from fintrader.pipeline.config import load_config
+from fintrader.runs import Manifest
+from tests.engines.runs import fintrader, write_config
+from tests.pipeline.test_classic_run import write as write_classic
+
+pytestmark = pytest.mark.usefixtures("in_this_process")
+
+
+def plan(path, *words):
+    """The facts of `fintrader plan`, by name."""
+    done = fintrader("plan", str(path), *words)
+    assert done.status == 0, done.err
+    lines = re.sub(r"\n {8,}", " ", done.out).splitlines()
+    return dict(re.split(r" {2,}", line.strip(), maxsplit=1) for line in lines)
+
+
+def read_seconds(words):
+    """Seconds of `About 1 min 5 s (...)`."""
+    parts = re.findall(r"([\d.]+) (ms|s|min|h)\b", words.partition("(")[0])
+    return sum(
+        float(number) * {"ms": 1e-3, "s": 1, "min": 60, "h": 3600}[unit] for number, unit in parts
+    )
+
+
+def test_a_plan_starts_builds_and_downloads_nothing(tmp_path):
+    found = plan(write_config(tmp_path))
+    assert "would be built" in found["data"]
+    assert "bars" not in found
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
+
+
+def test_bars_memory_and_hours_are_those_of_the_run(tmp_path):
+    path = write_config(tmp_path)
+    assert fintrader("data", "build", str(path)).status == 0
+    before = plan(path)
+    assert "A guess" in before["time and memory"]
+    assert fintrader("run", str(path)).status == 0
+    manifest = Manifest.load(tmp_path / "runs" / "tiny" / "manifest.json").values
+    market = MarketTensors.load(Path(manifest["market"]))
+    assert before["bars"] == f"{market.num_bars:,} of {market.num_assets} symbols"
+    assert before["pods"].startswith("3, each of ")
+    assert before["pods"].endswith("in 1 slots")
+    longer = ["--name", "longer", "--tournament.budget.env-steps", "2048"]
+    after = plan(path, *longer)
+    assert "Likely: scaled from the run tiny" in after["time and memory"]
+    config = load_config(path)
+    record = estimates.record_of("tiny", config.model_dump(mode="json"), manifest["stages"], None)
+    size = Path(manifest["market"]).stat().st_size
+    first = estimates.estimate(config, [replace(record, market_bytes=size)])
+    guess = estimates.estimate(config, [])
+    compiling = (1 + guess.at_once) * estimates.COMPILING_BYTES
+    assert first.memory_bytes == pytest.approx(guess.memory_bytes - compiling, rel=0.001)
+    assert f"about {first.memory_bytes / 2**30:.1f} GiB" in after["time and memory"]
+    assert f"about {guess.memory_bytes / 2**30:.1f} GiB" in before["time and memory"]
+    assert fintrader("run", str(path), *longer).status == 0
+    stages = Manifest.load(tmp_path / "runs" / "longer" / "manifest.json").values["stages"]
+    took = sum(stage["seconds"] for stage in stages.values())
+    factor = estimates.FACTOR["a guess"]  # runs of seconds on a machine that is busy
+    assert took / factor < read_seconds(after["time and memory"]) < took * factor
+
+
+def test_lost_symbols_are_named_by_day(tmp_path):
+    path = write_config(tmp_path)
+    assert fintrader("data", "build", str(path)).status == 0
+    [file] = (tmp_path / "tensors").glob("*/market.safetensors")
+    market = MarketTensors.load(file)
+    member = market.member.clone()
+    sessions = market.session.unique()
+    member[market.session >= sessions[5], 1] = False
+    member[market.session >= sessions[7], 1] = True
+    replace(market, member=member).save(file)
+    days = {name: line for name, line in plan(path).items() if re.match(r"\d{4}-", name)}
+    assert list(days.values()) == [
+        f"3 symbols; lost: {market.symbols[1]}",
+        "4 symbols; lost: none",
+    ]
+
+
+def test_costs_are_hours_times_prices(tmp_path):
+    path = write_classic(tmp_path)
+    path.write_text(path.read_text() + "backtest: {null_model: true}\n")
+    found = plan(path, "--on-demand-usd", "3600", "--spot-usd", "360")
+    seconds = read_seconds(found["time and memory"])
+    costs = [float(cost.replace(",", "")) for cost in re.findall(r"\$([\d,.]+)", found["cost"])]
+    assert costs == pytest.approx([seconds, seconds / 10], abs=1.0)
+    assert "null model" not in found["time and memory"]
+    assert "data" not in found
