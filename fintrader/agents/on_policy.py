@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,12 @@ from fintrader.agents.base import BaseAgent, Metrics, Parts, explained_variance,
 from fintrader.agents.buffers import RolloutBuffer, Transition, gae
 from fintrader.agents.fast import fast_on_cpu
 from fintrader.agents.fast.graphs import look_up_mean, take_step
-from fintrader.agents.fast.training import EmbeddingCache
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.settings import OnPolicySettings
 from fintrader.envs.account import may_hold
+
+if TYPE_CHECKING:
+    from fintrader.agents.fast.training import EmbeddingCache
 
 ROWS_AT_ONCE = {"cpu": 4096, "cuda": 1 << 16}
 """Rows of a minibatch that go through the networks together: all numbers between inputs and loss

@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import PositiveFloat
+
 from fintrader.cli.options import (
     folder_of,
     parse,
@@ -59,14 +61,20 @@ def walk_forward(argv: list[str]) -> None:
 
 def _run_verb(name: str, function: str, argv: list[str]) -> None:
     """Call a function of the pipeline (`module:name`) on a configuration, then name the report."""
-    options, words = take_options(SearchOptions(), argv, name)
-    config = parse_config(name, words)
-    if options.search:
-        config = load_object("fintrader.pipeline.wide_search:widen")(config)
+    config = _read_config(name, argv)
     home: Path = load_object(f"fintrader.pipeline.{function}")(config)
     report = home / "backtest" / "report.html"
     if report.is_file():
         _print_next_steps(config, report)
+
+
+def _read_config(name: str, argv: list[str]) -> RunConfig:
+    """Read CONFIG, its overrides and `--search`."""
+    options, words = take_options(SearchOptions(), argv, name)
+    config = parse_config(name, words)
+    if options.search:
+        config = load_object("fintrader.pipeline.wide_search:widen")(config)
+    return config
 
 
 def _print_next_steps(config: RunConfig, report: Path) -> None:
@@ -91,22 +99,21 @@ def _print_next_steps(config: RunConfig, report: Path) -> None:
 
 
 class PlanOptions(Settings):
-    """Prices of a machine like this one. The defaults are assumptions of January 2025 for 8 virtual
-    cores (AWS m7i.2xlarge, us-east-1); the command looks up none."""
+    """Prices of a machine like this one; nothing looks them up."""
 
-    on_demand_usd: float = 0.4032
-    """USD an hour, on demand."""
-    spot_usd: float = 0.16
+    on_demand_usd: PositiveFloat | None = None
+    """USD an hour, on demand; none: no cost is printed."""
+    spot_usd: PositiveFloat | None = None
     """USD an hour of a spot instance, which may be taken away; a run then goes on."""
 
 
 def plan(argv: list[str]) -> None:
     """Print what a run will do."""
     prices, words = take_options(PlanOptions(), argv, "plan")
-    config = parse_config("plan", words)
+    config = _read_config("plan", words)
     from fintrader.pipeline.run_plan import plan_run  # after the settings: it loads torch
 
-    print(plan_run(config, prices.on_demand_usd, prices.spot_usd))
+    print(plan_run(config, {"on demand": prices.on_demand_usd, "spot": prices.spot_usd}))
 
 
 class BuildOptions(Settings):

@@ -58,6 +58,8 @@ def paper(argv: list[str]) -> None:
         _watch("paper", argv, run, settings)
     from fintrader.deploy import deployment
 
+    if (Path(run) / "environment.json").is_file():
+        raise DeployError(f"{run}: its environment is no market, so there is nothing to trade")
     if not options.freeze:
         deployment.run_paper(run, settings)
         return

@@ -49,7 +49,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "CONFIG [--on-demand-usd P] [--spot-usd P] [--overrides]",
             "bars, symbols by day, pods, memory, hours and cost of `run`; nothing is started, built"
             " or downloaded",
-            ("fintrader.cli.commands:PlanOptions", RUN),
+            ("fintrader.cli.commands:PlanOptions", SEARCH, RUN),
         ),
         "walkforward": Command(
             "commands:walk_forward",

@@ -3,7 +3,7 @@ Nothing is started, built or downloaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from fintrader.results.run import summaries
 from fintrader.results.table import Table, list_facts
 
 
-def plan_run(config: RunConfig, on_demand_usd: float, spot_usd: float) -> Table:
+def plan_run(config: RunConfig, prices: Mapping[str, float | None]) -> Table:
     """List bars, symbols, pods, memory, time and cost of a run, at prices in USD an hour."""
     runs = RunsFolder.at(config.runs_dir)
     newest = summaries(runs, FileCache(summaries=4096))
@@ -27,13 +27,16 @@ def plan_run(config: RunConfig, on_demand_usd: float, spot_usd: float) -> Table:
         config, list_records(runs, newest, lambda run: read_yaml(run.path("config.yaml")))
     )
     hours = found.seconds / 3600
+    costs = [f"${hours * usd:,.2f} {name}" for name, usd in prices.items() if usd is not None]
+    budget = config.tournament.budget
+    unit, amount = next((name, value) for name, value in budget if value is not None)
+    size = f"{amount:,g} {unit.replace('_', '-')}"
     return list_facts(
         dict(_describe_data(config))
         | {
-            "pods": f"{config.tournament.pods}, each of {config.tournament.budget},"
-            f" in {found.at_once} slots",
+            "pods": f"{config.tournament.pods}, each of {size}, in {found.at_once} slots",
             "time and memory": found.describe(),
-            "cost": f"${hours * on_demand_usd:,.2f} on demand, ${hours * spot_usd:,.2f} spot",
+            "cost": ", ".join(costs) or "needs a price: --on-demand-usd X, --spot-usd X an hour",
         }
     )
 

@@ -62,11 +62,6 @@ def test_bars_memory_and_hours_are_those_of_the_run(tmp_path):
     assert first.memory_bytes == pytest.approx(guess.memory_bytes - compiling, rel=0.001)
     assert f"about {first.memory_bytes / 2**30:.1f} GiB" in after["time and memory"]
     assert f"about {guess.memory_bytes / 2**30:.1f} GiB" in before["time and memory"]
-    assert fintrader("run", str(path), *longer).status == 0
-    stages = Manifest.load(tmp_path / "runs" / "longer" / "manifest.json").values["stages"]
-    took = sum(stage["seconds"] for stage in stages.values())
-    factor = estimates.FACTOR["a guess"]  # runs of seconds on a machine that is busy
-    assert took / factor < read_seconds(after["time and memory"]) < took * factor
 
 
 def test_lost_symbols_are_named_by_day(tmp_path):
@@ -93,5 +88,6 @@ def test_costs_are_hours_times_prices(tmp_path):
     seconds = read_seconds(found["time and memory"])
     costs = [float(cost.replace(",", "")) for cost in re.findall(r"\$([\d,.]+)", found["cost"])]
     assert costs == pytest.approx([seconds, seconds / 10], abs=1.0)
+    assert plan(path)["cost"].startswith("needs a price: --on-demand-usd")
     assert "null model" not in found["time and memory"]
     assert "data" not in found
