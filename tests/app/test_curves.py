@@ -45,4 +45,4 @@ def test_the_curve_stands_before_any_loss(open_page, site, page):
     titles = [str(one.value) for one in test.subheader]
     assert any("eturn" in title and "alidation" in title for title in titles), said(test)
     if page == "pod":
-        assert titles[0] == "Return on the validation window"
+        assert titles[0] == "Return in validation"
