@@ -94,8 +94,9 @@ class Estimate:
 
     def describe(self) -> str:
         """Describe time and memory, and how sure they are."""
-        of_it = f", {duration(self.null_seconds)} for what luck alone would have made (null model)"
-        null = of_it if self.null_seconds else ""
+        null = (
+            f", {duration(self.null_seconds)} of it for the null model" if self.null_seconds else ""
+        )
         room = "memory unknown until the bars are read"
         if self.memory_bytes is not None:
             room = f"about {self.memory_bytes / 2**30:.1f} GiB of memory"

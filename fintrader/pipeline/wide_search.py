@@ -7,8 +7,7 @@ from typing import Any
 
 from fintrader.agents.agent import choose_agent
 from fintrader.agents.settings import BaseSettings
-from fintrader.config import compare_values
-from fintrader.envs.settings import GymnasiumSettings
+from fintrader.config import compare_values, validate
 from fintrader.pipeline.config import RunConfig
 from fintrader.tournament.generator import select_values, set_value
 from fintrader.tournament.settings import Range, Space
@@ -19,6 +18,9 @@ SPACE: dict[str, Space] = {
     "gamma": (0.5, 0.8, 0.9, 0.95, 0.98, 0.99),
     "noise": Range(low=0.03, high=2.0, log=True),
 }
+NOT_SHARED = (*SPACE, "learners", "pipeline")
+"""Settings of the configured algorithm that others do not take over: searched ones, and those that
+not all have."""
 PODS_EACH = 6
 """Least number of pods for each algorithm, of which two begin from new weights."""
 
@@ -28,7 +30,7 @@ def widen(config: RunConfig) -> RunConfig:
 
     Others share what the first algorithm's settings change of its defaults. `SPACE` replaces ranges
     of the same settings in `tournament.search`. Everything else is as configured, the budget of a
-    pod included.
+    pod included. Raises ConfigError where another algorithm cannot have a shared setting.
     """
     agents: list[Any] = [agent.model_dump(mode="json") for agent in config.agents]
     if len(agents) == 1:
@@ -37,9 +39,9 @@ def widen(config: RunConfig) -> RunConfig:
         changed = {
             name: now
             for name, (_, now) in compare_values(default, agents[0]).items()
-            if name.split(".")[0] in BaseSettings.model_fields and name not in SPACE
+            if name.split(".")[0] in BaseSettings.model_fields and name not in NOT_SHARED
         }
-        without_gradient = isinstance(config.env, GymnasiumSettings) or config.trading.orders_rest
+        without_gradient = config.is_classic or config.trading.orders_rest
         for algo in ALGORITHMS:
             if algo != first.algo and not (algo == "apg" and without_gradient):
                 values = choose_agent(algo).model_dump(mode="json")
@@ -52,10 +54,12 @@ def widen(config: RunConfig) -> RunConfig:
         "founders": 2 * len(agents),
         "leaderboard_size": max(race.leaderboard_size, 3 * len(agents)),
         "fresh": 0.0,
-        "niche": "none" if race.order == "generations" else "lineage",
+        # A generation would begin with as many algorithms as it has pods.
+        "order": "submission" if race.order == "generations" else race.order,
+        "niche": "lineage",
         "temperature": 0.7,
         "resample": 0.1,
         "search": race.search | SPACE,
     }
     values = config.model_copy(update={"tournament": race.model_copy(update=wide)})
-    return RunConfig.model_validate(values.model_dump(mode="json") | {"agent": agents})
+    return validate(RunConfig, values.model_dump(mode="json") | {"agent": agents}, "--search")

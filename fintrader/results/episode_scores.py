@@ -50,7 +50,7 @@ def present_episodes(scores: EpisodeScores) -> Section:
         " noise, from seeds that neither training nor selection used. Returns are undiscounted.",
         tables=(Table.of(("Policy", "Mean return ± standard error"), rows),),
         notes=(
-            f"Best pod: {scores.best}, of {scores.trials} trials by their mean return in"
-            " validation. The validation score of the best errs upwards; these returns do not.",
+            f"Best pod: {scores.best}, chosen from {scores.trials} trials by its mean return in"
+            " validation. The choice biases that return upwards, and the test return not at all.",
         ),
     )

@@ -279,7 +279,7 @@ def test_time_is_estimated_before_the_start(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="run")
     assert "A guess" in said(test)
     assert "GiB of memory" in said(test)
-    assert "what luck alone would have made" in said(test)
+    assert "of it for the null model" in said(test)
 
 
 def test_the_search_space_has_a_row_a_setting(open_page, tmp_path):

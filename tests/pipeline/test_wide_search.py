@@ -8,6 +8,7 @@ from fintrader.pipeline.wide_search import ALGORITHMS, SPACE, widen
 from fintrader.runs import RunFolder
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.leaderboard import Leaderboard
+from fintrader.tournament.schedulers import make_scheduler
 from fintrader.tournament.store import RunStore
 from tests import ROOT
 
@@ -18,11 +19,15 @@ def configured(**more):
     return RunConfig.model_validate(load_config(QUICKSTART).model_dump(mode="json") | more)
 
 
-def test_every_algorithm_begins_twice_and_can_have_every_drawn_setting():
-    config = widen(load_config(QUICKSTART))
+@pytest.mark.parametrize("order", ["arrival", "submission", "generations"])
+def test_every_algorithm_begins_twice_and_can_have_every_drawn_setting(order):
+    race = load_config(QUICKSTART).tournament.model_copy(update={"order": order})
+    config = widen(configured(tournament=race.model_dump()))
     race = config.tournament
+    scheduler = make_scheduler(race)
     generator = Generator(race, config.agents, env={}, seed=3, data_hash="h")
-    specs = [generator.propose(index, Leaderboard(16)) for index in range(race.pods)]
+    board = Leaderboard(16)
+    specs = [scheduler.make(index, board, generator) for index in range(race.pods)]
     founders = Counter(spec.agent["algo"] for spec in specs[: race.founders])
     assert founders == dict.fromkeys(ALGORITHMS, 2)
     assert specs[0].agent == load_config(QUICKSTART).agents[0].model_dump(mode="json")
@@ -56,6 +61,15 @@ def test_listed_algorithms_stay_and_a_gradient_is_not_asked_of_limits():
     assert [agent.algo for agent in resting.agents] == [
         algo for algo in ALGORITHMS if algo != "apg"
     ]
+
+
+@pytest.mark.parametrize(
+    "agent", [{"algo": "ppo", "learners": 2}, {"algo": "sac", "pipeline": True}]
+)
+def test_settings_that_only_some_algorithms_have_stay_with_theirs(agent):
+    first, *others = widen(configured(agent=agent)).agents
+    assert first.model_dump().items() >= agent.items()
+    assert {(other.learners, other.pipeline) for other in others} == {(1, False)}
 
 
 @pytest.mark.slow
