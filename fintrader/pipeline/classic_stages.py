@@ -3,9 +3,12 @@ backtest."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
-from fintrader.agents import load_policy
+from fintrader.agents import AgentSettings, load_policy, make_agent
+from fintrader.envs.classic import WorkerEnv
 from fintrader.envs.settings import GymnasiumSettings
 from fintrader.files import hash_file, write_json, write_text
 from fintrader.market.tensors import MarketTensors
@@ -22,9 +25,20 @@ STAGES = ("data", "tournament", "evaluation")
 
 
 def describe_environment(
-    folder: RunFolder, settings: GymnasiumSettings, manifest: Manifest
+    folder: RunFolder,
+    settings: GymnasiumSettings,
+    agents: Sequence[AgentSettings],
+    manifest: Manifest,
 ) -> Path:
-    """Write `environment.json`, from whose hash the seeds of the evaluation follow."""
+    """Write `environment.json`, from whose hash the seeds of the evaluation follow.
+
+    Raises ConfigError before any pod begins where the environment cannot be made, or an agent
+    cannot learn in it.
+    """
+    one = settings.model_copy(update={"num_envs": 1, "workers": "sync"})
+    with contextlib.closing(WorkerEnv.make(one)) as env:
+        for agent in agents:
+            make_agent(agent, env.layout).prepare_env(env)
     path = folder.root / ENVIRONMENT
     write_json(path, {"id": settings.id, "seed": manifest.values["seed"]})
     manifest.update(market=str(path), data_hash=hash_file(path))

@@ -49,7 +49,7 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
     episodes. Raises RunError when it began with another one, DataError, StorageError."""
     with manifest.stage("data"):
         if isinstance(config.env, GymnasiumSettings):
-            return describe_environment(config.folder, config.env, manifest)
+            return describe_environment(config.folder, config.env, config.agents, manifest)
         try:
             path = built_market(config)
         except (DataError, StorageError) as error:

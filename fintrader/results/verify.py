@@ -151,7 +151,7 @@ def _check_data(
             absent.append(str(path))
         elif (content := content_of(path)) != expected:
             problems.append(
-                f"{path} holds other bars ({content[:12]}) than {place} says ({str(expected)[:12]})"
+                f"{path} holds other data ({content[:12]}) than {place} says ({str(expected)[:12]})"
             )
     result = "the bars have the hash in the manifest"
     if absent:
@@ -159,12 +159,15 @@ def _check_data(
             f"not compared with the bars: {', '.join(absent)} is not here (`fintrader data build"
             f" {folder.config}` makes it)"
         )
+    remedy = f"`fintrader data build {folder.config}` makes the market again from the same bars"
+    if markets[0][1].name == "environment.json":
+        remedy = "write id and seed of config.yaml into environment.json again"
     return Check(
         "data",
         "the arrays of the market with their hash in manifest.json and tournament.json",
         problems,
         result,
-        f"`fintrader data build {folder.config}` makes the market again from the same bars",
+        remedy,
     )
 
 

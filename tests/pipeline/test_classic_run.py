@@ -219,3 +219,22 @@ def test_settings_that_need_a_market_are_refused():
             read({"env": env, "tournament": tournament})
     with pytest.raises(ConfigError, match="from_run needs a market"):
         read({"env": env, "from_run": str(Path("runs") / "other")})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--env.id", "CartPole-v1", "agents need a continuous Box"),
+        ("--env.id", "Nope-v0", "doesn't exist"),
+        ("--agent.algo", "apg", "needs the trading environment"),
+    ],
+)
+def test_what_cannot_learn_is_refused_before_a_pod_and_the_name_stays_free(
+    tmp_path, option, value, words
+):
+    path = write(tmp_path)
+    refused = fintrader("tournament", str(path), option, value)
+    assert refused.status == 2
+    assert words in refused.err
+    assert not (tmp_path / "runs" / "tiny" / "pods").exists()
+    assert fintrader("tournament", str(path)).status == 0
