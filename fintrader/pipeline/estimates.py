@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from fintrader.agents.settings import OffPolicySettings
@@ -31,6 +32,8 @@ FACTOR: Mapping[Sure, float] = {"likely": 1.4, "rough": 2.5, "a guess": 5.0}
 """Factor by which the true value may exceed or fall short of an estimate."""
 STEPS_PER_SECOND = 50_000.0
 """Env-steps of one pod on one core of a server of 2024, PPO on 8 symbols, its code compiled."""
+UPDATE_SECONDS = 0.01
+"""An update of SAC from 512 replayed steps, on the same core."""
 SYMBOLS = 8
 MOST_RECORDS = 20
 """Most earlier runs to compare with."""
@@ -157,10 +160,8 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     elif like is not None:
         race = like.race_seconds * _work(settings) / _work(like.config.tournament)
     else:
-        race = (
-            _work(settings) / STEPS_PER_SECOND * max(1.0, (_shape(config)[1] or SYMBOLS) / SYMBOLS)
-        )
-        compiling = COMPILING_SECONDS
+        race = _work(settings) * fmean(_guess_seconds(config, agent) for agent in config.agents)
+        compiling = 0.0 if config.is_classic else COMPILING_SECONDS
     other = like.other_seconds if like is not None else 15.0
     stored = like.market_bytes if like is not None and like.config.data == config.data else None
     market = stored or _market_bytes(config)
@@ -197,6 +198,14 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
         free if needed is not None and free is not None and free < needed else None,
         pods,
     )
+
+
+def _guess_seconds(config: RunConfig, agent: Any) -> float:
+    """Guess the seconds of one env-step, with its part of the agent's updates."""
+    seconds = max(1.0, (_shape(config)[1] or SYMBOLS) / SYMBOLS) / STEPS_PER_SECOND
+    if isinstance(agent, OffPolicySettings):
+        seconds += agent.updates_per_step / config.env.num_envs * UPDATE_SECONDS
+    return seconds
 
 
 def _differs_in_length_only(before: RunConfig, now: RunConfig) -> bool:

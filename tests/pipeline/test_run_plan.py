@@ -10,6 +10,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import estimates
 from fintrader.pipeline.config import load_config
 from fintrader.runs import Manifest
+from tests import ROOT
 from tests.engines.runs import fintrader, write_config
 from tests.pipeline.test_classic_run import write as write_classic
 
@@ -62,6 +63,15 @@ def test_bars_memory_and_hours_are_those_of_the_run(tmp_path):
     assert first.memory_bytes == pytest.approx(guess.memory_bytes - compiling, rel=0.001)
     assert f"about {first.memory_bytes / 2**30:.1f} GiB" in after["time and memory"]
     assert f"about {guess.memory_bytes / 2**30:.1f} GiB" in before["time and memory"]
+
+
+def test_a_guess_counts_the_updates_of_agents_that_replay():
+    """20 pods of 100,000 steps, an update each of some milliseconds: hours, not minutes."""
+    config = load_config(ROOT / "configs" / "hopper.yaml")
+    few = config.agents[0].model_copy(update={"updates_per_step": 0.01})
+    seconds = estimates.estimate(config, []).seconds
+    assert 2_000 < seconds < 50_000
+    assert seconds > 20 * estimates.estimate(config.model_copy(update={"agent": few}), []).seconds
 
 
 def test_lost_symbols_are_named_by_day(tmp_path):
