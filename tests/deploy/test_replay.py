@@ -147,23 +147,27 @@ class _Mortal(Journal):
             raise _Killed
 
 
-def test_whoever_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path):
-    bundle, market = frozen(tmp_path, decision_interval=9)
-    expected = simulate(bundle.policy, market, bundle.env).equity
+def replay_through_kills(folder, bundle, market, *, longest):
+    """Replay, killed after at most so many entries at a time; the journal at the end."""
     rng = default_rng(0)
-    kills = 60 if os.environ.get("FINTRADER_SLOW") else 12
     lives = 0
-    for _ in range(kills):
-        journal = _Mortal(tmp_path / JOURNAL, int(rng.integers(1, 120)), bool(rng.integers(2)))
+    for _ in range(60 if os.environ.get("FINTRADER_SLOW") else 12):
+        journal = _Mortal(folder / JOURNAL, int(rng.integers(1, longest)), bool(rng.integers(2)))
         try:
-            replayed(tmp_path, bundle, market, journal=journal)
+            replayed(folder, bundle, market, journal=journal)
         except _Killed:
             journal.close()
             lives += 1
             continue
         break
-    journal = replayed(tmp_path, bundle, market)
     assert lives > 2
+    return replayed(folder, bundle, market)
+
+
+def test_whoever_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path):
+    bundle, market = frozen(tmp_path, decision_interval=9)
+    expected = simulate(bundle.policy, market, bundle.env).equity
+    journal = replay_through_kills(tmp_path, bundle, market, longest=120)
     assert same(journal, market, expected) == -(-(market.num_bars - 1) // 9)
     assert len({entry.body.bar for entry in journal.entries(BarDecision)}) == len(
         journal.entries(BarDecision)

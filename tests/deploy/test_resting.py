@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from numpy.random import default_rng
 
 from fintrader.backtesting import simulate
 from fintrader.backtesting.account import BacktestAccount
@@ -28,7 +27,7 @@ from fintrader.deploy.settings import PaperSettings
 from fintrader.envs import EnvSettings
 from fintrader.envs.market_view import LARGEST
 from fintrader.errors import DeployError
-from tests.deploy.test_replay import EVENTFUL, SHORT, _Killed, _Mortal, same
+from tests.deploy.test_replay import EVENTFUL, SHORT, replay_through_kills, same
 from tests.engines.deployments import FREE, equities, frozen, replayed, run_live, settings
 from tests.factories import make_market
 from tests.quick import slow_but
@@ -90,19 +89,7 @@ def assert_every_trade_belongs_to_an_order(journal, expected):
 def test_a_process_that_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path, env):
     bundle, market = frozen(tmp_path, settings(**EVENTFUL), decision_interval=9, **env)
     expected = simulate(bundle.policy, market, bundle.env)
-    rng = default_rng(0)
-    lives = 0
-    for _ in range(12):
-        journal = _Mortal(tmp_path / JOURNAL, int(rng.integers(1, 250)), bool(rng.integers(2)))
-        try:
-            replayed(tmp_path, bundle, market, journal=journal)
-        except _Killed:
-            journal.close()
-            lives += 1
-            continue
-        break
-    journal = replayed(tmp_path, bundle, market)
-    assert lives > 2
+    journal = replay_through_kills(tmp_path, bundle, market, longest=250)
     assert same(journal, market, expected.equity) == -(-(market.num_bars - 1) // 9)
     assert_every_trade_belongs_to_an_order(journal, expected)
 
