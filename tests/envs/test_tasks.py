@@ -22,15 +22,14 @@ from tests.oracles.task_optima import (
 from tests.oracles.task_runs import (
     TASKS,
     find_worths,
+    follow_plan,
     load_task,
     open_task,
     play,
-    raw_signals,
     read_hedging,
     read_quoting,
     read_task,
     start_hedge,
-    start_value,
 )
 
 # --- closed forms ---------------------------------------------------------------------------------
@@ -194,22 +193,7 @@ def decide_by_plan(name, env):
             return torch.tensor(goal * price / growth, dtype=torch.float32)[:, None]
 
         return cover, start_hedge(hedge, best.value)
-    task = read_task(name)
-    plan = solve(task)
-    levels = raw_signals(env.market)
-    grids = [task.weights, *[task.levels] * levels.shape[1]]
-
-    def hold(obs):
-        parts = env.layout.split(obs)
-        known = [parts["holdings"][:, 0].double().numpy(), *levels[env.account.bar.numpy()].T]
-        places = [
-            np.interp(value, grid, np.arange(len(grid)))
-            for value, grid in zip(known, grids, strict=True)
-        ]
-        goal = map_coordinates(plan.goal, [step_of(parts), *places], order=1, mode="nearest")
-        return torch.tensor(goal, dtype=torch.float32)[:, None]
-
-    return hold, start_value(task, plan.value)
+    return follow_plan(read_task(name), env)
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.ndimage import map_coordinates
 
 import fintrader
 from fintrader.envs import EnvSettings, TradingEnv
@@ -43,7 +44,11 @@ def load_task(name: str) -> RunConfig:
 def open_task(name: str, accounts: int, seed: int | None = None) -> TradingEnv:
     """Open a task over all bars of its market, or of one with another seed; accounts begin each at
     a bar of its own."""
-    config = load_task(name)
+    return open_env(load_task(name), accounts, seed)
+
+
+def open_env(config: RunConfig, accounts: int, seed: int | None = None) -> TradingEnv:
+    """Open the environment of a task's configuration, as `open_task` does."""
     source = config.data.source
     given = source if seed is None else source.model_copy(update={"seed": seed})
     market = fintrader.load_market(config.data.model_copy(update={"source": given}))
@@ -53,7 +58,11 @@ def open_task(name: str, accounts: int, seed: int | None = None) -> TradingEnv:
 
 def read_task(name: str) -> Task:
     """Describe a task of weights to the oracle."""
-    config = load_task(name)
+    return describe_task(load_task(name))
+
+
+def describe_task(config: RunConfig) -> Task:
+    """Describe the task of weights in this configuration to the oracle."""
     env = config.env
     source = config.data.source
     market = Market(
@@ -159,6 +168,27 @@ def find_worths(name: str) -> tuple[float, float, str]:
         best = start_value(task, solve(task).value)
     text = max(rules, key=rules.__getitem__)
     return best, rules[text], text
+
+
+def follow_plan(task: Task, env: TradingEnv) -> tuple[Policy, float]:
+    """Follow the best plan of a task of weights, which sees the signals themselves; its worth."""
+    plan = solve(task)
+    levels = raw_signals(env.market)
+    grids = [task.weights, *[task.levels] * levels.shape[1]]
+
+    def hold(obs: torch.Tensor) -> torch.Tensor:
+        parts = env.layout.split(obs)
+        passed = np.rint(task.horizon * (1.0 - parts["account"][:, 3].double().numpy()))
+        step = np.clip(passed.astype(int), 0, task.horizon - 1)
+        known = [parts["holdings"][:, 0].double().numpy(), *levels[env.account.bar.numpy()].T]
+        places = [
+            np.interp(value, grid, np.arange(len(grid)))
+            for value, grid in zip(known, grids, strict=True)
+        ]
+        goal = map_coordinates(plan.goal, [step, *places], order=1, mode="nearest")
+        return torch.tensor(goal, dtype=torch.float32)[:, None]
+
+    return hold, start_value(task, plan.value)
 
 
 def list_rules(task: Task) -> list[tuple[float, str, Callable[..., Array]]]:
