@@ -63,12 +63,12 @@ floors: $(DEV) ## import-linter: imports run downward only
 pytest: $(DEV) ## The quick tests alone
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"
 
-test-adapters: ## The adapters and their examples, JAX and RLlib included, in environments of their own
+test-adapters: ## The adapters and their examples, JAX, RLlib and MLflow included, in environments of their own
 	test -x .venv-adapters/bin/python || $(PYTHON) -m venv .venv-adapters
-	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt "jax[cpu]" flax -e ".[adapters]" \
+	.venv-adapters/bin/python -m pip install --quiet -c constraints.txt "jax[cpu]" flax -e ".[adapters,mlflow]" \
 		matplotlib stockstats pytest pytest-timeout hypothesis
 	.venv-adapters/bin/python -m pip install --quiet --no-deps finrl==0.3.7
-	.venv-adapters/bin/python -m pytest tests/envs/adapters $(EXAMPLES)
+	.venv-adapters/bin/python -m pytest tests/envs/adapters tests/tournament/test_mlflow.py $(EXAMPLES)
 	test -x .venv-rllib/bin/python || $(PYTHON) -m venv .venv-rllib
 	.venv-rllib/bin/python -m pip install --quiet torch==2.13.0 "ray[rllib]" -e . pytest pytest-timeout hypothesis
 	.venv-rllib/bin/python -m pytest tests/envs/adapters/test_rllib.py $(SCRIPTS) $(EXAMPLES)

@@ -418,9 +418,9 @@ def run_halving(problem: Problem, name: str) -> dict[str, float]:
     return {name: problem.test_share(trial.weights)}
 
 
-def run_tournament(problem: Problem, name: str) -> dict[str, float]:
-    """The engine's generator, leaderboard and choice of members, as `fintrader run --search` sets
-    them: 24 pods of two and a half slices, one after another."""
+def race(problem: Problem, name: str) -> tuple[Leaderboard, dict[str, State]]:
+    """Race 24 pods of two and a half slices, one after another, by the engine's generator and
+    leaderboard as `fintrader run --search` sets them; the leaderboard and each pod's weights."""
     settings = TournamentSettings(
         pods=24,
         founders=6,
@@ -455,6 +455,13 @@ def run_tournament(problem: Problem, name: str) -> dict[str, float]:
             returns=tuple(trial.rewards.tolist()),
         )
         submit(board, FinishedPod(spec, result))
+    return board, weights
+
+
+def run_tournament(problem: Problem, name: str) -> dict[str, float]:
+    """The engine's tournament and its choice of members."""
+    board, weights = race(problem, name)
+    settings = TournamentSettings()
     chosen = choose(
         board.rows,
         settings.ensemble_size,

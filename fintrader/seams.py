@@ -44,6 +44,7 @@ LAUNCHERS = {
 need no part."""
 OBSERVERS = {
     "prometheus": Part("fintrader.tournament.prometheus:Endpoint", "prometheus_client", "observe"),
+    "mlflow": Part("fintrader.tournament.mlflow:export", "mlflow", "mlflow"),
     "tensorboard": Part("fintrader.tournament.tensorboard:export", "tensorboard", "observe"),
 }
 KERNELS = {"triton": Part("fintrader.envs.fast.triton_step:TritonStep", "triton")}

@@ -93,6 +93,13 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             " losses with their reasons; of a deployment also --drift and --promote",
             ("fintrader.cli.tournaments:StatusOptions",),
         ),
+        "targets": Command(
+            "tournaments:targets",
+            "RUN --at GROWTH ... [--json]",
+            "hours until a run's best pod so far earned a target; each such pod is a look at the"
+            " test window",
+            ("fintrader.cli.tournaments:TargetOptions",),
+        ),
         "compare": Command(
             "commands:compare",
             "RUN RUN ... [--out FILE]",
@@ -107,8 +114,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
         "export": Command(
             "tournaments:export",
-            "RUN [--format onnx|tensorboard] [--out PATH]",
-            "a policy for programs without PyTorch, or curves for TensorBoard",
+            "RUN [--format onnx|tensorboard|mlflow] [--out PATH]",
+            "a policy without PyTorch, or curves for TensorBoard or MLflow",
             ("fintrader.cli.tournaments:ExportOptions",),
         ),
     },

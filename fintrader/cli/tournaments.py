@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from fintrader.cli import deployments
 from fintrader.cli.options import folder_of, parse_argument
@@ -40,14 +40,24 @@ class StatusOptions(Settings):
 class ExportOptions(Settings):
     """Format and place of an export."""
 
-    format: Literal["onnx", "tensorboard"] = "onnx"
+    format: Literal["onnx", "tensorboard", "mlflow"] = "onnx"
     """`onnx`: a policy for programs without PyTorch, checked against the original; `tensorboard`:
-    the pods' training metrics and scores as event files."""
+    the pods' training metrics and scores as event files; `mlflow`: the same as an experiment, on
+    the server at MLFLOW_TRACKING_URI if it is set."""
     policy: str | None = None
     """`onnx`: `ensemble` (the default), `best`, or a pod's name."""
     out: Path | None = None
-    """File (onnx) or folder (tensorboard) to write or replace; default: `policy.onnx` here, or
-    `tensorboard` in the run's folder."""
+    """File (onnx, mlflow: SQLite) or folder (tensorboard) to write or replace; default:
+    `policy.onnx` here, or `mlflow.db` or `tensorboard` in the run's folder."""
+
+
+class TargetOptions(Settings):
+    """Targets, and how to print."""
+
+    at: tuple[PositiveFloat, ...] = ()
+    """Equity at the end of the test window over the initial capital: 1.7 is +70 %."""
+    as_json: bool = False
+    """Print JSON."""
 
 
 def status(argv: list[str]) -> None:
@@ -131,6 +141,38 @@ def _scale(place: str, pods: int | None) -> None:
     print(f"{place}: {describe_effect(run, pods)}")
 
 
+def targets(argv: list[str]) -> None:
+    """Print when a run's best pod so far first earned each target on the test window."""
+    place, options = parse_argument("targets", TargetOptions(), argv)
+    if not options.at:
+        raise ConfigError(
+            "`fintrader targets` needs --at and one or more targets, e.g. --at 1.7 1.8 (equity over"
+            " initial capital, net of costs)"
+        )
+    from fintrader.pipeline.targets import play_leaders
+    from fintrader.results.formatting import duration
+
+    race = play_leaders(folder_of(place).root)
+    reached = {target: race.find_first(target) for target in options.at}
+    if options.as_json:
+        times = {
+            str(target): None if leader is None else leader.seconds
+            for target, leader in reached.items()
+        }
+        print(json.dumps(to_json(race) | {"seconds_to": times}, indent=2))
+        return
+    rows = [vars(leader) | {"time": duration(leader.seconds)} for leader in race.leaders]
+    print(tabulate(rows, "time", "pod", "score", "growth"))
+    for target, leader in reached.items():
+        when = "not reached"
+        if leader is not None:
+            when = f"reached by {leader.pod} after {duration(leader.seconds)}"
+        print(f"{target:g} times the capital: {when}")
+    print(f"benchmark: {race.benchmark:.3f} times the capital")
+    if race.looks is not None:
+        print(f"look {race.looks} at this window, which counts in every later verdict on it")
+
+
 def export(argv: list[str]) -> None:
     """Export a policy, or the training curves, for other programs."""
     place, options = parse_argument("export", ExportOptions(), argv)
@@ -138,11 +180,11 @@ def export(argv: list[str]) -> None:
         _export_onnx(place, options.policy or "ensemble", options.out or Path("policy.onnx"))
         return
     if options.policy is not None:
-        raise ConfigError("--policy: an option of --format onnx; tensorboard has all pods")
-    exported = load_part(OBSERVERS, "tensorboard")(folder_of(place), options.out)
+        raise ConfigError(f"--policy: an option of --format onnx; {options.format} has all pods")
+    exported = load_part(OBSERVERS, options.format)(folder_of(place), options.out)
     print(
-        f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; tensorboard --logdir"
-        f" {exported.out}"
+        f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; `{exported.view}`"
+        " shows them"
     )
 
 

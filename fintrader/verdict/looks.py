@@ -138,7 +138,7 @@ class Look:
     """A result as the ledger records it."""
 
     kind: str
-    """`backtest`, `re-backtest`, `walkforward`, `compare`, `policy` or `judge`."""
+    """`backtest`, `re-backtest`, `walkforward`, `targets`, `compare`, `policy` or `judge`."""
     run: str
     created: str | None
     """Start of the run: distinguishes two runs of one name."""
