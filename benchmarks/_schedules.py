@@ -140,14 +140,20 @@ class Problem:
         return make_agent(self.config.agents[0], self.validation.layout, seed=0)
 
     @torch.no_grad()
-    def look(self, policy: Policy) -> np.ndarray[Any, Any]:
-        """Realised rewards `[episodes]` on the validation market."""
-        obs, _ = self.validation.reset(seed=1)
+    def look(self, policy: Policy) -> tuple[float, np.ndarray[Any, Any]]:
+        """The mean realised reward of the validation episodes, and the returns of their bars."""
+        env = self.validation
+        obs, _ = env.reset(seed=1)
         total = torch.zeros(self.episodes, dtype=torch.float64)
+        growth = [torch.ones(self.episodes, dtype=torch.float64)]
         for _ in range(self.config.env.episode_bars):
-            obs, reward, _, _, _ = self.validation.step(policy(obs))
+            obs, reward, _, _, info = env.step(policy(obs))
             total += reward.double()
-        return total.numpy()
+            ended = info.get("_final_obs", torch.zeros(1, dtype=torch.bool))
+            seen = info["final_obs"] if ended.any() else obs
+            growth.append(1.0 + env.layout.split(seen)["account"][:, 1].double())
+        path = torch.stack(growth)
+        return float(total.mean()), (path[1:] / path[:-1] - 1.0).flatten().numpy()
 
     def test_share(self, *states: State) -> float:
         """The share of the optimum that these weights earn on the test market; of several, the mean
@@ -187,7 +193,7 @@ class Trial:
         self.env = TradingEnv(problem.training, settings, num_envs=ACCOUNTS, seed=seed_of_env)
         self.start(values, seed, parent)
         self.score = self.best = DEAD
-        self.rewards = np.zeros(problem.episodes)
+        self.returns = np.zeros(0)
         self.best_weights = self.weights
 
     def start(self, values: Values, seed: int, parent: State | None) -> None:
@@ -237,8 +243,7 @@ class Trial:
         if self.is_dead:
             self.score = DEAD
             return DEAD
-        self.rewards = self.problem.look(self.agent.policy)
-        self.score = float(self.rewards.mean())
+        self.score, self.returns = self.problem.look(self.agent.policy)
         if self.score > self.best:
             self.best = self.score
             self.best_weights = self.weights
@@ -431,9 +436,11 @@ def race(problem: Problem, name: str) -> tuple[Leaderboard, dict[str, State]]:
         order="submission",
         pool_size=1,
         search=problem.space,
+        metric="active_utility",  # the task's own: mean and variance
     )
     agent = problem.config.agents[0].model_copy(update=problem.base)
-    generator = Generator(settings, (agent,), {}, seed=problem.number, data_hash="")
+    env = problem.config.env.model_dump(mode="json")
+    generator = Generator(settings, (agent,), env, seed=problem.number, data_hash="")
     board = Leaderboard(settings.leaderboard_size, settings.niche)
     scheduler = make_scheduler(settings)
     states: dict[str, State] = {}
@@ -452,7 +459,8 @@ def race(problem: Problem, name: str) -> tuple[Leaderboard, dict[str, State]]:
             spec=spec.digest,
             score=None if trial.is_dead else score,
             snapshot=None if trial.is_dead else spec.pod,
-            returns=tuple(trial.rewards.tolist()),
+            returns=tuple(trial.returns.tolist()),
+            active_returns=tuple(trial.returns.tolist()),
         )
         submit(board, FinishedPod(spec, result))
     return board, weights
@@ -461,13 +469,7 @@ def race(problem: Problem, name: str) -> tuple[Leaderboard, dict[str, State]]:
 def run_tournament(problem: Problem, name: str) -> dict[str, float]:
     """The engine's tournament and its choice of members."""
     board, weights = race(problem, name)
-    settings = TournamentSettings()
-    chosen = choose(
-        board.rows,
-        settings.ensemble_size,
-        settings.diversity,
-        lambda row: board.founders[row.spec.pod],
-    )
+    chosen = choose(board.rows, TournamentSettings().ensemble_size)
     return {
         name: problem.test_share(weights[board.rows[0].spec.pod]),
         f"{name}_ensemble": problem.test_share(*(weights[row.spec.pod] for row in chosen)),

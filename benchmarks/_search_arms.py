@@ -64,7 +64,7 @@ OURS = {
     "resample": 0.1,
 }
 PLAIN = {"founders": 2, "fresh": 0.25, "temperature": 1.0}
-LOOKING = {"fresh": 1.0, "early_stopping": "best_validation", "diversity": 0.0}
+LOOKING = {"fresh": 1.0, "early_stopping": "best_validation"}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The ensemble: the best pods that differ in behaviour and descent, stored as one policy.
+"""The ensemble: the best pod and those that add most to it, stored as one policy.
 
 With `ensemble_shrinkage: james_stein` the members keep only a part kappa of their distance to the
 benchmark portfolio:
@@ -15,8 +15,7 @@ whether to bet, the budget how much to depart from the index.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from fintrader.errors import CheckpointError, ConfigError
 from fintrader.files import read_json, write_json
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.runs import RunFolder
+from fintrader.tournament.evaluator import score_windows
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
 
@@ -81,48 +81,43 @@ def read_ensemble(run: RunFolder) -> StoredEnsemble:
         ) from None
 
 
-def choose(
-    rows: Sequence[FinishedPod],
-    size: int,
-    diversity: float,
-    founder: Callable[[FinishedPod], str],
-) -> list[FinishedPod]:
-    """Choose up to `size` rows, greedily: the best first, then by `z(score) - diversity x mean
-    correlation with the chosen`.
+def choose(rows: Sequence[FinishedPod], size: int) -> list[FinishedPod]:
+    """Choose `size` of the rows, or all where there are fewer: the best, then each time the one
+    that adds most to the members' pooled score (`score_pooled`).
 
-    `z` standardises the scores over `rows`; correlations are those of the daily validation returns
-    in excess of the benchmark's. At most half of the chosen have the same `founder`. A row that
-    replaces one beyond that limit must score at least the mean of `rows`; if too few do, fewer
-    are chosen, but at least one. Deterministic: ties go to the higher rank.
+    Deterministic: ties go to the higher rank. In a classic environment, whose episodes cannot be
+    pooled, the best rows.
     """
-    for count in range(min(size, len(rows)), 0, -1):
-        chosen = _choose_greedily(rows, count, diversity, founder)
-        if len(chosen) == count:
-            return chosen
-    return []
-
-
-def _choose_greedily(
-    rows: Sequence[FinishedPod], size: int, diversity: float, founder: Callable[[FinishedPod], str]
-) -> list[FinishedPod]:
-    """Choose `size` rows, or fewer when no founder may have more than half of them."""
     left = list(rows)
     chosen: list[FinishedPod] = []
-    founded: Counter[str] = Counter()
-    scores = np.array([row.score for row in left])
-    spread = float(scores.std()) if len(left) else 0.0
-    standard = {
-        row.key: (row.score - float(scores.mean())) / spread if spread > 0 else 0.0 for row in left
-    }
     while left and len(chosen) < size:
-        merits = [standard[row.key] - diversity * _average_correlation(row, chosen) for row in left]
-        chosen.append(left.pop(int(np.argmax(merits))))
-        name = founder(chosen[-1])
-        founded[name] += 1
-        others = [row for row in left if founder(row) != name]
-        if founded[name] >= max(1, size // 2) and len(others) < len(left):
-            left = [row for row in others if standard[row.key] >= 0]
+        place = 0
+        if chosen and chosen[0].spec.env.get("kind") != "gymnasium":
+            place = int(np.argmax([score_pooled([*chosen, row]) for row in left]))
+        chosen.append(left.pop(place))
     return chosen
+
+
+def score_pooled(members: Sequence[FinishedPod]) -> float:
+    """Score the mean of the members' daily validation returns as a pod's own; -inf where the metric
+    is undefined, or the members were scored on different sessions."""
+    own, active = (
+        [np.asarray(getattr(member.result, name)) for member in members]
+        for name in ("returns", "active_returns")
+    )
+    if len({len(series) for series in [*own, *active]}) > 1 or own[0].size < 2:
+        return -math.inf
+    first = members[0]
+    aversion = first.spec.env.get("risk_aversion")
+    returns = np.mean(own, axis=0)
+    found, _ = score_windows(
+        returns,
+        returns - np.mean(active, axis=0),
+        first.spec.evaluation,
+        int(first.result.metrics.get("sessions_a_year") or m.TRADING_DAYS),
+        float(aversion) if isinstance(aversion, int | float) else 1.0,
+    )
+    return -math.inf if found is None else found
 
 
 def build_ensemble(
@@ -140,8 +135,7 @@ def build_ensemble(
     ready = [row for row in leaderboard.rows if row.result.policy is not None]
     if not ready:
         raise CheckpointError(f"{run.root}: no pod on the leaderboard has stored a policy")
-    find_founder = leaderboard.find_founder
-    members = choose(ready, settings.ensemble_size, settings.diversity, find_founder)
+    members = choose(ready, settings.ensemble_size)
     weights = (1.0 / len(members),) * len(members)
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
     shrinkage = estimate_shrinkage(members, weights, settings)
@@ -150,7 +144,7 @@ def build_ensemble(
         weights=weights,
         trials=leaderboard.trials,
         shrinkage=shrinkage,
-        founders=tuple(map(find_founder, members)),
+        founders=tuple(map(leaderboard.find_founder, members)),
         scores=tuple(member.score for member in members),
         correlations=measure_correlations(members),
     )
@@ -242,12 +236,6 @@ def measure_correlations(members: Sequence[FinishedPod]) -> tuple[tuple[float | 
     """Correlate the members' daily validation returns in excess of the benchmark's `[K, K]`; None
     for a constant series."""
     return tuple(tuple(_correlation(a, b) for b in members) for a in members)
-
-
-def _average_correlation(row: FinishedPod, chosen: Sequence[FinishedPod]) -> float:
-    values = [_correlation(row, other) for other in chosen]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else 0.0
 
 
 def _correlation(a: FinishedPod, b: FinishedPod) -> float | None:

@@ -99,20 +99,8 @@ def evaluate(
         np.asarray(one.daily_returns, dtype=np.float64) for one in (result, reference)
     )
     year = result.sessions_a_year
-    windows = terms.windows
-    check_windows(len(returns), terms.metric, windows, year)
-
-    def score_parts(returns: Array) -> tuple[float | None, tuple[float | None, ...]]:
-        cut = zip(np.array_split(returns, windows), np.array_split(benchmark, windows), strict=True)
-        scores = tuple(
-            score(own, terms.metric, other, year, env.risk_aversion) for own, other in cut
-        )
-        known = [value for value in scores if value is not None]
-        if len(known) < windows:  # a part without a score leaves none for the whole
-            return None, scores
-        return float(np.mean(known) - terms.spread_penalty * np.std(known)), scores
-
-    own, by_part = score_parts(returns)
+    check_windows(len(returns), terms.metric, terms.windows, year)
+    own, by_part = score_windows(returns, benchmark, terms, year, env.risk_aversion)
     active = tuple((returns - benchmark).tolist())
     return Evaluation(
         own,
@@ -123,7 +111,7 @@ def evaluate(
         },
         tuple(returns.tolist()),
         active,
-        score_parts(benchmark)[0],
+        score_windows(benchmark, benchmark, terms, year, env.risk_aversion)[0],
     )
 
 
@@ -241,6 +229,29 @@ def check_windows(
             f" (tournament.metric {metric}) do not fit the validation window's {sessions}"
             f" session(s); lower it or lengthen the window{other}"
         )
+
+
+def score_windows(
+    returns: Array,
+    benchmark: Array,
+    terms: EvaluationTerms,
+    sessions_a_year: int = m.TRADING_DAYS,
+    risk_aversion: float = 1.0,
+) -> tuple[float | None, tuple[float | None, ...]]:
+    """Score daily returns `[S]`, and each of the windows that they are cut into; None where the
+    metric is undefined in one of them."""
+    cut = zip(
+        np.array_split(returns, terms.windows),
+        np.array_split(benchmark, terms.windows),
+        strict=True,
+    )
+    scores = tuple(
+        score(own, terms.metric, other, sessions_a_year, risk_aversion) for own, other in cut
+    )
+    known = [value for value in scores if value is not None]
+    if len(known) < len(scores):
+        return None, scores
+    return float(np.mean(known) - terms.spread_penalty * np.std(known)), scores
 
 
 def score(

@@ -56,7 +56,7 @@ from fintrader.tournament.warm_start import WarmStart, copy_warm_start
 
 CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "keep"}
-    | {"ensemble_size", "ensemble_shrinkage", "ensemble_tracking_error", "diversity"}
+    | {"ensemble_size", "ensemble_shrinkage", "ensemble_tracking_error"}
 )
 """Settings that a resumed tournament may change: none of them alters a pod that exists."""
 EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], StoredEnsemble]

@@ -206,9 +206,8 @@ class TournamentSettings(Settings):
     learned when it scored best. Every such look counts as a trial."""
 
     ensemble_size: Count = 4
-    """Members of the final ensemble, at most half of them from one founder: fewer where there are
-    not enough others. An even number leaves the best lineage most room; of three, each has a
-    founder of its own."""
+    """Members of the final ensemble: the best pod, then each time the one that adds most to the
+    score of the members' pooled validation returns."""
     ensemble_shrinkage: Literal["none", "james_stein"] = "none"
     """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt`
     heads), t being the t-statistic of their pooled validation returns in excess of it; 0 where that
@@ -217,10 +216,6 @@ class TournamentSettings(Settings):
     """Annual tracking error to which the members' tilts are scaled before the shrinkage, measured
     on their pooled validation returns (factor at most 4). None: tilts keep their learned size.
     Needs `ensemble_shrinkage`."""
-    diversity: NonNegativeFloat = 0.5
-    """Members are picked by standardised score - diversity x mean correlation with those picked
-    already."""
-
     keep: Literal["all", "lineage", "leaders"] = "all"
     """Ended pods whose snapshot, policy and learning curve are kept (spec and result always are).
     `all`: every pod; `lineage`: pods on the leaderboard and their ancestors; `leaders`: only pods

@@ -8,7 +8,9 @@ from fintrader.files import append_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.store import RunStore
 
-mlflow = pytest.importorskip("mlflow", reason="mlflow is missing: pip install '.[mlflow]'")
+pytest.importorskip("mlflow", reason="mlflow is missing: pip install '.[mlflow]'")
+import mlflow
+
 from fintrader.tournament.mlflow import ADDRESS, export
 
 NAME = "tags.mlflow.runName"

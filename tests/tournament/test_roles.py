@@ -288,42 +288,49 @@ def test_windows_that_do_not_fit_are_refused():
         check_windows(62, "calmar", 1)  # a Calmar ratio of a few weeks is no number to choose by
 
 
-def test_members_are_the_best_or_the_best_that_differ():
+def pool(rows):
+    """Sharpe ratio of the mean of rows' returns, the slow way."""
+    days = [sum(day) / len(rows) for day in zip(*(row.result.returns for row in rows), strict=True)]
+    mean = sum(days) / len(days)
+    variance = sum((day - mean) ** 2 for day in days) / (len(days) - 1)
+    return mean / variance**0.5
+
+
+def scored(index, returns, **more):
+    """A row whose score is its Sharpe ratio."""
+    one = entry(index, 0.0, returns=tuple(returns), active_returns=tuple(returns), **more)
+    return dataclasses.replace(one, result=dataclasses.replace(one.result, score=pool([one])))
+
+
+def test_members_are_those_that_add_most():
+    random = np.random.default_rng(3)
+    days = 0.001 + 0.01 * random.standard_normal((8, 250))
+    rows = sorted((scored(k, own) for k, own in enumerate(days)), key=lambda row: row.order)
+    members = choose(rows, 4)
+    assert members[0] is rows[0]
+    for count in (1, 2, 3):
+        added = pool(members[: count + 1])
+        others = [row for row in rows if row not in members[:count]]
+        assert added == pytest.approx(max(pool([*members[:count], row]) for row in others))
+    assert [len(choose(rows, size)) for size in (1, 8, 9)] == [1, 8, 8]
+
+
+def test_a_member_that_differs_is_worth_more_than_one_that_repeats():
     up = (0.01, -0.01, 0.02, 0.0)
-    down = (-0.01, 0.01, -0.02, 0.0)
-    rows = [entry(0, 3.0, returns=up), entry(1, 2.9, returns=up), entry(2, 1.0, returns=down)]
-    own = Leaderboard(3)
-    for row in rows:
-        submit(own, row)
-    for size, diversity, chosen in ((2, 0.0, [0, 1]), (2, 5.0, [0, 2]), (9, 1.0, [0, 1, 2])):
-        members = choose(rows, size, diversity, own.find_founder)
-        assert sorted(member.spec.index for member in members) == chosen
-    np.testing.assert_allclose(measure_correlations(rows[::2]), [[1.0, -1.0], [-1.0, 1.0]])
+    other = (-0.005, 0.012, -0.01, 0.015)
+    rows = [scored(0, up), scored(1, up), scored(2, other)]
+    assert [row.spec.index for row in choose(rows, 2)] == [0, 2]
+    np.testing.assert_allclose(measure_correlations(rows[:2]), np.ones((2, 2)))
 
 
-def test_at_most_half_of_an_ensemble_has_one_founder():
-    board = Leaderboard(8)
-    parents = [None, "p0000", "p0001", None, "p0003", None]
-    for index, (value, parent) in enumerate(zip((9, 8, 7, 6, 5, -9), parents, strict=True)):
-        submit(board, entry(index, float(value), spec={"parent": parent}))
-    assert [board.find_founder(row) for row in board.rows] == ["p0000"] * 3 + ["p0003"] * 2 + [
-        "p0005"
+def test_rows_that_cannot_be_pooled_come_by_rank():
+    series = [(0.01, 0.02, 0.01)[: 3 - k % 2] for k in range(4)]
+    rows = [entry(k, 3.0 - k, returns=own, active_returns=own) for k, own in enumerate(series)]
+    assert [row.spec.index for row in choose(rows, 3)] == [0, 2, 1]
+    played = [
+        scored(k, (0.01, -0.01 * k, 0.03), spec={"env": {"kind": "gymnasium"}}) for k in range(4)
     ]
-
-    def chosen(size, rows):
-        return [row.spec.index for row in choose(rows, size, 0.0, board.find_founder)]
-
-    assert chosen(4, board.rows) == [0, 1, 3, 4]
-    assert chosen(3, board.rows) == [
-        0,
-        3,
-    ]  # fewer rather than more of one founder, or one below the mean
-    assert chosen(3, [board.rows[0], board.rows[3], board.rows[5]]) == [
-        0,
-        3,
-        5,
-    ]  # nobody was kept out for it
-    assert chosen(3, board.rows[:3]) == [0]  # but never none
+    assert choose(played, 3) == played[:3]
 
 
 def test_an_ensemble_keeps_as_much_of_its_distance_as_there_is_evidence_for():
