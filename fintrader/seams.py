@@ -47,6 +47,7 @@ OBSERVERS = {
     "mlflow": Part("fintrader.tournament.mlflow:export", "mlflow", "mlflow"),
     "tensorboard": Part("fintrader.tournament.tensorboard:export", "tensorboard", "observe"),
 }
+SERVERS = {"mcp": Part("fintrader.cli.mcp_server:serve", "mcp", "mcp")}
 KERNELS = {"triton": Part("fintrader.envs.fast.triton_step:TritonStep", "triton")}
 
 

@@ -86,6 +86,13 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             " and its printed address has a token in it",
             ("fintrader.cli.start:AppSettings",),
         ),
+        "mcp": Command(
+            "start:mcp",
+            "[--folder DIR] [--looks N] [--train]",
+            "a server for assistants (MCP); it only reads, unless --looks gives it a budget of"
+            " looks, or --train",
+            ("fintrader.cli.start:McpSettings",),
+        ),
         "status": Command(
             "tournaments:status",
             "RUN|NAME [--json] [--lineage POD] [--workers N]",

@@ -1,4 +1,4 @@
-"""The command that starts the app."""
+"""The commands that start the app, and the server for assistants."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from fintrader.cli.options import parse
 from fintrader.config import Settings
 from fintrader.errors import ConfigError
+from fintrader.seams import SERVERS, load_part
 
 
 class AppSettings(Settings):
@@ -32,6 +33,20 @@ class AppSettings(Settings):
     """Do not open a browser."""
 
 
+class McpSettings(Settings):
+    """Folder of the server, and what an assistant may do."""
+
+    folder: Path = Path()
+    """Folder that it stays in: files, configurations and runs."""
+    runs_dir: str = "runs"
+    """Folder of the runs, below it."""
+    looks: NonNegativeInt = 0
+    """Looks at held-out windows that assistants may spend in this folder, restarts included; each
+    judgement and each backtest is one. 0: none, so that all is read only."""
+    train: bool = False
+    """Let an assistant start tournaments, in the background."""
+
+
 def build_variables(root: Path) -> dict[str, str]:
     """Return this process's environment, with the source tree of the app to import from."""
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
@@ -50,3 +65,12 @@ def app(argv: list[str]) -> None:
     words = [sys.executable, "-P", "-m", "fintrader_app.launch", *argv]
     sys.stdout.flush()
     os.execve(sys.executable, words, build_variables(Path(found.origin).parents[1]))
+
+
+def mcp(argv: list[str]) -> None:
+    """Serve an assistant over standard input and output."""
+    options = parse(McpSettings(), argv, "mcp")
+    if not options.folder.is_dir():
+        raise ConfigError(f"--folder {options.folder}: there is no such folder")
+    serve = load_part(SERVERS, "mcp")
+    serve(options.folder, options.runs_dir, looks=options.looks, train=options.train)
