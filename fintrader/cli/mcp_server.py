@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 SPENT = "mcp_looks.jsonl"
 """Looks that servers have spent, next to the ledger of looks."""
 GYMNASIUM_ID = re.compile(r"[\w.]+:[\w-]+-v\d+")
-"""`env.id` with the package that it imports first."""
+"""Name of a gymnasium environment, with the package that it imports first."""
 INSTRUCTIONS = (
     "fintrader trains trading agents and tests whether results are skill. Every judgement and"
     " backtest is a look at a held-out window: looks are few, they are counted for good, and each"

@@ -48,7 +48,7 @@ class ExportOptions(Settings):
     """`onnx`: `ensemble` (the default), `best`, or a pod's name."""
     out: Path | None = None
     """File (onnx, mlflow: SQLite) or folder (tensorboard) to write or replace; default:
-    `policy.onnx` here, or `mlflow.db` or `tensorboard` in the run's folder."""
+    `policy.onnx` here, or mlflow.db or `tensorboard` in the run's folder."""
 
 
 class TargetOptions(Settings):

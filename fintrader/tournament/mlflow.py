@@ -36,7 +36,7 @@ BATCH = 1000
 
 def export(run: RunFolder, out: Path | None = None) -> ExportSummary:
     """Write `run` as an experiment of its name to the server at `MLFLOW_TRACKING_URI`, or to the
-    SQLite file `out` (`<run>/mlflow.db` unless given); an earlier export of the same tournament is
+    SQLite file `out` (mlflow.db in the run unless given); an earlier export of the same tournament is
     replaced.
 
     Works while the tournament runs. Raises TournamentError when the folder holds no tournament.
