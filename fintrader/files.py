@@ -151,6 +151,29 @@ def remove_tree(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def refuse_foreign(folder: Path, mark: str) -> None:
+    """Raise UnsafePathError for a folder that an export may not replace: one without its mark."""
+    if folder.exists() and not (folder / mark).is_file():
+        raise UnsafePathError(f"{folder} exists and is no export of a run; choose another --out")
+
+
+@contextlib.contextmanager
+def replace_folder(folder: Path) -> Iterator[Path]:
+    """Give an empty folder to fill, which takes the place of `folder` when the block ends well."""
+    make_folder(folder.parent)
+    new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        yield new
+        new.chmod(0o755)
+        old = new.with_name(new.name + ".old")
+        if folder.exists():
+            move(folder, old)
+        move(new, folder)
+        remove_tree(old)
+    finally:
+        remove_tree(new)
+
+
 @contextlib.contextmanager
 def atomic_file(path: Path, *, sync: bool = True, once: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file next to `path` for writing; rename it to `path` once it is complete and

@@ -103,7 +103,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "targets": Command(
             "tournaments:targets",
             "RUN --at GROWTH ... [--json]",
-            "hours until a run's best pod so far earned a target; each such pod is a look at the"
+            "time until a run's best pod so far earned a target; each is a look at the"
             " test window",
             ("fintrader.cli.tournaments:TargetOptions",),
         ),
@@ -121,8 +121,8 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         ),
         "export": Command(
             "tournaments:export",
-            "RUN [--format onnx|tensorboard|mlflow] [--out PATH]",
-            "a policy without PyTorch, or curves for TensorBoard or MLflow",
+            "RUN [--format onnx|html|tensorboard|mlflow] [--out PATH]",
+            "a policy as ONNX, static pages, curves for TensorBoard or MLflow",
             ("fintrader.cli.tournaments:ExportOptions",),
         ),
     },

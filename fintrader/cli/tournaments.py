@@ -40,15 +40,16 @@ class StatusOptions(Settings):
 class ExportOptions(Settings):
     """Format and place of an export."""
 
-    format: Literal["onnx", "tensorboard", "mlflow"] = "onnx"
-    """`onnx`: a policy for programs without PyTorch, checked against the original; `tensorboard`:
+    format: Literal["onnx", "html", "tensorboard", "mlflow"] = "onnx"
+    """`onnx`: a policy for programs without PyTorch, checked against the original; `html`: the run
+    as static pages for any web host; `tensorboard`:
     the pods' training metrics and scores as event files; `mlflow`: the same as an experiment, on
     the server at MLFLOW_TRACKING_URI if it is set."""
     policy: str | None = None
     """`onnx`: `ensemble` (the default), `best`, or a pod's name."""
     out: Path | None = None
-    """File (onnx, mlflow: SQLite) or folder (tensorboard) to write or replace; default:
-    `policy.onnx` here, or mlflow.db or `tensorboard` in the run's folder."""
+    """File (onnx, mlflow: SQLite) or folder (html, tensorboard) to write or replace; default:
+    `policy.onnx` or NAME-site here, or mlflow.db or `tensorboard` in the run's folder."""
 
 
 class TargetOptions(Settings):
@@ -181,6 +182,14 @@ def export(argv: list[str]) -> None:
         return
     if options.policy is not None:
         raise ConfigError(f"--policy: an option of --format onnx; {options.format} has all pods")
+    if options.format == "html":
+        from fintrader.report.site import write_site
+        from fintrader.results.run import Run
+
+        run = Run(folder_of(place))
+        index = write_site(run, options.out or Path(f"{run.folder.root.name}-site"))
+        print(f"{index}: copy {index.parent} to any web host")
+        return
     exported = load_part(OBSERVERS, options.format)(folder_of(place), options.out)
     print(
         f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; `{exported.view}`"

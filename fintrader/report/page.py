@@ -55,6 +55,10 @@ class Page:
             f"{self._render_parts(section)}</section>"
         )
 
+    def link(self, text: str, address: str) -> None:
+        """Add a link to another page."""
+        self._links.append(f'<a href="{html.escape(address)}">{html.escape(text)}</a>')
+
     def _render_parts(self, section: Section) -> str:
         charts = [(chart.is_half, self._render_chart(chart)) for chart in section.figures]
         tables = [(table.is_half, render_table(table)) for table in section.tables]

@@ -7,15 +7,13 @@ over the number of results.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from fintrader.errors import TournamentError
-from fintrader.files import make_folder, move, read_jsonl, remove_tree
+from fintrader.files import read_jsonl, refuse_foreign, replace_folder
 from fintrader.results.tournament_events import read_events
 from fintrader.runs import RunFolder
 from fintrader.tournament.scalars import (
@@ -36,16 +34,13 @@ def export(run: RunFolder, out: Path | None = None) -> ExportSummary:
     """Write the event files of `run` to `out` (`<run>/tensorboard` unless given); an earlier export
     is replaced whole.
 
-    Works while the tournament runs. Raises TournamentError when the folder holds no tournament, or
-    `out` holds something else.
+    Works while the tournament runs. Raises TournamentError when the folder holds no tournament,
+    UnsafePathError when `out` holds something else.
     """
     require_tournament(run)
     out = run.root / "tensorboard" if out is None else out
-    if out.exists() and not (out / MARK).is_file():
-        raise TournamentError(f"{out} exists and is no export of a run; choose another --out")
-    make_folder(out.parent)
-    new = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    try:
+    refuse_foreign(out, MARK)
+    with replace_folder(out) as new:
         (new / MARK).touch()
         store = RunStore(run)
         specs = store.read_specs()
@@ -65,14 +60,6 @@ def export(run: RunFolder, out: Path | None = None) -> ExportSummary:
                     written += 1
         with SummaryWriter(str(new / "tournament")) as writer:
             written += _write(writer, list_race_scalars(read_events(run.events), results))
-        new.chmod(0o755)
-        old = new.with_name(new.name + ".old")
-        if out.exists():
-            move(out, old)
-        move(new, out)
-        remove_tree(old)
-    finally:
-        remove_tree(new)
     return ExportSummary(out, len(specs), written, f"tensorboard --logdir {out}")
 
 

@@ -89,7 +89,7 @@ status folder --workers 0 | --workers: input should be greater than or equal to 
 status nobody --drift | holds no deployment 'nobody'
 runs folder --delete --archived | --delete: cannot go with --archived
 runs folder --yes | --yes: only --delete asks for it
-export folder --format csv | --format: choose one of 'onnx', 'tensorboard' or 'mlflow'
+export folder --format csv | --format: choose one of 'onnx', 'html', 'tensorboard' or 'mlflow'
 export folder --format tensorboard --policy best | --policy: an option of --format onnx
 export folder --out folder | folder is a folder; --out names the file to write
 looks --runs-dir nowhere | nowhere: no such folder

@@ -1,7 +1,7 @@
 import pytest
 
 from fintrader.cli import main
-from fintrader.errors import TournamentError
+from fintrader.errors import TournamentError, UnsafePathError
 from fintrader.files import append_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.store import RunStore
@@ -80,7 +80,7 @@ def test_an_export_replaces_the_last_one_and_nothing_else(run, tmp_path):
     foreign = tmp_path / "mine"
     foreign.mkdir()
     (foreign / "thesis.tex").touch()
-    with pytest.raises(TournamentError, match="is no export of a run"):
+    with pytest.raises(UnsafePathError, match="is no export of a run"):
         export(run, foreign)
     assert (foreign / "thesis.tex").exists()
 

@@ -1,0 +1,84 @@
+"""A run as a folder of static pages for any web host: its verdict, its race, and a report for each
+backtested window. Equal runs give equal bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fintrader.errors import RunError
+from fintrader.files import refuse_foreign, replace_folder, write_bytes, write_text
+from fintrader.numerals import DASH, count, score
+from fintrader.report.html import render_report
+from fintrader.report.page import Page
+from fintrader.report.tearsheet import FORMATS
+from fintrader.results.figures.skill import trials_figure
+from fintrader.results.formatting import describe_score
+from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
+from fintrader.results.run import Run
+from fintrader.results.sections import BacktestView, Chart, Section, present_curves, present_verdict
+from fintrader.results.table import Table
+
+MARK = ".fintrader-site"
+"""File that marks a folder as an export, which may be replaced."""
+
+
+def write_site(run: Run, out: Path) -> Path:
+    """Write the pages of a run to `out`, whose earlier export is replaced; return its index.html.
+
+    Raises RunError for a run without a backtest, UnsafePathError when `out` holds something else.
+    """
+    refuse_foreign(out, MARK)
+    backtests = run.backtests
+    if not backtests:
+        raise RunError(f"{run.name}: it has no backtest yet; let `fintrader run` finish first")
+    view = BacktestView.of(next(iter(backtests.values())))
+    page = Page(run.name)
+    page.add_header(run.name, present_verdict(view))
+    page.add(present_curves(view))
+    with replace_folder(out) as new:
+        (new / MARK).touch()
+        for window, stored in backtests.items():
+            name = f"report-{window}.html"
+            write_text(new / name, render_report(stored))
+            page.link(f"Report of the {window} window", name)
+            for ending in FORMATS:
+                sheet = run.folder.backtest_of(window) / f"tear_sheet{ending}"
+                if sheet.is_file():
+                    write_bytes(new / f"tear_sheet-{window}{ending}", sheet.read_bytes())
+                    page.link(f"Tear sheet, {window}", f"tear_sheet-{window}{ending}")
+        for number, one in enumerate(run.folds or (run,), 1):
+            page.add(_present_race(one, f"race-{number}"))
+        write_text(new / "index.html", page.render())
+    return out / "index.html"
+
+
+def _present_race(run: Run, key: str) -> Section:
+    """Present a tournament: its leaderboard, and the scores of all trials."""
+    rows = read_leaderboard(run.folder.leaderboard, benchmark=True)
+    cells = [
+        (
+            DASH if row.rank is None else str(row.rank),
+            row.pod,
+            score(row.score),
+            row.algo or DASH,
+            row.origin,
+            row.parent or DASH,
+            DASH if row.env_steps is None else count(row.env_steps),
+        )
+        for row in rows
+    ]
+    columns = ("Rank", "Pod", "Score", "Algorithm", "Origin", "Parent", "Env-steps")
+    metric = run.config.get("tournament", {}).get("metric")
+    table = Table.of(
+        columns, cells, notes=[describe_score(metric)], words=columns[1:2] + columns[3:6]
+    )
+    pods = read_pods(run.folder.leaderboard)
+    scores = {pod.pod: pod.score for pod in pods if pod.score is not None}
+
+    def draw() -> object:
+        import pandas as pd
+
+        return trials_figure(pd.Series(scores))
+
+    title = f"The race of {run.name}: {count(len(pods))} pods"
+    return Section(key, title, figures=[Chart(f"trials-{key}", draw)], tables=[table])

@@ -1,0 +1,59 @@
+"""A run as static pages."""
+
+import re
+
+import pytest
+
+from fintrader.errors import RunError, UnsafePathError
+from fintrader.report.html import render_report
+from fintrader.report.site import write_site
+from fintrader.results.run import Run
+from tests.engines.runs import fintrader
+
+
+@pytest.fixture
+def run(site):
+    return Run(site / "runs" / "demo")
+
+
+def test_every_link_leads_to_a_page_of_the_folder(run, tmp_path):
+    index = write_site(run, tmp_path / "web")
+    text = index.read_text()
+    links = re.findall(r'href="([^"]+)"', text)
+    pages = [link for link in links if not link.startswith("#")]
+    assert "report-test.html" in pages
+    for link in links:
+        if link.startswith("#"):
+            assert f'id="{link[1:]}"' in text
+        else:
+            assert (index.parent / link).is_file()
+    assert not re.search(r'(src|href)="(https?:)?//', text)
+    stored = run.backtest("test")
+    assert (index.parent / "report-test.html").read_text() == render_report(stored)
+    for row in run.leaderboard["pod"]:
+        assert f">{row}<" in text
+
+
+def test_equal_runs_give_equal_bytes_and_name_no_folder_of_this_machine(run, tmp_path):
+    pages = [write_site(run, tmp_path / name).read_bytes() for name in ("one", "two", "one")]
+    assert len(set(pages)) == 1
+    assert str(run.folder.root.parent).encode() not in pages[0]
+
+
+def test_an_export_replaces_nothing_foreign(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(UnsafePathError, match="choose another --out"):
+        write_site(run, tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+    with pytest.raises(RunError, match="no backtest yet"):
+        write_site(Run(run.folder.root.parent / "started"), tmp_path / "started")
+    assert not (tmp_path / "started").exists()
+
+
+def test_the_command(run, tmp_path):
+    out = tmp_path / "web"
+    done = fintrader("export", str(run.folder.root), "--format", "html", "--out", str(out))
+    assert done.status == 0, done.err
+    assert "to any web host" in done.out
+    assert (out / "index.html").is_file()
