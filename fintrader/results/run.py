@@ -407,7 +407,9 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
             problem = changed_metrics(backtest)
         except FintraderError as error:
             problem = str(error)
-    is_done = moment(manifest.finished) is not None
+    planned = [manifest.stages.get(name, {}).get("done") is True for name in manifest.plan]
+    # A bare tournament or training has no end of its own: its plan is over.
+    is_done = moment(manifest.finished) is not None or (bool(planned) and all(planned))
     sentence = None if is_done else (manifest.failure or {}).get("sentence")
     failure = manifest.failure if isinstance(sentence, str) else None
     status: Status = "finished" if is_done else "failed" if failure else "interrupted"

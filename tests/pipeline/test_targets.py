@@ -10,6 +10,7 @@ from fintrader.errors import RunError
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.run_stages import run_tournament
 from fintrader.pipeline.targets import play_leaders
+from fintrader.results.run import Run
 from fintrader.runs import RunFolder
 from fintrader.tournament.store import RunStore
 from fintrader.verdict.looks import Ledger
@@ -28,6 +29,10 @@ def raced(tmp_path_factory):
         "backtest": {"null_model": False, "sensitivity": False, "tear_sheet": "none"},
     }
     return run_tournament(load_config(write_config(tmp_path_factory.mktemp("raced"), **changes)))
+
+
+def test_a_tournament_without_a_backtest_is_finished(raced):
+    assert Run(raced).summary.status == "finished"
 
 
 def test_leaders_are_those_of_the_race_and_each_is_one_look(raced):
