@@ -15,6 +15,10 @@ NO_GRADIENT = (
     "agent.algo apg follows gradients, which orders that rest do not have: set it to ppo or sac, or"
     " env.action to target"
 )
+NO_OWN_GRADIENT = (
+    "agent.algo apg follows the gradient of all traders' rewards, not of each one's own: set it to"
+    " ppo or sac, or leave out env.traders"
+)
 MAX_CLOCK_BARS = 1 << 24
 """Largest number of bars that float32 can count exactly."""
 
@@ -25,10 +29,12 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
     a share, because whole ones have no gradient.
 
     With the number, all accounts at a bar share one pass through the networks. Raises ConfigError
-    when `env.randomise` is set for several windows.
+    when `env.randomise` is set for several windows, or traders share what is differentiated.
     """
     if differentiable and env.settings.orders_rest:
         raise ConfigError(NO_GRADIENT)
+    if differentiable and env.settings.num_traders > 1:
+        raise ConfigError(NO_OWN_GRADIENT)
     if isinstance(env, RandomisedEnv):
         return env
     # The bar's number must be exact, and a market row wider than one.
