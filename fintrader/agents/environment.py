@@ -6,10 +6,11 @@ from typing import TypeAlias
 
 from fintrader.envs.joined import JoinedEnv
 from fintrader.envs.randomised import RandomisedEnv
+from fintrader.envs.rivals import RivalsEnv
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
 
-MarketEnv: TypeAlias = TradingEnv | JoinedEnv | RandomisedEnv
+MarketEnv: TypeAlias = TradingEnv | JoinedEnv | RandomisedEnv | RivalsEnv
 
 NO_GRADIENT = (
     "agent.algo apg follows gradients, which orders that rest do not have: set it to ppo or sac, or"
@@ -55,7 +56,7 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
         env = env.with_settings(settings)
     if not has_variants:
         return env
-    if isinstance(env, JoinedEnv):
+    if not isinstance(env, TradingEnv):
         raise ConfigError(
             "env.randomise draws sessions of one window, but tournament.validation_folds trains"
             " on several; unset one of the two"

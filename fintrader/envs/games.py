@@ -15,6 +15,8 @@ or when all are ruined.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -73,8 +75,7 @@ def move_by_flow(orders: Tensor, price: Tensor, settings: EnvSettings) -> Tensor
 def share_rewards(own: Tensor, traders: TraderSettings) -> Tensor:
     """Share rewards `[B]` by teams and cooperation c: (1 - c) team + c mean of all for c >= 0, team
     + c mean of the others for c < 0, with the mean of a trader's team, and of all outside it."""
-    sizes = torch.tensor(traders.teams, device=own.device)
-    team = torch.repeat_interleave(sizes)
+    sizes, team = lay_out_teams(traders.teams, own.device)
     games = own.view(-1, len(team))
     sums = torch.zeros(len(games), len(sizes), dtype=own.dtype, device=own.device)
     sums = sums.index_add(1, team, games)
@@ -86,6 +87,13 @@ def share_rewards(own: Tensor, traders: TraderSettings) -> Tensor:
         outside = (len(team) - sizes).clamp(min=1)
         shared = mean + c * (sums.sum(1, keepdim=True) - sums) / outside
     return shared[:, team].flatten()
+
+
+@lru_cache
+def lay_out_teams(teams: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Sizes of the teams, and each trader's team `[K]`; kept, because a GPU waits for new ones."""
+    sizes = torch.tensor(teams, device=device)
+    return sizes, torch.repeat_interleave(sizes)
 
 
 def find_ended(over: Tensor, num_traders: int) -> Tensor:

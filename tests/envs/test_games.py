@@ -11,6 +11,7 @@ from fintrader.agents import A2C, PPO, Budget, make_agent, train
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.games import share_rewards
 from fintrader.envs.joined import JoinedEnv
+from fintrader.envs.rivals import RivalsEnv
 from fintrader.envs.settings import TraderSettings
 from fintrader.errors import ConfigError, EnvError
 from tests.engines.strategies import random_actions
@@ -132,17 +133,15 @@ def test_no_team_gains_by_leaving_the_closed_form(teams, cooperation):
     assert float(first[20] - first[0]) > 1e-6
 
 
+AGENT = PPO(
+    gamma=0.0, noise=0.3, noise_decay=0.05, head={"kind": "direct"}, network={"hidden": [8]}
+)
+
+
 def learn(teams, cooperation, env_steps, num_games=16):
     """The action that a shared policy of PPO comes to."""
-    agent = PPO(
-        gamma=0.0,
-        noise=0.3,
-        noise_decay=0.05,
-        head={"kind": "direct"},
-        network={"hidden": [8]},
-    )
     env = cournot(teams, cooperation, num_games=num_games)
-    policy = fintrader.train(agent, env, env_steps=env_steps, seed=1).policy
+    policy = fintrader.train(AGENT, env, env_steps=env_steps, seed=1).policy
     actions = policy(cournot(teams, num_games=1).reset(seed=3)[0])
     assert actions.unique().numel() == 1, "they share a policy and see the same"
     return CAPITAL * actions[0].item()
@@ -236,7 +235,17 @@ def test_a_game_goes_on_from_its_state_with_a_ruined_trader():
         over = (terminated | info["_final_obs"]).view(10, 3).all(1)
         assert not env.account.finished.view(10, 3)[over].any(), "a new game begins with all"
     assert stood
-    other.load_state_dict(env.state_dict())
+    state = env.state_dict()
+    moved = TradingEnv(market, **how, seed=7)
+    moved.reset()
+    moved.load_state_dict(state)
+    other.load_state_dict(state)
+    out = env.account.finished
+    assert out.any()
+    dead = torch.where(out.unsqueeze(1), 1.0 - actions[19], actions[19])
+    for one, same in zip(moved.step(dead)[:4], env.step(actions[19])[:4], strict=True):
+        assert torch.equal(one, same), "who is out moves no price"
+    env.load_state_dict(state)
     for action in actions[20:]:
         for one, same in zip(env.step(action)[:4], other.step(action)[:4], strict=True):
             assert torch.equal(one, same)
@@ -266,3 +275,53 @@ def test_what_cannot_share_a_market_says_so():
             TradingEnv(market, traders=GAME, num_envs=60, engine=engine)
     with pytest.raises(ConfigError, match="each one's own"):
         fintrader.train("apg", TradingEnv(market, traders=GAME, num_envs=60), env_steps=600)
+
+
+def test_rivals_are_played_by_their_policies():
+    """Against the game itself, in which the same policies act on what they are shown."""
+    market = make_market(120, 3)
+    game = {"teams": [1, 2, 1], "cooperation": -0.5, "impact_bps_per_million_usd": 50.0}
+    for observation in ("flat", "factored"):
+        how = {"traders": game, "num_envs": 20, "episode_bars": 9, "observation": observation}
+        whole, inner = (TradingEnv(market, seed=3, **how) for _ in range(2))
+        rivals = [lambda obs, k=k: torch.sin(k * obs[:, :3] + k) for k in (1.0, 2.0)]
+        env = RivalsEnv(inner, rivals)
+        assert env.num_envs == 5
+        obs = whole.reset()[0]
+        env.reset()
+        for action in random_actions(3, 12, 5, 3):
+            flat = obs
+            if observation == "factored":
+                flat = whole.layout.assemble(obs["private"], whole.market_rows[obs["clock"]])
+            every = torch.zeros(20, 3)
+            for row in range(20):
+                seat = row % 4
+                seen = flat[row : row + 1]
+                every[row] = action[row // 4] if seat == 0 else rivals[(seat - 1) // 2](seen)[0]
+            obs, *numbers, info = whole.step(every)
+            shown, *own, about = env.step(action)
+            for expected, found in zip(numbers, own, strict=True):
+                assert torch.equal(expected[::4], found)
+            parts = obs if observation == "factored" else {"": obs}
+            for name, part in parts.items():
+                assert torch.equal(part[::4], shown[name] if name else shown)
+            assert torch.equal(info["_final_obs"][::4], about["_final_obs"])
+        assert_same(whole.state_dict(), env.state_dict())
+    with pytest.raises(EnvError, match="1 rivals play against 3 teams"):
+        RivalsEnv(inner, rivals[:1])
+
+
+def test_learners_that_take_turns_come_to_the_equilibrium():
+    """Two policies of their own. The best response to a rival who buys x is (mu / kappa - x) / 2;
+    from 0 the turns are 1/2, 1/4, 3/8, ... of the competitive amount."""
+    competitive = RETURN / KAPPA
+    bought = 0.0
+    for expected in (1 / 2, 1 / 4, 3 / 8):
+        share = bought / CAPITAL
+        env = RivalsEnv(
+            cournot((1, 1), num_games=32),
+            [lambda obs, share=share: torch.full((len(obs), 1), share)],
+        )
+        policy = fintrader.train(AGENT, env, env_steps=30_000, seed=1).policy
+        bought = CAPITAL * policy(cournot((1, 1), num_games=1).reset(seed=3)[0])[0].item()
+        assert bought == pytest.approx(expected * competitive, rel=0.12)
