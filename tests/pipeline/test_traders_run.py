@@ -13,6 +13,7 @@ from fintrader.errors import ConfigError
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.run_stages import run
+from fintrader.pipeline.wide_search import widen
 from fintrader.runs import RunFolder
 from fintrader.tournament.store import RunStore
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
@@ -96,3 +97,6 @@ def test_agents_that_follow_gradients_are_refused_before_any_pod(tmp_path):
     assert done.status == 2
     assert "each one's own" in done.err
     assert not list((tmp_path / "runs" / "tiny").glob("pods/*"))
+    wide = widen(load_config(path))
+    assert "sac" in {agent.algo for agent in wide.agents}
+    assert "apg" not in {agent.algo for agent in wide.agents}
