@@ -50,8 +50,6 @@ class OffPolicyAgent(BaseAgent):
     settings: OffPolicySettings
     is_squashed = True
     members: int = 1
-    policy_delay: int = 1
-    """Critic updates for each actor update."""
 
     def add_parts(self) -> None:
         self.critic_target = copy.deepcopy(self.critic).requires_grad_(False)
@@ -167,7 +165,8 @@ class OffPolicyAgent(BaseAgent):
     @property
     def is_actor_due(self) -> bool:
         """True if this update is one of the actor's, too: every `policy_delay`-th."""
-        return (self.learned + 1) % self.policy_delay == 0
+        delay: int = getattr(self.settings, "policy_delay", 1)
+        return (self.learned + 1) % delay == 0
 
     def fit_critics(self, sample: ReplaySample, target: Tensor) -> dict[str, Tensor]:
         """Take one step of all critics towards `target [R]`, down the sum over K of mean squared

@@ -7,8 +7,8 @@ many updates.
 
 `target = "mean"` and `"min"` use all K instead (the critic ensembles of the ElegantRL papers,
 https://arxiv.org/abs/2112.05923). Differences from the paper: 5 critics and 2 updates a step
-instead of 10 and 20, since many accounts step at once; the actor moves once in two updates
-instead of once a step. The K critics are one network with batched matmuls.
+instead of 10 and 20, since many accounts step at once; the actor moves once in `policy_delay`
+updates instead of once a step. The K critics are one network with batched matmuls.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.sac import SACAgent
-from fintrader.agents.settings import REDQ, REDQ_CRITICS
+from fintrader.agents.settings import REDQ
+from fintrader.envs.observation import Layout
 
 
 class REDQAgent(SACAgent):
-    """SAC with `REDQ_CRITICS` critics, a random few of which make each target."""
+    """SAC with `num_critics` critics, a random few of which make each target."""
 
     settings: REDQ
-    members = REDQ_CRITICS
-    policy_delay = 2
+
+    def __init__(
+        self, settings: REDQ, layout: Layout, *, device: torch.device | str, seed: int
+    ) -> None:
+        self.members = settings.num_critics
+        super().__init__(settings, layout, device=device, seed=seed)
 
     def combine_for_target(self, values: Tensor) -> Tensor:
         target = self.settings.target

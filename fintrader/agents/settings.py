@@ -27,8 +27,6 @@ from fintrader.config import (
 MAX_TILT_SCALE = 4.0
 """Largest multiple of a learned tilt: beyond it a portfolio no longer resembles the learned one."""
 
-REDQ_CRITICS = 5
-"""K of REDQ."""
 NoiseDecay = Annotated[float, Field(ge=0, lt=1)] | Literal["learned"]
 ENCODER_WIDTH = 16
 """Width of an encoder's summary of the last bars: half of a hidden layer's, so that they do not
@@ -137,6 +135,11 @@ class BaseSettings(Settings):
     """K learners on one device, each learning from its own share of the accounts; after every
     update their networks and optimiser moments are averaged. For ppo and a2c; `env.num_envs` must
     be a multiple of K."""
+    matmul: Literal["highest", "high", "medium"] = "highest"
+    """Precision of float32 matrix products while it trains, as in
+    `torch.set_float32_matmul_precision`: `high` takes a GPU's TF32, `medium` bfloat16 where the
+    device has it. Sums and statistics keep float32, and so do backtests and the compiled passes
+    of a processor."""
     pipeline: bool = False
     """Learn in a thread while the accounts trade on, with networks that are one round of updates
     old. For ddpg, td3, sac and redq."""
@@ -277,6 +280,8 @@ class TD3(OffPolicySettings):
     """Settings of twin delayed deep deterministic policy gradient."""
 
     algo: Literal["td3"] = "td3"
+    policy_delay: Count = 2
+    """Critic updates for each actor update."""
 
 
 class SACBase(OffPolicySettings):
@@ -302,11 +307,21 @@ class REDQ(SACBase):
     """Settings of randomised ensembled double Q-learning."""
 
     algo: Literal["redq"] = "redq"
-    target: Annotated[int, Field(ge=1, le=REDQ_CRITICS)] | Literal["min", "mean"] = 2
-    """The target's value: the minimum over M of the 5 critics, drawn anew for each update, or the
-    minimum or mean over all of them."""
+    num_critics: Count = 5
+    """K."""
+    target: Count | Literal["min", "mean"] = 2
+    """The target's value: the minimum over M critics, drawn anew for each update, or the minimum or
+    mean over all of them."""
     updates_per_step: PositiveFloat = 2.0
     """Updates for each step of the vector environment."""
+    policy_delay: Count = 2
+    """Critic updates for each actor update."""
+
+    @model_validator(mode="after")
+    def _check_subset(self) -> Self:
+        if isinstance(self.target, int) and self.target > self.num_critics:
+            raise ValueError("a target drawn from more critics than num_critics; lower target")
+        return self
 
 
 AgentSettings: TypeAlias = Annotated[

@@ -2,7 +2,7 @@
 
 DDPG with three changes: two critics, of which the smaller one makes the target; noise on the
 target's latent, so that a critic's narrow peaks are not exploited; and an actor (with all targets)
-that moves at every second update.
+that moves every `policy_delay` updates.
 
     y = Σ γ^k r_k + γ^n min_k Q'_k(s', clip(μ'(s') + clip(ε, ±c), ±1)),   ε ~ N(0, target_noise²)
 
@@ -24,10 +24,9 @@ NOISE_CLIP = 0.5
 
 
 class TD3Agent(DDPGAgent):
-    """Two critics, smoothed targets, and an actor that moves at every second update."""
+    """Two critics, smoothed targets, and an actor that moves at every `policy_delay`-th update."""
 
     members = 2
-    policy_delay = 2
 
     def choose_following(self, batch: Batch) -> Tensor:
         following = super().choose_following(batch)

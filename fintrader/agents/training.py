@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -126,23 +127,35 @@ def train(
     )
     run.begin()
     record_bars(agent, run.env)
-    while not run.is_over:
-        action = agent.act(run.obs)
-        run.check_action(action)
-        run.clock.lap("inference")
-        transition = run.step(action)
-        run.clock.lap("env")
-        agent.observe(transition)
-        run.clock.lap("inference")
-        metrics = agent.update()
-        is_regular = metrics is not None
-        if metrics is None and run.measure_fraction() >= share:
-            metrics = agent.pause()
-        run.clock.lap("learning")
-        if metrics is not None:
-            run.record(metrics, is_regular=is_regular)
+    with _multiply_at(getattr(getattr(agent, "settings", None), "matmul", "highest")):
+        while not run.is_over:
+            action = agent.act(run.obs)
+            run.check_action(action)
+            run.clock.lap("inference")
+            transition = run.step(action)
+            run.clock.lap("env")
+            agent.observe(transition)
+            run.clock.lap("inference")
+            metrics = agent.update()
+            is_regular = metrics is not None
+            if metrics is None and run.measure_fraction() >= share:
+                metrics = agent.pause()
+            run.clock.lap("learning")
+            if metrics is not None:
+                run.record(metrics, is_regular=is_regular)
     metrics = run.metrics or run.read_last_logged()
     return TrainResult(run.env_steps, run.updates, run.seconds, metrics, agent.policy)
+
+
+@contextmanager
+def _multiply_at(precision: str) -> Iterator[None]:
+    """Set the precision of matrix products within the block, for this process."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def record_bars(agent: Agent, env: Any) -> None:

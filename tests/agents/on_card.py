@@ -77,7 +77,7 @@ def test_the_card_notes_a_wait(wait, operation):
         ("apg", ROLLOUT, {}),
         ("sac", {**REPLAY, "n_steps": 3}, {"clock": "session"}),
         ("td3", REPLAY, {}),
-        ("redq", REPLAY, {}),
+        ("redq", {**REPLAY, "num_critics": 3}, {}),
     ],
 )
 def test_a_training_waits_only_to_update(algo, values, env_values):

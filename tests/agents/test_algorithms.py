@@ -50,7 +50,7 @@ IDENTITY = {
     ),
     "a2c": ({**ON, "gamma": 0.0, "noise": 0.3, "num_steps": 8, "learning_rate": 0.01}, 8_000),
     **dict.fromkeys(("ddpg", "td3", "sac"), (OFF_IDENTITY, 6_000)),
-    "redq": ({**OFF_IDENTITY, "updates_per_step": 1.0}, 6_000),
+    "redq": ({**OFF_IDENTITY, "num_critics": 3, "updates_per_step": 1.0}, 6_000),
 }
 MARKET = {
     "ppo": {"num_steps": 16},

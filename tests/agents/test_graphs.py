@@ -17,7 +17,7 @@ ALGORITHMS = {
     "a2c": {"num_steps": 5},
     "sac": {"learning_starts": 128, "buffer_size": 4096, "batch_size": 64},
     "td3": {"learning_starts": 128, "buffer_size": 4096, "batch_size": 64},
-    "redq": {"learning_starts": 128, "buffer_size": 4096, "batch_size": 64},
+    "redq": {"learning_starts": 128, "buffer_size": 4096, "batch_size": 64, "num_critics": 4},
 }
 
 

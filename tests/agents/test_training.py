@@ -321,3 +321,21 @@ def test_replay_agents_stop_within_a_step_of_their_budget(values, tmp_path):
         paused = run(0.3, 0.77, 1.0).state_dict()
         for name, value in undisturbed.state_dict().items():
             assert torch.equal(paused[name], value), name
+
+
+def test_matrix_products_have_their_precision_while_training_only():
+    market = planted_market(200, 3, session_bars=20)
+    for matmul in ("highest", "medium"):
+        env = TradingEnv(market, num_envs=4)
+        agent = make_agent(PPO(num_steps=8, matmul=matmul), env.layout, seed=0)
+        seen = set()
+        act = agent.act
+
+        def watch(obs, act=act, seen=seen):
+            seen.add(torch.get_float32_matmul_precision())
+            return act(obs)
+
+        agent.act = watch
+        train(agent, env, Budget(env_steps=64))
+        assert seen == {matmul}
+        assert torch.get_float32_matmul_precision() == "highest"
