@@ -13,9 +13,10 @@ the rollout, since rewards of markets have no natural scale.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from fintrader.agents.on_policy import OnPolicyAgent, Rollout, gaussian_log_prob
+from fintrader.agents.on_policy import OnPolicyAgent, Rollout, log_prob_per_latent
 from fintrader.agents.settings import A2C
 
 
@@ -27,5 +28,6 @@ class A2CAgent(OnPolicyAgent):
     def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute L, and its parts as metrics."""
         mean = self.mean_latent(rollout.batch)
-        log_prob = gaussian_log_prob(rollout.latent, mean, self.log_std)
+        noise = (rollout.latent - mean) * torch.exp(-self.log_std)
+        log_prob = log_prob_per_latent(noise, self.log_std).sum(dim=-1)
         return self.add_value_loss(rollout, -(log_prob * rollout.advantage).mean())

@@ -40,6 +40,7 @@ class BaseAgent(Resumable):
     bound the logit of cash grows until no stock is bought and learning stops."""
     is_squashed: bool = False
     """True if latents end in tanh, and critics judge them next to the observation."""
+    num_traders = 1  # accounts in turn that are those of a game
     members: int | None = None
     """K critics as one network; None: a single one."""
 
@@ -100,6 +101,7 @@ class BaseAgent(Resumable):
         env = to_training_env(env, self.seed, differentiable=self.differentiable)
         self.table = env.table
         self.decision_interval = env.settings.decision_interval
+        self.num_traders = env.num_traders
         if "observations" in self.settings.normalise and not self.normaliser.has_market_statistics:
             self.normaliser.update_market(self.table)
         return env

@@ -6,14 +6,19 @@ from typing import TypeAlias
 
 from fintrader.envs.joined import JoinedEnv
 from fintrader.envs.randomised import RandomisedEnv
+from fintrader.envs.rivals import RivalsEnv
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
 
-MarketEnv: TypeAlias = TradingEnv | JoinedEnv | RandomisedEnv
+MarketEnv: TypeAlias = TradingEnv | JoinedEnv | RandomisedEnv | RivalsEnv
 
 NO_GRADIENT = (
     "agent.algo apg follows gradients, which orders that rest do not have: set it to ppo or sac, or"
     " env.action to target"
+)
+NO_OWN_GRADIENT = (
+    "agent.algo apg follows the gradient of all traders' rewards, not of each one's own: set it to"
+    " ppo or sac, or leave out env.traders"
 )
 MAX_CLOCK_BARS = 1 << 24
 """Largest number of bars that float32 can count exactly."""
@@ -25,10 +30,12 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
     a share, because whole ones have no gradient.
 
     With the number, all accounts at a bar share one pass through the networks. Raises ConfigError
-    when `env.randomise` is set for several windows.
+    when `env.randomise` is set for several windows, or traders share what is differentiated.
     """
     if differentiable and env.settings.orders_rest:
         raise ConfigError(NO_GRADIENT)
+    if differentiable and env.settings.num_traders > 1:
+        raise ConfigError(NO_OWN_GRADIENT)
     if isinstance(env, RandomisedEnv):
         return env
     # The bar's number must be exact, and a market row wider than one.
@@ -49,7 +56,7 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
         env = env.with_settings(settings)
     if not has_variants:
         return env
-    if isinstance(env, JoinedEnv):
+    if not isinstance(env, TradingEnv):
         raise ConfigError(
             "env.randomise draws sessions of one window, but tournament.validation_folds trains"
             " on several; unset one of the two"

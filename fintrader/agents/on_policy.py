@@ -79,11 +79,6 @@ def standardise(advantage: Tensor) -> Tensor:
     return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
 
-def gaussian_log_prob(latent: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log density of independent normals, `[..., L]` to `[...]`."""
-    return log_prob_per_latent((latent - mean) * torch.exp(-log_std), log_std).sum(dim=-1)
-
-
 def log_prob_per_latent(noise: Tensor, log_std: Tensor) -> Tensor:
     """Log density of each latent, `[..., L]`, that lies `noise` deviations from its mean."""
     return torch.add(-log_std - 0.5 * math.log(2 * math.pi), noise.square(), alpha=-0.5)
@@ -184,7 +179,6 @@ class OnPolicyAgent(BaseAgent):
         if "rewards" in settings.normalise:
             self.rewards.update(reward, done)
             reward = self.rewards(reward)
-
         batch = self.normalise(buffer.shown.flatten(0, 1))
         values = self.critic(batch).view(-1, *reward.shape[1:])
         batch = batch.take_first(reward.numel())
@@ -196,12 +190,16 @@ class OnPolicyAgent(BaseAgent):
         ends = (buffer.terminated, buffer.truncated)
         discounts = (settings.gamma, settings.gae_lambda)
         advantage, target = gae(reward, value, next_value, *ends, *discounts)
-        advantage = advantage.flatten()
         if settings.group_baseline and batch.row_index is not None:
-            advantage = subtract_group_baseline(advantage, batch.row_index, len(batch.rows))
+            games = advantage.view(-1, self.num_traders)  # a game is no baseline of its traders
+            mean = games.mean(1, keepdim=True)
+            bar = batch.row_index[:: self.num_traders]
+            judged = subtract_group_baseline(mean.flatten(), bar, len(batch.rows))
+            advantage = games - mean + judged.unsqueeze(1)
         latent = buffer.latent.flatten(0, 1)
         log_prob = buffer.log_prob.flatten(0, 1)
-        return Rollout(batch, latent, log_prob, advantage, target.flatten()), value.flatten()
+        learned = Rollout(batch, latent, log_prob, advantage.flatten(), target.flatten())
+        return learned, value.flatten()
 
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """Take gradient steps on one rollout; return means of their metrics on the device."""

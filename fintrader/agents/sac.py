@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fintrader.agents.base import Parts
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
-from fintrader.agents.on_policy import gaussian_log_prob
+from fintrader.agents.on_policy import log_prob_per_latent
 from fintrader.agents.settings import SACBase
 
 FIRST_ALPHA = 0.1
@@ -60,7 +60,8 @@ class SACAgent(OffPolicyAgent):
         u = mean + log_std.exp() * noise
         # log(1 − tanh(u)²) = 2 (log 2 − u − softplus(−2u)), which does not overflow
         squash = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
-        return torch.tanh(u), gaussian_log_prob(u, mean, log_std) - squash.sum(dim=-1), mean
+        log_prob = log_prob_per_latent((u - mean) * torch.exp(-log_std), log_std)
+        return torch.tanh(u), log_prob.sum(dim=-1) - squash.sum(dim=-1), mean
 
     def combine_for_target(self, values: Tensor) -> Tensor:
         """Combine the critics' values `[K, R]` to the one `[R]` in the target."""

@@ -220,6 +220,12 @@ def _explain_unknown(word: str, default: BaseModel, extra: Sequence[str]) -> str
     anywhere = {other.replace("_", "-") for other in list_settings(type(default))}
     place = name.rpartition(".")[0]
     if name in anywhere and place:  # --from has another name in a file, from_run
+        section: Any = default
+        for part in place.replace("-", "_").split("."):
+            section = getattr(section, part, ...)
+        if section is None:
+            last = name.rpartition(".")[2].replace("-", "_")
+            return f"{word}: {place} is not set; write it into the file: {place}: {{{last}: ...}}"
         kind = {"agent": "agent.algo", "env": "env.kind"}.get(
             place.split(".")[0], "data.source.kind"
         )

@@ -6,10 +6,11 @@ holds the same functions, under the same names, compiled for the CPU.
 
 A trade of q shares and notional x (USD, both >= 0) costs
 
-    max(m [x > dust] - f x, 0) + min(f x + h x + kappa x sqrt(min(q / v, 1)), x)
+    max(m [x > dust] - f x, 0) + min(f x + h x + kappa x sqrt(min(q / v, 1)) + c(x) x, x)
 
 with f commission, h half-spread, kappa impact (the square-root law: Almgren et al. 2005, Toth et
-al. 2011), v the bar's volume in shares and m an order's minimum commission. An order takes at most
+al. 2011), v the bar's volume in shares, c the account's own move of the price where traders share
+the market in training (`envs.games`) and m an order's minimum commission. An order takes at most
 a share `participation` of v; the rest of it is cancelled. Trades fill at the bar's price and lose
 only their cost, so that for each account and step
 
@@ -39,7 +40,7 @@ from fintrader.envs.money import (
     to_grid,
 )
 from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
-from fintrader.envs.settings import EnvSettings
+from fintrader.envs.settings import MOST_IMPACT, EnvSettings
 
 MovePrices = Callable[[Tensor, Tensor], Tensor]
 """Orders `[B, N]` (signed shares) and fill prices `[B, N]` -> the prices they fill at; 0 stays
@@ -522,8 +523,12 @@ def trade_cost(shares: Tensor, notional: Tensor, quote: Quote, settings: EnvSett
 def variable_cost(shares: Tensor, notional: Tensor, quote: Quote, settings: EnvSettings) -> Tensor:
     """USD `[B, N]`: the part of the cost that grows with an order's size, at least in proportion,
     up to all of its notional."""
-    cost = (settings.fee_rate + quote.spread) * notional
-    if settings.impact_rate == 0.0:
+    rate = settings.fee_rate + quote.spread
+    if settings.impact_per_usd > 0.0:
+        # An account alone moves the price by its own order.
+        rate = rate + torch.clamp(settings.impact_per_usd * notional, max=MOST_IMPACT)
+    cost = rate * notional
+    if settings.impact_rate == settings.impact_per_usd == 0.0:
         return cost
     # `where` differentiates both branches, and the root's slope at 0 is infinite.
     root = torch.sqrt(torch.where(shares == 0, 1.0, shares.abs()))

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fintrader.envs.observation import MarketTable, ObservationLayout, ResetReturn, StepReturn
 from fintrader.envs.settings import EnvSettings
+from fintrader.envs.state import count_games
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import CheckpointError, EnvError
 from fintrader.market.tensors import MarketTensors
@@ -42,6 +43,11 @@ class SeveralEnvs:
     def num_envs(self) -> int:
         """B: number of all accounts."""
         return sum(env.num_envs for env in self.envs)
+
+    @property
+    def num_traders(self) -> int:
+        """Accounts in turn that are those of a game."""
+        return self.envs[0].num_traders
 
     @property
     def device(self) -> torch.device:
@@ -191,7 +197,7 @@ def shares_of(settings: EnvSettings, bars: Sequence[int]) -> list[int]:
     Raises EnvError for fewer accounts, or groups of them, than pieces.
     """
     groups = settings.start_groups
-    units = settings.num_envs if groups == "auto" else groups
+    units = count_games(settings, settings.num_envs) if groups == "auto" else groups
     if units < len(bars) or settings.num_envs % units:
         raise EnvError(
             f"{settings.num_envs} accounts in {units} group(s) cannot trade in {len(bars)} pieces"

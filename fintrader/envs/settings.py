@@ -114,6 +114,23 @@ class OptionSettings(Settings):
         return 1e-4 * self.volatility_bps * math.sqrt(self.bars)
 
 
+MOST_IMPACT = 0.1
+"""Largest move of the price by the orders of traders, as a share of it."""
+
+
+class TraderSettings(Settings):
+    """Traders that share a market while they train, and their rewards."""
+
+    teams: tuple[Count, ...] = Field((1, 1), min_length=1)
+    """Traders of each team, K in all. The traders of a team share the mean of their rewards."""
+    cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
+    """Between teams. 1: each trader gets the mean reward of all; 0: that of its team; -1: that of
+    its team less the mean of all traders outside it."""
+    impact_bps_per_million_usd: NonNegativeFloat = 10.0
+    """kappa: basis points that the price moves per million USD of all traders' net orders, at most
+    1,000. An account alone pays as much for its own fills."""
+
+
 class TradingSettings(Settings):
     """Orders, costs, observations and rewards of accounts."""
 
@@ -211,6 +228,9 @@ class TradingSettings(Settings):
     randomise: RandomiseSettings = RandomiseSettings()
     """Differences between accounts while an agent trains; validation and backtest use the original
     market."""
+    traders: TraderSettings | None = None
+    """Traders that share a market while an agent trains: each K accounts in turn are a game of K
+    traders. Validation, backtest and deployment trade one account alone."""
 
     # --- benchmark --------------------------------------------------------------------------------
     benchmark: Literal["auto", "equal_weight", "cap_weight", "buy_and_hold", "cash"] = "auto"
@@ -269,12 +289,31 @@ class TradingSettings(Settings):
             raise ValueError(f"action: {self.action} needs fill: next_open")
         if self.stop_offset_bps is not None and not self.orders_rest:
             raise ValueError("stop_offset_bps needs action: limit or quote")
+        if self.traders is not None:
+            self._check_traders()
         dearest = self.cost_bps + max(self.half_spreads.values())
         if dearest * max(1.0, self.randomise.costs[1]) >= 10_000.0:
             raise ValueError(
                 "cost_bps and half_spread_bps together (in training, too) must stay below 10,000"
             )
         return self
+
+    def _check_traders(self) -> None:
+        if self.orders_rest:
+            raise ValueError(
+                "traders move the price, at which no order can rest; set action to target or trade,"
+                " or leave traders out"
+            )
+        if self.option is not None:
+            raise ValueError(
+                "traders sell no options, whose value the others would move; leave out option or"
+                " traders"
+            )
+        if self.for_training().randomise.active:
+            raise ValueError(
+                "randomise makes variants for accounts alone; leave it out (but for equal costs),"
+                " or traders"
+            )
 
     def scale_costs(self, times: float) -> Self:
         """Multiply fees, spread and impact."""
@@ -284,11 +323,14 @@ class TradingSettings(Settings):
             if isinstance(rates, Mapping)
             else times * rates
         )
+        moved = times * self.impact_bps_per_million_usd
         return self.model_copy(
             update={
                 "cost_bps": times * self.cost_bps,
                 "half_spread_bps": spreads,
                 "impact_bps": times * self.impact_bps,
+                "traders": self.traders
+                and self.traders.model_copy(update={"impact_bps_per_million_usd": moved}),
             }
         )
 
@@ -356,6 +398,21 @@ class TradingSettings(Settings):
         return self.impact_bps / 1e4
 
     @property
+    def num_traders(self) -> int:
+        """K: accounts of a game; 1: each is alone."""
+        return 1 if self.traders is None else sum(self.traders.teams)
+
+    @property
+    def impact_bps_per_million_usd(self) -> float:
+        """Basis points of its notional that an order of a million USD costs an account alone."""
+        return 0.0 if self.traders is None else self.traders.impact_bps_per_million_usd
+
+    @property
+    def impact_per_usd(self) -> float:
+        """kappa in the move of the price kappa * notional, and in its cost kappa * notional^2."""
+        return self.impact_bps_per_million_usd / 1e10
+
+    @property
     def charges_interest(self) -> bool:
         """True if borrowed stock and cash cost interest."""
         return self.short and self.borrow_bps_per_year > 0.0
@@ -366,7 +423,8 @@ class TradingSettings(Settings):
         spreads = self.half_spreads
         # Of limit orders only those that fill at a bar's open pay the spread.
         is_even = spreads == {OTHERS: 0.0} if self.orders_rest else len(spreads) == 1
-        return self.min_commission_usd == 0.0 and self.impact_rate == 0.0 and is_even
+        has_impact = self.impact_rate > 0.0 or self.impact_per_usd > 0.0
+        return self.min_commission_usd == 0.0 and not has_impact and is_even
 
 
 class EnvSettings(TradingSettings):
@@ -384,19 +442,6 @@ class EnvSettings(TradingSettings):
 CONVENTIONS = tuple(field.name for field in dataclasses.fields(TradingTerms))
 """Settings of `env` for carrying out orders: a trained policy can be traded under other ones. All
 others belong to the policy: its observations, its outputs, its training."""
-
-
-class TraderSettings(Settings):
-    """Traders that share a market, and their rewards."""
-
-    num_traders: Count = 2
-    """K: traders in one market."""
-    impact_bps_per_million_usd: NonNegativeFloat = 10.0
-    """kappa: basis points that the price moves per million USD of all traders' net orders."""
-    impact_limit: BelowOne = 0.1
-    """Largest move of the price, as a share of it."""
-    cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
-    """1: each trader gets the mean reward; 0: its own; -1: its own less the mean of the others."""
 
 
 class GymnasiumSettings(Settings):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fintrader.envs.account import Account
-from fintrader.envs.settings import MOST_CASH_USD, EnvSettings
+from fintrader.envs.settings import MOST_CASH_USD, EnvSettings, TradingSettings
 from fintrader.errors import CheckpointError, EnvError, suggest
 
 AUTO_GROUPS = 16
@@ -62,22 +62,34 @@ def seed_numbers(seed: Any, count: int) -> int | list[int]:
 
 
 def start_groups(settings: EnvSettings, accounts: int) -> int:
-    """Count the groups of accounts that begin their episodes on the same bar.
+    """Count the groups of accounts, or of games, that begin their episodes on the same bar.
 
-    Raises EnvError unless the groups divide the `accounts`.
+    Raises EnvError unless the traders of a game, and the groups, divide the `accounts`.
     """
+    games = count_games(settings, accounts)
     if settings.start_groups == "auto":
-        return min(accounts, AUTO_GROUPS)
+        return min(games, AUTO_GROUPS)
     groups = settings.start_groups
-    if settings.random_start and accounts % groups:
-        nearest = max(
-            number for number in range(1, min(groups, accounts) + 1) if accounts % number == 0
-        )
+    if settings.random_start and games % groups:
+        nearest = max(number for number in range(1, min(groups, games) + 1) if games % number == 0)
+        kind = "accounts" if games == accounts else "games"
         raise EnvError(
-            f"env.start_groups is {groups}, which does not divide {accounts} accounts; set it to"
+            f"env.start_groups is {groups}, which does not divide {games} {kind}; set it to"
             f" {nearest}, or to auto"
         )
-    return min(groups, accounts)
+    return min(groups, games)
+
+
+def count_games(settings: TradingSettings, accounts: int) -> int:
+    """Count the games that the `accounts` play. Raises EnvError unless the traders divide them."""
+    traders = settings.num_traders
+    games, rest = divmod(accounts, traders)
+    if rest or not games:
+        raise EnvError(
+            f"env.num_envs is {accounts}, no multiple of the {traders} traders of a game; set it to"
+            f" {max(games, 1) * traders}"
+        )
+    return games
 
 
 def check_names(options: Any) -> None:

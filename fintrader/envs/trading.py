@@ -33,6 +33,7 @@ from fintrader.envs.episodes import (
 )
 from fintrader.envs.fast.buffers import Generation, StepResult
 from fintrader.envs.fast.step import FusedStep
+from fintrader.envs.games import advance_games, find_ended
 from fintrader.envs.market_view import MarketView, build_market_view
 from fintrader.envs.observation import (
     MarketTable,
@@ -97,6 +98,8 @@ def choose_engine(
     on_cuda = engine == "triton" or (engine == "auto" and device.type == "cuda")
     kernel = load_part(KERNELS, "triton") if on_cuda else FusedStep
     reason = kernel.find_obstacle(settings, device, record=record)
+    if settings.num_traders > 1:
+        reason = "traders share the price"
     if reason is None:
         return "triton" if on_cuda else "fused", kernel
     if engine == "auto":
@@ -180,12 +183,19 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             raise EnvError(
                 f"autoreset_mode must be one of {modes}; got {autoreset_mode!r}"
             ) from None
+        if settings.num_traders > 1 and self.autoreset_mode is not AutoresetMode.SAME_STEP:
+            raise EnvError(
+                "traders that share a market begin the next game in the same step; leave"
+                " autoreset_mode out"
+            )
         count = settings.num_envs if num_envs is None else num_envs
         if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < 1:
             raise EnvError(f"num_envs must be a whole number, at least 1; got {count!r}")
         if not isinstance(market, MarketTensors):
             market = MarketTensors.load(market)
         self.num_envs = int(count)
+        self.num_traders = settings.num_traders
+        """K: accounts in turn that are those of a game."""
         self.settings = settings.model_copy(update={"num_envs": self.num_envs})
         self.market = market if device is None else market.to(_device(device))
         self.device = self.market.device
@@ -241,6 +251,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         settings = (settings or EnvSettings()).model_copy(
             update={"random_start": False, "episode_bars": None}
         )
+        if settings.traders is not None:
+            alone = settings.traders.model_copy(update={"teams": (1,)})
+            settings = settings.model_copy(update={"traders": alone})
         return cls(
             market,
             settings,
@@ -351,7 +364,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             state = {"account.resting": fresh.resting, **state}
         check_form(state, name_tensors(fresh, self._endowment, self._key))
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
-        at_once = self.autoreset_mode is AutoresetMode.SAME_STEP
+        # A ruined trader stays finished until its game ends.
+        at_once = self.autoreset_mode is AutoresetMode.SAME_STEP and self.settings.num_traders == 1
         check_values(moved, self.settings, num_bars=self.market.num_bars, resets_at_once=at_once)
         self._state = Account(*(moved[f"account.{name}"] for name in Account._fields))
         self._endowment = Endowment(*(moved[f"endowment.{name}"] for name in Endowment._fields))
@@ -388,6 +402,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             previous.episode if previous is not None and seed is None else torch.zeros_like(key)
         )
         fresh = begin(self.view, key, episode, *endow, self.settings, start)
+        self._check_games(fresh, mask)
         self._check_start(fresh, endow.shares if "shares" in options else None, mask)
         self._check_restarts(endow)
         self._endowment = endow
@@ -442,14 +457,17 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     def _step_torch(self, account: Account, action: Tensor) -> StepResult:
         """Step by `envs.account`; under SAME_STEP accounts whose episodes end begin the next."""
         carry_on = advance_resting if self.settings.orders_rest else advance
+        if self.settings.num_traders > 1:
+            carry_on = advance_games
         after, reward, terminated, truncated, record = carry_on(
             self.view, account, action, self.settings, self.reward, record=self.record
         )
-        done = after.finished
+        done = terminated | truncated
         final_bar = after.bar
         final = obs = self.observe_accounts(after)
         if self.autoreset_mode is AutoresetMode.SAME_STEP and may_hold(done):
-            after = select(done, self.begin_next(after), after)
+            ended = find_ended(done, self.settings.num_traders)
+            after = select(ended, self.begin_next(after), after)
             obs = self.observe_accounts(after)
         reward = reward.float()
         return StepResult(after, reward, terminated, truncated, done, obs, final, final_bar, record)
@@ -503,8 +521,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         groups = self.start_groups
         if not isinstance(numbers, int):
             return account_keys(numbers, self.num_envs, self.device)
-        group = torch.arange(self.num_envs, device=self.device) * groups // self.num_envs
-        return account_keys(numbers, groups, self.device)[group]
+        traders = self.settings.num_traders
+        game = torch.arange(self.num_envs, device=self.device) // traders
+        return account_keys(numbers, groups, self.device)[game * groups * traders // self.num_envs]
 
     def _endow(self, options: dict[str, Any], mask: Tensor | None = None) -> Endowment:
         shape = (self.num_envs, self.layout.num_assets)
@@ -521,6 +540,19 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if ((account.equity <= 0) & checked).any():
             raise EnvError(
                 "an account must start with positive equity; set options['cash_usd'] or ['shares']"
+            )
+
+    def _check_games(self, account: Account, mask: Tensor | None) -> None:
+        """Check that the traders of each game begin and end at the same bars."""
+        traders = self.settings.num_traders
+        if traders == 1:
+            return
+        whole = torch.ones_like(account.finished) if mask is None else mask
+        clocks = torch.stack((account.bar, account.end_bar, whole), 1).view(-1, traders, 3)
+        if (clocks != clocks[:, :1]).any():
+            raise EnvError(
+                "the traders of a game begin and end together; give each of them the same seed,"
+                " start, episode_bars and reset_mask"
             )
 
     def _check_restarts(self, endow: Endowment) -> None:

@@ -166,6 +166,16 @@ class RunConfig(DataConfig):
         return self
 
     @model_validator(mode="after")
+    def _whole_games(self) -> RunConfig:
+        traders = getattr(self.env, "num_traders", 1)
+        if self.env.num_envs % traders:
+            raise ValueError(
+                f"env.num_envs is {self.env.num_envs}; make it a multiple of the {traders} traders"
+                " of env.traders.teams"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _no_market_in_a_classic_environment(self) -> RunConfig:
         race = self.tournament
         markets_only = {

@@ -413,6 +413,7 @@ def _add_oracle(
         or env.action != "target"
         or any(env.half_spreads.values())
         or env.impact_bps
+        or env.traders
     ):
         return {}
     layout = TradingEnv.evaluation(market, env).layout

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from fintrader.agents.agent import refuse_idle
-from fintrader.agents.environment import NO_GRADIENT
+from fintrader.agents.environment import NO_GRADIENT, NO_OWN_GRADIENT
 from fintrader.agents.limit_head import make_head
 from fintrader.agents.network_kinds import resolve_network
 from fintrader.backtesting.walk_forward import Fold, fold_market, make_folds
@@ -444,6 +444,8 @@ def _refuse_unfit_agents(config: RunConfig, market: MarketTensors) -> None:
         resolve_network(agent.network, layout, head)
         if layout.resting and agent.algo == "apg":
             raise ConfigError(NO_GRADIENT)
+        if config.trading.num_traders > 1 and agent.algo == "apg":
+            raise ConfigError(NO_OWN_GRADIENT)
 
 
 def backtest_stage(

@@ -31,6 +31,8 @@ class TradingTerms:
     max_leverage: float
     maintenance_margin: float
     turbulence: dict[str, float]
+    impact_bps_per_million_usd: float = 0.0
+    """Of `env.traders`: an order of a million USD costs these basis points."""
 
     def describe_half_spread(self) -> str:
         """Write half-spreads in basis points, as a range if symbols differ; empty without any."""

@@ -13,7 +13,7 @@ from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.multi_agent import MultiTraderEnv
-from fintrader.errors import BacktestError, ConfigError, EnvError
+from fintrader.errors import BacktestError, ConfigError
 from fintrader.market.tensors import Events
 from tests.factories import make_market, market_of
 from tests.oracles.trade_list import trade_list_profit
@@ -184,7 +184,7 @@ def test_what_has_no_orders_that_rest_says_so(market):
         TradingEnv(market, action="limit", fill="close")
     with pytest.raises(ConfigError, match="gradients, which orders that rest do not have"):
         fintrader.train("apg", TradingEnv(market, action="limit", num_envs=4), env_steps=100)
-    with pytest.raises(EnvError, match="no order can rest"):
+    with pytest.raises(ConfigError, match="no order can rest"):
         MultiTraderEnv(market, EnvSettings(action="limit"))
 
 

@@ -56,6 +56,7 @@ run Q --backtest.null-model perhaps | --backtest.null-model: expected true, fals
 run Q --agent.network.kind huge | --agent.network.kind: choose one of 'auto', 'market_once'
 run Q --agent.algo | --agent.algo needs a value: ppo, a2c
 run Q --agent.alpha 1 | --agent.alpha: no setting of the present agent; choose another --agent.algo first
+run Q --env.traders.teams 1 1 | --env.traders.teams: env.traders is not set; write it into the file: env.traders: {teams: ...}
 run Q --data.source.label end | choose another --data.source.kind first
 run Q --num-envs 4 | --num-envs: unknown setting; did you mean --env.num-envs?
 run Q --from-run runs/a | --from-run: unknown setting; did you mean --from?

@@ -19,6 +19,15 @@ OPTIONS = (
 """Options that accounts sell; without interest in markets of three symbols or more."""
 
 
+TRADERS = (
+    None,
+    None,
+    {"teams": [1], "impact_bps_per_million_usd": 300.0},
+    {"teams": [1], "impact_bps_per_million_usd": 1e6},
+)
+"""A trader alone, with prices that hardly or always move by as much as they may."""
+
+
 @st.composite
 def env_settings(
     draw: st.DrawFn,
@@ -30,6 +39,7 @@ def env_settings(
     """Any combination of options that is allowed, with orders at the market or, with `limit`,
     orders that rest."""
     shorts = draw(st.booleans()) if short is None else short
+    traders = None if limit else draw(st.sampled_from(TRADERS))
     values = {
         "action": draw(st.sampled_from(["limit", "quote"] if limit else ["target", "trade"])),
         "fill": "next_open"
@@ -54,7 +64,8 @@ def env_settings(
         "min_commission_usd": draw(st.sampled_from([0.0, 1.0, 300.0])),
         "initial_cash_usd": draw(st.sampled_from([900.0, 50_000.0, 1_000_000.0])),
         "close_at_end": draw(st.booleans()),
-        "option": draw(st.sampled_from(OPTIONS)),
+        "option": draw(st.sampled_from(OPTIONS)) if traders is None else None,
+        "traders": traders,
         "ruin_fraction": draw(st.sampled_from([0.0, 0.5, 0.9])),
         "short": shorts,
         "max_leverage": draw(st.sampled_from([1.0, 2.5])) if shorts else 1.0,

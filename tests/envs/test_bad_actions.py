@@ -118,7 +118,7 @@ def test_other_doors_refuse_what_is_not_finite(door, value):
         step = lambda: vector.step([[value] * 3] * 2)  # noqa: E731
         books = vector.env.account
     else:
-        games = MultiTraderEnv(MARKET, EnvSettings(), TraderSettings(num_traders=2))
+        games = MultiTraderEnv(MARKET, EnvSettings(), TraderSettings(teams=(1, 1)))
         games.reset(seed=1)
         step = lambda: games.step(torch.full((1, 2, 3), value))  # noqa: E731
         books = games.account

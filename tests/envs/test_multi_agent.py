@@ -24,7 +24,7 @@ def test_without_impact_each_trader_is_a_plain_account():
     game = MultiTraderEnv(
         market,
         settings,
-        TraderSettings(num_traders=3, impact_bps_per_million_usd=0.0),
+        TraderSettings(teams=(1, 1, 1), impact_bps_per_million_usd=0.0),
         num_games=4,
         seed=5,
     )
@@ -47,7 +47,7 @@ def test_the_crowd_pays_and_the_contrarian_is_paid():
     settings = EnvSettings(
         action="trade", max_shares=1000.0, cost_bps=0.0, random_start=False, reward="profit"
     )
-    traders = TraderSettings(num_traders=3, impact_bps_per_million_usd=100.0)
+    traders = TraderSettings(teams=(1, 1, 1), impact_bps_per_million_usd=100.0)
     game = MultiTraderEnv(market, settings, traders)
     game.reset(seed=0)
     game.step(
@@ -63,7 +63,9 @@ def test_rewards_are_shared_as_asked(cooperation):
     market = make_market(60, 3)
     settings = EnvSettings(random_start=False, cost_bps=0.0)
     games = [
-        MultiTraderEnv(market, settings, TraderSettings(num_traders=3, cooperation=c), num_games=2)
+        MultiTraderEnv(
+            market, settings, TraderSettings(teams=(1, 1, 1), cooperation=c), num_games=2
+        )
         for c in (0.0, cooperation)
     ]
     for game in games:
@@ -88,7 +90,7 @@ def test_ruined_traders_are_out_and_games_end_together():
     market = flat_market([100.0, 100.0, 30.0, 30.0, 60.0])
     settings = EnvSettings(ruin_fraction=0.5, cost_bps=0.0, random_start=False, reward="profit")
     game = MultiTraderEnv(
-        market, settings, TraderSettings(num_traders=2, impact_bps_per_million_usd=0.0)
+        market, settings, TraderSettings(teams=(1, 1), impact_bps_per_million_usd=0.0)
     )
     game.reset(seed=0)
     action = torch.tensor([[[1.0], [0.0]]])

@@ -166,7 +166,7 @@ def test_what_cannot_sell_an_option_says_so():
         TradingEnv(market, option={"symbol": "S001", **option})
     with pytest.raises(ConfigError, match="2,500 at most; lower either"):
         EnvSettings(option={"bars": 100, "volatility_bps": 251.0})
-    with pytest.raises(EnvError, match=r"leave out env\.option"):
+    with pytest.raises(ConfigError, match="leave out option or traders"):
         MultiTraderEnv(market, EnvSettings(option=option))
 
 

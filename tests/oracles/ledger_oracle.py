@@ -154,8 +154,11 @@ class LedgerOracle:
         )
         taken = min(1.0, abs(shares) / self.volume[t][n]) if self.volume[t][n] else 1.0
         impact = self.s.impact_bps / 1e4 * notional * math.sqrt(taken)
+        # Traders: a million USD moves the price by so many basis points, at most a tenth.
+        moved = self.s.traders.impact_bps_per_million_usd if self.s.traders else 0.0
+        impact += notional * min(moved / 1e4 * notional / 1e6, 0.1)
         short_of = max(0.0, self.s.min_commission_usd - fee) if least and notional > 0.01 else 0.0
-        capped = notional if self.s.impact_bps else math.inf
+        capped = notional if self.s.impact_bps or moved else math.inf
         return short_of + (fee if waited else min(fee + spread + impact, capped))
 
     # --- what happens to shares -------------------------------------------------------------------

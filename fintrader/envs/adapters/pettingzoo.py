@@ -1,6 +1,6 @@
 """PettingZoo: several traders in one market as a `ParallelEnv`, in numpy.
 
-    env = TradersParallelEnv(market, settings, TraderSettings(num_traders=4, cooperation=-1.0))
+    env = TradersParallelEnv(market, settings, TraderSettings(teams=(1, 1, 1, 1), cooperation=-1.0))
     observations, infos = env.reset(seed=1)
     actions = {agent: env.action_space(agent).sample() for agent in env.agents}
     observations, rewards, terminations, truncations, infos = env.step(actions)

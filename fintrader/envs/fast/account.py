@@ -46,6 +46,7 @@ from fintrader.envs.fast.buffers import (
 from fintrader.envs.fast.compiled import njit_arrays, njit_call, njit_inline
 from fintrader.envs.market_view import FILL, LARGEST, MARK, MOST, STRIKE_POINT
 from fintrader.envs.money import DUST_USD, EQUITY_FLOOR, SPLIT_NUDGE, USD_GRID, WEIGHT_GRID
+from fintrader.envs.settings import MOST_IMPACT
 
 ORDER = 0
 FORCED = 1
@@ -1026,7 +1027,8 @@ def variable_cost(
 ) -> float:
     """USD: the part of the cost that grows with the order, up to all of its notional."""
     impact = notional * min(np.sqrt(abs(shares)) * root, 1.0)
-    cost: float = min((rules.fee_rate + spread) * notional + rules.impact_rate * impact, notional)
+    rate = rules.fee_rate + spread + min(rules.impact_per_usd * notional, MOST_IMPACT)
+    cost: float = min(rate * notional + rules.impact_rate * impact, notional)
     return cost
 
 

@@ -54,6 +54,7 @@ class Rules(NamedTuple):
     """Commission and half-spread; of symbols with their own spread see `Prices.spread`."""
     fee_rate: float
     impact_rate: float
+    impact_per_usd: float
     min_commission_usd: float
     max_leverage: float
     trade_rate: float
@@ -96,6 +97,7 @@ class Rules(NamedTuple):
             cost_rate=settings.fee_rate + settings.spread_rate,
             fee_rate=settings.fee_rate,
             impact_rate=settings.impact_rate,
+            impact_per_usd=settings.impact_per_usd,
             min_commission_usd=settings.min_commission_usd,
             max_leverage=settings.max_leverage,
             trade_rate=settings.trade_rate,

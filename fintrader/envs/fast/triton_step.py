@@ -49,6 +49,7 @@ class TritonStep:
             "it keeps no record": record,
             "it closes no positions at an episode's end": settings.close_at_end,
             "it sells no option": settings.option is not None,
+            "it has no traders": settings.traders is not None,
             "its clock is the episode's": settings.clock != "episode",
         }
         return next((reason for reason, holds in reasons.items() if holds), None)

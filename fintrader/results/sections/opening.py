@@ -128,6 +128,7 @@ def describe_costs(stored: StoredBacktest, main: str) -> str:
     trading = stored.context.trading
     if own.cost_usd is None or own.cost_share is None or own.trades is None:
         return "unknown; returns as given."
+    linear = 0.0 if trading is None else trading.impact_bps_per_million_usd
     parts = (
         []
         if trading is None
@@ -135,6 +136,7 @@ def describe_costs(stored: StoredBacktest, main: str) -> str:
             (f"{trading.cost_bps:g}" if trading.cost_bps else "", "a trade"),
             (trading.describe_half_spread(), "half-spread"),
             (f"{trading.impact_bps:g}" if trading.impact_bps else "", "impact at full volume"),
+            (f"{linear:g}" if linear else "", "impact per million USD of an order"),
         ]
     )
     rates = [f"{rate} bps {kind}" for rate, kind in parts if rate]

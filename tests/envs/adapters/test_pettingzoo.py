@@ -23,7 +23,7 @@ from fintrader.envs.adapters.pettingzoo import TradersParallelEnv
 def test_parallel_api():
     settings = EnvSettings(episode_bars=20, ruin_fraction=0.95)
     env = TradersParallelEnv(
-        make_market(120, 3, volatility=0.05), settings, TraderSettings(num_traders=4)
+        make_market(120, 3, volatility=0.05), settings, TraderSettings(teams=(1, 1, 1, 1))
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -67,7 +67,7 @@ def test_agrees_with_the_vectorised_game():
 @pytest.mark.slow
 def test_every_temporal_difference_is_zero():
     env = TradersParallelEnv(
-        oracle_market(), oracle_settings(), TraderSettings(num_traders=3), seed=2
+        oracle_market(), oracle_settings(), TraderSettings(teams=(1, 1, 1)), seed=2
     )
     rng = np.random.default_rng(0)
     cuts = 0
