@@ -210,7 +210,7 @@ def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page, 
     leaks = ["close: bar 3 changes when bars from 9 on do", "fill: bar 4"]
     (site / "runs" / "demo" / "lookahead.json").write_text(json.dumps({"leaks": leaks}))
     test = open_page(site, "honesty", run="demo")
-    assert "2 leak(s)" in test.error[0].value
+    assert "2 leaks" in test.error[0].value
     assert table_with(test, "Leak")["Leak"].tolist() == leaks
 
 
