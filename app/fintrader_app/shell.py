@@ -97,7 +97,7 @@ def page(title: str, render: Callable[[RunsFolder, DeltaGenerator], None]) -> No
     """Draw a page: its title, then whatever `render` draws, which puts its main choice into the
     container next to the title. A fault becomes a message, never a traceback."""
     with guarded():
-        left, head = st.columns([1, 7], vertical_alignment="center")
+        left, head = st.columns([1, 5], vertical_alignment="center")
         left.title(title, anchor=False)
         render(find_runs_folder(), head)
 
