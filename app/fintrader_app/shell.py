@@ -175,7 +175,7 @@ def guarded() -> Iterator[None]:
 def describe_error(error: Exception) -> str:
     """An error's message as escaped text that begins with a capital, unless it begins with a path
     or a setting."""
-    text = plain(hide_secrets(str(error)))
+    text = plain(hide_secrets(str(error)).replace("`", ""))
     named = any(mark in text.partition(" ")[0] for mark in "/._")
     return text if named else text[:1].upper() + text[1:]
 

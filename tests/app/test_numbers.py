@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from streamlit.proto.Metric_pb2 import Metric
 
+from fintrader.backtesting import read_backtest
 from fintrader.market.tensors import MarketTensors
 from fintrader.numerals import DASH, count, percent, ratio
 from fintrader.results.formatting import PAPER_COLUMNS, duration, statistic
@@ -128,6 +129,19 @@ def test_a_tournaments_numbers_are_those_of_its_leaderboard(open_page, template)
     assert board[board["pod"] == "benchmark"][["rank", "score"]].isna().values.tolist() == [
         [True, False]
     ]
+
+
+def test_a_decision_lists_its_fills(open_page, template):
+    test = open_page(template, "backtest", run="demo", part="decisions", clock="utc")
+    trades = read_backtest(template / "runs" / "demo" / "backtest")
+    chosen = box(test, "Decided at the close of this bar (UTC)").value
+    mine = trades.trades_of("ensemble")
+    bars = trades.minutes[mine["decision_bar"]].strftime("%Y-%m-%d %H:%M")
+    mine = mine[bars == chosen]
+    assert 0 < len(mine) < len(bars)
+    listed = table_with(test, "decision_time")
+    assert listed["symbol"].tolist() == mine["symbol"].astype(str).tolist()
+    assert listed["price_usd"].tolist() == mine["price_usd"].tolist()
 
 
 @pytest.mark.parametrize("pod", ["p0000", "p0003", "p0006"])

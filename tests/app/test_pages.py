@@ -24,6 +24,7 @@ def test_without_runs_there_is_a_message_and_no_number(open_page, tmp_path, page
     healthy(test)
     assert not test.metric
     assert not test.get("plotly_chart")
+    assert "\\`" not in said(test)
     if page != "new_run":
         assert test.info
 

@@ -51,7 +51,7 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
     names = deployments.list_names(folder)
     if not names:
         raise NotThereError(
-            "there is no deployment yet; type fintrader paper runs/NAME to start one, without keys"
+            "there is no deployment yet; `fintrader paper runs/NAME` starts one, without keys"
         )
     left, right = head.columns([2, 3], vertical_alignment="center")
     with left:
