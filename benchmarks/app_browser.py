@@ -37,7 +37,7 @@ from tests.engines import fakes
 from tests.engines.waiting import answers, free_port
 
 PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market")
-PICTURES = {"runs": 1130, "tournament": 1640, "backtest": 1400, "honesty": 960}
+PICTURES = {"runs": 900, "tournament": 1180, "backtest": 1180, "honesty": 900}
 """Pages that the documentation shows, and how far down, in pixels."""
 WAITS = (
     "server_s",
@@ -137,10 +137,12 @@ def take_pictures(chromium: Browser, runs: Path) -> None:
         for name, height in PICTURES.items():
             page.set_viewport_size({"width": 1280, "height": height})
             open_page(page, f"{address}/{name}?run=quickstart")
+            page.wait_for_selector(CHART)
+            page.wait_for_timeout(1500)
             path = ROOT / "docs" / "images" / f"app-{name}.png"
             page.screenshot(path=path)
             # A third of the bytes, without a visible difference.
-            Image.open(path).quantize(96).save(path, optimize=True)
+            Image.open(path).quantize(128).save(path, optimize=True)
             print(path.relative_to(ROOT))
 
 

@@ -78,6 +78,11 @@ def count(value: Any) -> str:
     return ratio(value, 0)
 
 
+def number_of(value: int, noun: str) -> str:
+    """1 and `bar` as `1 bar`, 1234 as `1,234 bars`."""
+    return f"{value:,} {noun}{'' if value == 1 else 's'}"
+
+
 def short_count(value: Any) -> str:
     """1234567 as `1.23 M`."""
     found = number(value)

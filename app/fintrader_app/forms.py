@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from fintrader.errors import ConfigError
-from fintrader.numerals import number
+from fintrader.numerals import number, number_of
 from fintrader.yaml_text import parse_yaml
 from fintrader_app.shell import human, line_up, plain
 
@@ -67,17 +67,60 @@ def choose_single(field: Schema) -> Schema:
     return field
 
 
-def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) -> None:
-    """Draw widgets for all fields of a model, in two columns; their values go into `draft`, in
-    place."""
-    fields = {name: field for name, field in schema["properties"].items() if name not in skip}
-    nested = [name for name, field in fields.items() if "properties" in field or "oneOf" in field]
-    simple = [name for name in fields if name not in nested]
-    for position, name in enumerate(simple):
+BASIC = frozenset(
+    [
+        "path",
+        "start",
+        "end",
+        "bar_minutes",
+        "benchmark",
+        "num_envs",
+        "action",
+        "cost_bps",
+        "initial_cash_usd",
+        "episode_bars",
+        "decision_interval",
+        "reward",
+        "learning_rate",
+        "gamma",
+        "num_steps",
+        "pods",
+        "workers",
+        "metric",
+        "ensemble_size",
+        "window",
+        "null_model",
+        "name",
+        "seed",
+    ]
+)
+"""Settings that a first run changes; a form folds the others of the same model."""
+
+
+def draw_fields(schema: Schema, names: Sequence[str], draft: Draft, key: str) -> None:
+    """Draw widgets for these fields, in two columns, the basic ones first and the others folded."""
+    basic = [name for name in names if name in BASIC] or names
+    rest = [name for name in names if name not in basic]
+    _draw_pairs(schema, basic, draft, key)
+    if rest:
+        with st.expander(number_of(len(rest), "more setting")):
+            _draw_pairs(schema, rest, draft, key)
+
+
+def _draw_pairs(schema: Schema, names: Sequence[str], draft: Draft, key: str) -> None:
+    for position, name in enumerate(names):
         if position % 2 == 0:
             places = line_up(1, 1)
         with places[position % 2]:
-            draw_widget(fields[name], name, draft, f"{key}.{name}")
+            draw_widget(schema["properties"][name], name, draft, f"{key}.{name}")
+
+
+def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) -> None:
+    """Draw widgets for all fields of a model; their values go into `draft`, in place."""
+    fields = {name: field for name, field in schema["properties"].items() if name not in skip}
+    nested = [name for name, field in fields.items() if "properties" in field or "oneOf" in field]
+    simple = [name for name in fields if name not in nested]
+    draw_fields(schema, simple, draft, key)
     for name in nested:
         with st.expander(human(name), expanded=len(nested) == 1 or not simple):
             if text := fields[name].get("description"):

@@ -43,7 +43,7 @@ _OPTIONS = {
     "theme.light.backgroundColor": "#ffffff",
     "theme.light.secondaryBackgroundColor": "#f4f6f8",
     "theme.light.textColor": "#1c2430",
-    "theme.dark.primaryColor": "#0d9488",
+    "theme.dark.primaryColor": "#2dd4bf",
     "theme.dark.backgroundColor": "#0f141b",
     "theme.dark.secondaryBackgroundColor": "#19212b",
     "theme.dark.textColor": "#e6eaf0",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -20,11 +21,6 @@ from fintrader_app.shell import LONGEST, draw_notice, heading, plain
 Present = Callable[..., Section | None]
 Part = TypeVar("Part", Chart, Table)
 _NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<currency>\$?)(?P<digits>[\d,]*\.?\d+)(?P<unit>\s?%?)")
-_BOXES = {
-    "good": (st.success, ":material/balance:"),
-    "doubt": (st.warning, ":material/balance:"),
-    "alarm": (st.error, ":material/gpp_bad:"),
-}
 
 
 def show(present: Present, view: BacktestView, version: Hashable, **choices: Hashable) -> None:
@@ -48,35 +44,40 @@ def draw(section: Section, state: Hashable, key: str = "") -> None:
     """Draw a section. `state` changes when its figures do; `key` distinguishes sections of a
     kind."""
     draw_notice(section.warning)
-    shown = section.tables
+    name = f"{key}{section.key}"
     if section.tone is not None:
-        facts = [f"**{plain(section.title, LONGEST)}**", *map(_write_facts, shown[:1])]
-        shown = shown[1:]
-        box, icon = _BOXES[section.tone]
-        box("\n\n".join(facts), icon=icon)
-    elif section.title:
+        _draw_finding(section, name)
+        return
+    if section.title:
         heading(plain(section.title))
     if section.headline:
         st.markdown(plain(section.headline, LONGEST))
-    name = f"{key}{section.key}"
     for chart in _lay_out(section.figures):
         charts.show(chart.draw, f"{name}_{chart.key}", version=state, is_titled=True)
         draw_notes([chart.note])
-    for place, table in enumerate(_lay_out(shown)):
+    for place, table in enumerate(_lay_out(section.tables)):
         draw_table(table, f"{name}_{place}")
     draw_notes(section.notes)
 
 
-def draw_verdict(view: BacktestView, run: str = "") -> None:
-    """Draw only the finding about a backtest: the verdict, its reason, and the evidence that would
-    change it. `run`: its name among several, whose banners the page shows together."""
+def _draw_finding(section: Section, name: str) -> None:
+    """Draw a finding in one line, its title and its first fact; everything else is folded."""
+    facts = [row.cells for table in section.tables for row in table.rows]
+    title = f"**{plain(section.title.rstrip('.'), LONGEST)}.**"
+    if facts:
+        title += f" {plain(facts[0][1], LONGEST)}"
+    with st.container(key=f"answer-{section.tone}-{name}"), st.expander(title):
+        draw_notes([section.headline])
+        for fact, text in facts[1:]:
+            st.caption(f"**{plain(fact)}.** {plain(text, LONGEST)}")
+        draw_notes(section.notes)
+
+
+def draw_verdict(view: BacktestView, run: str) -> None:
+    """Draw the verdict on a backtest of the run of this name. The page shows the banners of all
+    runs."""
     verdict = present_verdict(view)
-    title = f"{run}: {verdict.title}" if run else verdict.title
-    warning = "" if run else verdict.warning
-    finding = Section(
-        verdict.key, title, tables=verdict.tables[:1], warning=warning, tone=verdict.tone
-    )
-    draw(finding, (run, title))
+    draw(replace(verdict, title=f"{run}: {verdict.title}", warning=""), (), f"{run}-")
 
 
 def _lay_out(parts: Iterable[Part]) -> Iterable[Part]:

@@ -17,12 +17,13 @@ from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.config import list_shipped_configs
 from fintrader.errors import FintraderError
+from fintrader.numerals import number_of
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration, when
 from fintrader.results.run import Summary
 from fintrader.stages import Stage, strip
-from fintrader_app.artifacts import describe_score, load_stages, load_summaries, load_summary
+from fintrader_app.artifacts import load_stages, load_summaries, load_summary
 from fintrader_app.launch import CACHE_VARIABLE, CONFIGS_VARIABLE, RUNS_DIR_VARIABLE
 
 log = logging.getLogger("fintrader.app")
@@ -92,11 +93,18 @@ def list_config_folders() -> list[Path]:
     return [*dict.fromkeys([Path("configs").resolve(), *shipped])]
 
 
-def page(title: str, render: Callable[[RunsFolder], None]) -> None:
-    """Draw a page. Whatever goes wrong becomes a message, never a traceback."""
+def page(title: str, render: Callable[[RunsFolder, DeltaGenerator], None]) -> None:
+    """Draw a page: its title, then whatever `render` draws, which puts its main choice into the
+    container next to the title. A fault becomes a message, never a traceback."""
     with guarded():
-        st.title(title, anchor=False)
-        render(find_runs_folder())
+        left, head = st.columns([1, 5], vertical_alignment="center")
+        left.title(title, anchor=False)
+        render(find_runs_folder(), head)
+
+
+def draw_answer(words: str) -> None:
+    """Draw the one line that answers the question of a page."""
+    st.markdown(f"**{plain(words, LONGEST)}**")
 
 
 def is_shown_above(key: str) -> bool:
@@ -167,7 +175,7 @@ def guarded() -> Iterator[None]:
 def describe_error(error: Exception) -> str:
     """An error's message as escaped text that begins with a capital, unless it begins with a path
     or a setting."""
-    text = plain(hide_secrets(str(error)))
+    text = plain(hide_secrets(str(error)).replace("`", ""))
     named = any(mark in text.partition(" ")[0] for mark in "/._")
     return text if named else text[:1].upper() + text[1:]
 
@@ -343,40 +351,39 @@ def pick_clock(market: str) -> str:
     with st.container(horizontal=True, vertical_alignment="center"):
         value = choose_part({"market": f"{place} time", "utc": UTC}, "clock", "Clock")
         if value == "market":
-            st.caption(f"Times are {plain(place, 40)}'s.", width="content")
             return market
-        st.caption("Times are UTC; sessions are named by the market's days.", width="content")
+        st.caption("Sessions are named by the market's days.", width="content")
     return UTC
 
 
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def pick_run(runs: RunsFolder) -> tuple[Summary, Folder]:
-    """Draw the header's run picker and the run's status. Raises NotThereError when there are no
-    runs at all."""
+def pick_run(runs: RunsFolder, head: DeltaGenerator) -> tuple[Summary, Folder]:
+    """Draw the run picker and the run's status into the head of a page; below it the stages of a
+    run that has not finished. Raises NotThereError when there are no runs at all."""
     found = load_summaries(runs)
     if not found:
         raise NotThereError(
             "no runs here yet: start one on the New run page, or type `fintrader run CONFIG`"
         )
     by_name = {run.name: run for run in found}
-    left, right = line_up(2, 3)
+    left, right = head.columns([2, 3], vertical_alignment="center")
     with left:
-        name = choose("Run", list(by_name), "run")
+        name = choose("Run", list(by_name), "run", label_visibility="collapsed")
     chosen = by_name[name]
     with right:
         show_status(chosen)
-    show_stages(runs, chosen)
+    if chosen.status != "finished":
+        show_stages(runs, chosen)
     return chosen, runs.run(name)
 
 
-def pick_race(runs: RunsFolder) -> tuple[Summary, Folder, Folder]:
+def pick_race(runs: RunsFolder, head: DeltaGenerator) -> tuple[Summary, Folder, Folder]:
     """Draw the header of a page about a race; return the run, its folder, and the folder of its
     tournament, which is a fold's if the run is walked forward."""
-    run, folder = pick_run(runs)
+    run, folder = pick_run(runs, head)
     draw_notice(run.notice)
-    st.caption(plain(describe_score(folder)))
     folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
     if not folds:
         return run, folder, folder
@@ -397,7 +404,7 @@ def show_status(run: Summary) -> None:
     """Show a run's status, trials, seed, device and age."""
     icon, colour = STATUS[run.status]
     facts = (
-        "" if run.trials is None else f"{run.trials} trials",
+        "" if run.trials is None else number_of(run.trials, "trial"),
         "" if run.seed is None else f"seed {run.seed}",
         plain(run.device or "", 20),
     )

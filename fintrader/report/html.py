@@ -13,6 +13,9 @@ from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.sections import BacktestView, present_backtest
 from fintrader.results.sections.section import name_periods
 
+FIRST_PAGE = ("equity", "periods")
+"""Sections that an allocator reads below the verdict; all others are folded."""
+
 
 def render_report(stored: StoredBacktest) -> str:
     """Render the page as text, its times the market's own. Equal tables give equal text."""
@@ -26,7 +29,7 @@ def render_report(stored: StoredBacktest) -> str:
     page = Page(f"{run}: {view.title}", element(record_of(stored.context, metrics)))
     page.add_header(run, verdict)
     for section in sections:
-        page.add(section)
+        page.add(section, is_folded=section.key not in FIRST_PAGE)
     return page.render()
 
 

@@ -11,7 +11,7 @@ import gzip
 import html
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import resources
 from itertools import groupby
@@ -32,6 +32,7 @@ class Page:
     _header: str = ""
     _sections: list[str] = field(default_factory=list)
     _links: list[str] = field(default_factory=list)
+    _folded: int = 0
     _charts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add_header(self, kicker: str, section: Section) -> None:
@@ -41,19 +42,28 @@ class Page:
             + f'<header><p class="kicker">{html.escape(kicker)}</p>'
             + f'<h1 class="{section.tone or ""}">{html.escape(section.title)}</h1>'
             + _render_words('<p class="lead">{}</p>', section.headline)
-            + self._render_parts(section)
+            + self._render_parts(replace(section, tables=section.tables[:1]))
+            + "".join(
+                f"<details><summary>How it was made</summary>{render_table(table)}</details>"
+                for table in section.tables[1:]
+            )
             + "</header>"
         )
 
-    def add(self, section: Section) -> None:
-        """Add a section as a card, with a link to it in the table of contents."""
-        link = section.key.replace("-", " ").capitalize()
-        self._links.append(f'<a href="#{section.key}">{html.escape(link)}</a>')
+    def add(self, section: Section, *, is_folded: bool = False) -> None:
+        """Add a section as a card with a link to it, or as one that is closed until a reader opens
+        it, and is printed only if it is open."""
+        title = f"<h2>{html.escape(section.title)}</h2>"
         headline = _render_words("<p>{}</p>", section.headline)
-        self._sections.append(
-            f'<section id="{section.key}"><h2>{html.escape(section.title)}</h2>{headline}'
-            f"{self._render_parts(section)}</section>"
-        )
+        body = f"{headline}{self._render_parts(section)}"
+        if is_folded:
+            self._folded += 1
+            body = f'<details class="part"><summary>{title}</summary>{body}</details>'
+        else:
+            link = section.key.replace("-", " ").capitalize()
+            self._links.append(f'<a href="#{section.key}">{html.escape(link)}</a>')
+            body = f"{title}{body}"
+        self._sections.append(f'<section id="{section.key}">{body}</section>')
 
     def link(self, text: str, address: str) -> None:
         """Add a link to another page."""
@@ -82,7 +92,10 @@ class Page:
 
     def render(self) -> str:
         """Render the whole page."""
-        body = "\n".join([self._header, f"<nav>{''.join(self._links)}</nav>", *self._sections])
+        links = "".join(self._links)
+        if self._folded:
+            links += f'<button id="all">Show all {self._folded} other sections</button>'
+        body = "\n".join([self._header, f"<nav>{links}</nav>", *self._sections])
         charts = pack(json.dumps(self._charts, sort_keys=True))
         return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">

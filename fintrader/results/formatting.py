@@ -199,13 +199,17 @@ def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
 
 
 def describe_score(metric: object) -> str:
-    """Name the metric by which a run scores its pods, and the benchmark of a relative one; empty
-    without one."""
-    if metric is None:
-        return ""
+    """State the metric by which a run scores its pods; empty without one."""
+    return "" if metric is None else f"Score: {name_score(metric)}, in validation."
+
+
+def name_score(metric: object) -> str:
+    """Name a metric of pods as in a sentence, with its period and the benchmark of a relative
+    one."""
+    words = str(metric).replace("_", " ").replace("sharpe", "Sharpe ratio")
+    annual = "annualised " * (metric in ("sharpe", "information_ratio"))
     versus = metric in ("information_ratio", "active_utility")
-    against = " against the benchmark portfolio" if versus else ""
-    return f"Score: {str(metric).replace('_', ' ')}{against}, in validation."
+    return f"{annual}{words}{' against the benchmark portfolio' * versus}"
 
 
 # --- strategies -----------------------------------------------------------------------------------

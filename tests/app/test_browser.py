@@ -174,6 +174,28 @@ def test_walk(chromium, addresses, width, theme):
     assert not trouble, "\n".join(trouble)
 
 
+def test_each_page_shows_its_chart_on_the_first_screen(chromium, addresses):
+    """The whole first chart lies above the fold at 1440 by 900 pixels."""
+    context = chromium.new_context(viewport={"width": 1440, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(f"{addresses['small']}/?token={TOKEN}")
+    found = {}
+    for name, server, path in links():
+        without = "live", "new", "market view=quality", "backtest part=risk"  # too short to roll
+        if server == "large" or name.startswith(without):
+            continue
+        page.goto(f"{addresses[server]}/{path}")
+        chart = page.locator(".js-plotly-plot").first
+        chart.wait_for()
+        settled(page)
+        box = chart.bounding_box()
+        found[name] = round(box["y"] + box["height"])
+    context.close()
+    assert len(found) > 14
+    assert {name: bottom for name, bottom in found.items() if bottom > 900} == {}
+
+
 def test_nobody_shows_it_inside_their_own_page(addresses, chromium):
     context = chromium.new_context()
     context.new_page().goto(f"{addresses['small']}/?token={TOKEN}")

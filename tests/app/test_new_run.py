@@ -67,6 +67,20 @@ def test_every_field_has_a_widget(open_page, tmp_path, section):
         assert f"{name}" in keys, name
 
 
+def test_a_form_shows_the_basic_settings_and_folds_the_others(open_page, tmp_path):
+    for section, basic, rest in (
+        ("env", "cost_bps", "borrow_bps_per_year"),
+        ("tournament", "pods", "temperature"),
+        ("run", "seed", "cache"),
+    ):
+        test = open_page(tmp_path, "new_run", section=section)
+        (fold,) = [one for one in test.expander if one.label.endswith(" more settings")][:1]
+        keys = [str(one.key) for one in fold if getattr(one, "key", None)]
+        assert any(key.endswith(f".{rest}") for key in keys), section
+        assert not any(key.endswith(f".{basic}") for key in keys), section
+        assert widget(test, f".{basic}")
+
+
 def test_an_untouched_form_changes_nothing(open_page, tmp_path):
     test = open_page(tmp_path, "new_run", section="run")
     before = yaml.safe_dump(test.session_state["new_draft"])

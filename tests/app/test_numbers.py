@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from streamlit.proto.Metric_pb2 import Metric
 
+from fintrader.backtesting import read_backtest
 from fintrader.market.tensors import MarketTensors
 from fintrader.numerals import DASH, count, percent, ratio
 from fintrader.results.formatting import PAPER_COLUMNS, duration, statistic
@@ -130,6 +131,19 @@ def test_a_tournaments_numbers_are_those_of_its_leaderboard(open_page, template)
     ]
 
 
+def test_a_decision_lists_its_fills(open_page, template):
+    test = open_page(template, "backtest", run="demo", part="decisions", clock="utc")
+    trades = read_backtest(template / "runs" / "demo" / "backtest")
+    chosen = box(test, "Decided at the close of this bar (UTC)").value
+    mine = trades.trades_of("ensemble")
+    bars = trades.minutes[mine["decision_bar"]].strftime("%Y-%m-%d %H:%M")
+    mine = mine[bars == chosen]
+    assert 0 < len(mine) < len(bars)
+    listed = table_with(test, "decision_time")
+    assert listed["symbol"].tolist() == mine["symbol"].astype(str).tolist()
+    assert listed["price_usd"].tolist() == mine["price_usd"].tolist()
+
+
 @pytest.mark.parametrize("pod", ["p0000", "p0003", "p0006"])
 def test_a_pods_cards_and_curves_are_those_of_its_files(open_page, template, pod):
     demo = template / "runs" / "demo"
@@ -210,7 +224,7 @@ def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page, 
     leaks = ["close: bar 3 changes when bars from 9 on do", "fill: bar 4"]
     (site / "runs" / "demo" / "lookahead.json").write_text(json.dumps({"leaks": leaks}))
     test = open_page(site, "honesty", run="demo")
-    assert "2 leak(s)" in test.error[0].value
+    assert "2 leaks" in test.error[0].value
     assert table_with(test, "Leak")["Leak"].tolist() == leaks
 
 

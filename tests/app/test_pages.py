@@ -24,6 +24,7 @@ def test_without_runs_there_is_a_message_and_no_number(open_page, tmp_path, page
     healthy(test)
     assert not test.metric
     assert not test.get("plotly_chart")
+    assert "\\`" not in said(test)
     if page != "new_run":
         assert test.info
 
@@ -60,6 +61,42 @@ def test_every_part_of_a_page_is_there(open_page, template):
     test = open_page(template, "backtest", run="demo", part="trades", day=days[1])
     healthy(test)
     assert test.get("plotly_chart")
+
+
+ANSWERS = {
+    "tournament": "leads with a score of",
+    "pod": "number 1 of",
+    "market": "of the bars have a trade",
+    "compare": "can be told from luck",
+}
+"""Page -> words of its answer; the others' is the verdict."""
+
+
+@pytest.mark.parametrize(
+    ("page", "part"),
+    [
+        # Ten sessions are too few for rolling figures.
+        *(("backtest", part) for part in PARTS["backtest"]["part"] if part != "risk"),
+        *(("market", part) for part in ("bars", "features", "coverage", "ties")),
+        *((page, "") for page in ("runs", "tournament", "pod", "honesty", "compare")),
+    ],
+)
+def test_an_answer_stands_before_the_first_chart_and_that_before_tables(
+    open_page, template, page, part
+):
+    choice = {"view" if page == "market" else "part": part} if part else {}
+    test = open_page(template, page, run="demo", runs="demo", **choice)
+    elements = list(test.main)
+    words = [getattr(one, "label", "") or str(getattr(one, "value", "")) for one in elements]
+    answer = ANSWERS.get(page, "**Too short to tell")
+    place = next(k for k, text in enumerate(words) if answer in text.replace("demo\\: ", ""))
+    drawn = [
+        (k, one.type)
+        for k, one in enumerate(elements)
+        if one.type in ("plotly_chart", "dataframe") and (page != "runs" or k > place)
+    ]
+    assert drawn[0][1] == "plotly_chart"
+    assert place < drawn[0][0]
 
 
 @pytest.mark.parametrize(
@@ -294,8 +331,8 @@ def test_every_page_of_a_made_up_market_says_so_once(open_page, made_up, templat
 def test_scores_name_their_metric(open_page, site, page):
     path = site / "runs" / "demo" / "config.yaml"
     for metric, words in (
-        ("sharpe", "Score: sharpe, in validation."),
-        ("information_ratio", "Score: information ratio against the benchmark portfolio, in "),
+        ("sharpe", "Score: annualised Sharpe ratio, in validation."),
+        ("information_ratio", "Score: annualised information ratio against the benchmark "),
     ):
         path.write_text(f"name: demo\nseed: 0\ntournament: {{metric: {metric}}}\n")
         assert words in said(open_page(site, page, run="demo")).replace("\\", "")

@@ -23,6 +23,7 @@ from fintrader.results.market_description import (
     Provenance,
     Survivorship,
 )
+from fintrader.results.sections import BacktestView, present_curves
 from fintrader.results.sections.opening import (
     describe_costs,
     describe_survivorship,
@@ -168,8 +169,41 @@ def test_every_section_says_its_numbers(page, stored):
     )
     worst = stored.daily_returns().sort_values("benchmark").head(10)
     assert row(states, "Mean")[-1] == percent(worst["benchmark"].mean())
-    dates = [cells for cells in rows(section(page, "equity")) if re.match(r"\d\d \w{3}", cells[0])]
+    dates = [
+        cells for cells in rows(section(page, "drawdowns")) if re.match(r"\d\d \w{3}", cells[0])
+    ]
     assert dates[0][3] == percent(own["max_drawdown"])
+
+
+def test_the_first_page_is_an_allocators_and_the_rest_is_folded(page, stored):
+    """Banner, verdict, equity with drawdown, months; then closed sections only."""
+    body = re.sub("<style>.*?</style>|<script.*?</script>", "", page, flags=re.S)
+    marks = (
+        'class="notice"',
+        "<h1",
+        'id="equity"',
+        'id="chart-equity"',
+        'id="chart-drawdown"',
+        'id="periods"',
+        '<details class="part"',
+    )
+    places = [body.index(mark) for mark in marks]
+    assert places == sorted(places)
+    assert "<table" not in body[: body.index('id="chart-drawdown"')]
+    cards = re.findall(r'<section id="([^"]+)">(<details class="part">)?', page)
+    assert [name for name, fold in cards if not fold] == ["equity", "periods"]
+    folded = [name for name, fold in cards if fold]
+    assert len(folded) > 12
+    assert f"Show all {len(folded)} other sections" in page
+    assert body.count('id="chart-', 0, places[-1]) == 2
+
+
+def test_the_strategy_and_its_benchmark_stand_out(stored):
+    view = BacktestView.of(stored)
+    assert view.closest == ["ensemble", "equal_weight", "benchmark"]
+    for chart in present_curves(view).figures:
+        strong = [trace.name for trace in chart.draw().data if trace.opacity is None]
+        assert strong == ["Ensemble", "Equal weight", "Index"]
 
 
 def test_what_cannot_be_said_is_not_said(market):

@@ -7,12 +7,13 @@ from functools import partial
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
-from fintrader.numerals import count, percent, usd
+from fintrader.numerals import count, number_of, percent, usd
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import duration
+from fintrader.results.formatting import duration, title_of
 from fintrader.results.history import round_trips
 from fintrader.results.run import Summary
 from fintrader.results.sections import (
@@ -22,6 +23,7 @@ from fintrader.results.sections import (
     present_capacity,
     present_curves,
     present_decisions,
+    present_drawdowns,
     present_execution,
     present_factors,
     present_folds,
@@ -71,42 +73,60 @@ WHOLE = "whole window"
 MOMENT = "YYYY-MM-DD HH:mm"
 MOST_ROWS = 2000
 MOST_CANDLES = 900
+SLIDER = 260  # pixels
 
 
-def render(runs: RunsFolder) -> None:
-    run, folder = pick_run(runs)
+def render(runs: RunsFolder, head: DeltaGenerator) -> None:
+    run, folder = pick_run(runs, head)
     stored = artifacts.backtest(folder)
-    main, others = pick_strategies(stored)
-    offer_report(folder)
-    stored = stored.on_clock(pick_clock(stored.market_timezone))
+    left, middle, right = st.columns([4, 10, 5], vertical_alignment="center")
+    main, others = pick_strategies(stored, left, middle)
+    with right, st.container(horizontal=True, vertical_alignment="center"):
+        clock = pick_clock(stored.market_timezone)
+        offer_report(folder)
+    stored = stored.on_clock(clock)
     view = BacktestView(stored, main, tuple(others))
     version = artifacts.backtest_version(folder)
     show(present_verdict, view, version)
     tables.show_cards(stored, main)
-    tab = choose_part(TABS, "part")
+    bar = st.container(horizontal=True, vertical_alignment="center")
+    with bar:
+        tab = choose_part(TABS, "part")
     with guarded():
-        draw_part(tab, view, version, run)
+        draw_part(tab, view, version, run, bar)
 
 
-def draw_part(tab: str, view: BacktestView, version: Hashable, run: Summary) -> None:
-    """Draw the sections of one part of the page, and the controls above them."""
+def draw_part(
+    tab: str, view: BacktestView, version: Hashable, run: Summary, bar: DeltaGenerator
+) -> None:
+    """Draw the sections of one part of the page, and its controls into the `bar` above them."""
     draw = partial(show, view=view, version=version)
     match tab:
         case "curves":
             scales = ["USD", "Relative", "Log"]
-            scale = st.segmented_control("Scale", scales, default="USD", key="curves_scale")
+            scale = bar.segmented_control(
+                "Scale", scales, default="USD", key="curves_scale", label_visibility="collapsed"
+            )
             draw(present_curves, scale=scale or "USD")
+            draw(present_drawdowns)
         case "risk":
-            draw(present_rolling, window=pick_window(view))
+            draw(present_rolling, window=pick_window(view, bar))
         case "calendar":
-            slot = st.segmented_control(
-                "Slots of", [15, 30, 60], default=30, format_func=lambda m: f"{m} min", key="slots"
+            slot = bar.segmented_control(
+                "Minutes of a slot",
+                [15, 30, 60],
+                default=30,
+                format_func=lambda minutes: f"{minutes} min",
+                key="slots",
+                label_visibility="collapsed",
             )
             draw(present_returns, slot_minutes=slot or 30)
             draw(present_periods)
             draw(present_regimes)
         case "weights":
-            apart = st.slider("Symbols shown apart", 3, 12, figures.APART, key="weights_top")
+            apart = bar.slider(
+                "Symbols shown apart", 3, 12, figures.APART, key="weights_top", width=SLIDER
+            )
             draw(present_positions, apart=apart)
             draw(present_execution)
             draw(present_capacity)
@@ -127,26 +147,41 @@ def draw_part(tab: str, view: BacktestView, version: Hashable, run: Summary) -> 
             draw(present_metrics)
 
 
-def pick_window(view: BacktestView) -> int | None:
+def pick_window(view: BacktestView, bar: DeltaGenerator) -> int | None:
     """Pick the sessions that rolling figures look back over; None where there are too few."""
     sessions = len(view.stored.ends)
     usual = figures.rolling_sessions(sessions)
     if usual is None:
         return None
-    return st.slider("Window, sessions", 5, sessions // 2, usual, key=f"rolling_{sessions}")
+    key = f"rolling_{sessions}"
+    return bar.slider("Window, sessions", 5, sessions // 2, usual, key=key, width=SLIDER)
 
 
-def pick_strategies(stored: StoredBacktest) -> tuple[str, list[str]]:
+def pick_strategies(
+    stored: StoredBacktest, left: DeltaGenerator, right: DeltaGenerator
+) -> tuple[str, list[str]]:
     """Pick the strategy that the page shows, and those to compare with it."""
-    left, right = line_up(1, 2)
     with left:
-        main = choose("Strategy", stored.strategies, "strategy", format_func=human)
+        main = choose(
+            "Strategy",
+            stored.strategies,
+            "strategy",
+            format_func=human,
+            label_visibility="collapsed",
+        )
     rest = [name for name in stored.strategies if name != main]
     with right:
         key = link_choices(
             "beside", rest, [name for name in rest if name in DEFAULT_RIVALS] or rest[:3], len(rest)
         )
-        chosen = st.pills("Compare with", rest, selection_mode="multi", format_func=human, key=key)
+        chosen = st.pills(
+            "Compare with",
+            rest,
+            selection_mode="multi",
+            format_func=title_of,
+            key=key,
+            label_visibility="collapsed",
+        )
     others = [name for name in rest if name in (chosen or [])]
     remember("beside", ",".join(others))
     return main, others
@@ -211,7 +246,7 @@ def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
             "Symbol, most traded first",
             list(counts.index),
             "symbol",
-            format_func=lambda s: f"{s} · {counts[s]} fills",
+            format_func=lambda name: f"{name} · {number_of(counts[name], 'fill')}",
         )
     shown = mine[mine["symbol"] == symbol]
     days = shown["fill_time"].dt.tz_convert(stored.market_timezone).dt.strftime("%Y-%m-%d")
@@ -220,13 +255,17 @@ def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
     if day != WHOLE:
         shown = shown[days == day]
     every = right.segmented_control(
-        "Candle", [1, 5, 15, 60], default=5, format_func=lambda m: f"{m} bars", key="candle"
+        "Candle",
+        [1, 5, 15, 60],
+        default=5,
+        format_func=lambda bars: number_of(bars, "bar"),
+        key="candle",
     )
     with guarded():
         draw_prices(stored, run, symbol, day, every or 5, shown)
     st.caption(
-        f"{count(len(shown))} fills of {plain(symbol)}: {usd(shown['notional_usd'].sum())} traded, "
-        f"{usd(shown['cost_usd'].sum())} costs"
+        f"{number_of(len(shown), 'fill')} of {plain(symbol)}:"
+        f" {usd(shown['notional_usd'].sum())} traded, {usd(shown['cost_usd'].sum())} costs"
     )
     list_fills(shown, stored.timezone)
 
@@ -243,7 +282,7 @@ def explore_decision(stored: StoredBacktest) -> None:
     heading("One decision")
     left, right = line_up(1, 2)
     with left:
-        title = f"Decided at the close of the bar of ({zone})"
+        title = f"Decided at the close of this bar ({zone})"
         chosen = choose(title, names, "decision", format_func=when.__getitem__)
     k = names.index(chosen)
     most = found.moved[k].argmax()
@@ -254,6 +293,11 @@ def explore_decision(stored: StoredBacktest) -> None:
             " brackets the target weight; blue raised it, red lowered it."
         )
     charts.show(figures.decision_figure(found, k), "decisions_one")
+    fills = stored.trades_of(found.strategy)
+    fills = fills[stored.minutes[fills["decision_bar"]] == found.times[k]]
+    st.caption(f"{number_of(len(fills), 'fill')} of its orders")
+    if len(fills):
+        list_fills(fills, zone)
 
 
 def draw_prices(
@@ -274,7 +318,7 @@ def draw_prices(
         rows = slice(int(begin), int(end) + 1)
     else:
         rows = market.rows(day)
-    about = f"Candles of {every} traded bar(s)."
+    about = f"Candles of {number_of(every, 'traded bar')}."
     most = every * MOST_CANDLES
     cut = ""
     if rows.stop - rows.start > most:
@@ -292,6 +336,7 @@ def draw_prices(
     charts.show(
         figures.candles_figure(bars, placed, symbol=symbol, timezone=stored.timezone),
         "trades_candles",
+        height=380,
     )
     if len(fills) > figures.MOST_MARKS:
         about += f" The {figures.MOST_MARKS} largest of {count(len(fills))} fills are marked."
@@ -300,6 +345,7 @@ def draw_prices(
 
 def list_fills(rows: pd.DataFrame, timezone: str) -> None:
     config = {
+        "decision_time": st.column_config.DatetimeColumn(f"Decided ({timezone})", format=MOMENT),
         "fill_time": st.column_config.DatetimeColumn(f"Filled ({timezone})", format=MOMENT),
         "symbol": "Symbol",
         "shares": st.column_config.NumberColumn("Shares", format="%.4g"),
@@ -309,9 +355,8 @@ def list_fills(rows: pd.DataFrame, timezone: str) -> None:
         "kind": "Kind",
     }
     frame = rows[list(config)].head(MOST_ROWS)
-    frame = frame.assign(
-        symbol=frame["symbol"].astype(str), fill_time=frame["fill_time"].dt.tz_localize(None)
-    )
+    moments = {name: frame[name].dt.tz_localize(None) for name in ("decision_time", "fill_time")}
+    frame = frame.assign(symbol=frame["symbol"].astype(str), **moments)
     table(frame, "trades_table", height=320, column_config=config)
     if len(rows) > MOST_ROWS:
         st.caption(f"The first {count(MOST_ROWS)} rows; the rest is in backtest/trades.parquet.")

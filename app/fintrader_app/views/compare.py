@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import plotly.graph_objects as go
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.errors import FintraderError
 from fintrader.numerals import DASH
@@ -45,11 +46,12 @@ KEYS = (
 )
 
 
-def render(runs: RunsFolder) -> None:
+def render(runs: RunsFolder, head: DeltaGenerator) -> None:
     names = [run.name for run in load_summaries(runs) if run.metrics]
     if not names:
         raise NotThereError("there is no finished backtest to compare yet")
-    chosen = choose_several("Runs", names, "runs", names[:2], MOST_LINES)
+    with head:
+        chosen = choose_several("Runs", names, "runs", names[:2], MOST_LINES)
     if not chosen:
         raise NotThereError("choose at least one run")
     stored = load(runs, chosen, artifacts.backtest)
@@ -68,10 +70,12 @@ def render(runs: RunsFolder) -> None:
     with guarded():
         backtests = {line.run: line.backtest for line in lines.values()}
         draw(present_comparison(backtests), ())
-        for run, backtest in backtests.items():
-            draw_verdict(BacktestView.of(backtest), run)
     versions = (artifacts.backtest_version(runs.run(line.run)) for line in lines.values())
     draw_curves(lines, tuple(zip(lines, versions, strict=True)))
+    with guarded():
+        heading("Verdicts")
+        for run, backtest in backtests.items():
+            draw_verdict(BacktestView.of(backtest), run)
     with guarded():
         list_differences(lines)
     with guarded():

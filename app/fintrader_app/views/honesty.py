@@ -7,8 +7,9 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
-from fintrader.numerals import count, score
+from fintrader.numerals import count, number_of, score
 from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.sections import (
@@ -26,8 +27,8 @@ from fintrader_app.shell import guarded, heading, page, pick_run, plain
 from fintrader_app.tables import table
 
 
-def render(runs: RunsFolder) -> None:
-    _, folder = pick_run(runs)
+def render(runs: RunsFolder, head: DeltaGenerator) -> None:
+    _, folder = pick_run(runs, head)
     view = BacktestView.of(artifacts.backtest(folder))
     version = artifacts.backtest_version(folder)
     show(present_verdict, view, version)
@@ -61,7 +62,10 @@ def lookahead(folder: Folder) -> None:
     names = ("leaks", "alarms", "trusted", "unproved")
     leaks, alarms, trusted, unproved = (list_entries(report.get(name)) for name in names)
     if leaks:
-        st.error(f"{count(len(leaks))} leak(s) of the future were found.", icon=":material/error:")
+        st.error(
+            f"The check found {number_of(len(leaks), 'leak')} of the future.",
+            icon=":material/error:",
+        )
         table({"Leak": leaks}, "honesty_leaks")
     if alarms:
         st.warning(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.deploy import status as deployments
 from fintrader.deploy.control import ask
@@ -44,7 +45,7 @@ COLOURS = {
 }
 
 
-def render(runs: RunsFolder) -> None:
+def render(runs: RunsFolder, head: DeltaGenerator) -> None:
     given = os.environ.get(DEPLOYMENTS_DIR_VARIABLE)
     folder = Path(given) if given else runs.root.parent / "deployments"
     names = deployments.list_names(folder)
@@ -52,11 +53,14 @@ def render(runs: RunsFolder) -> None:
         raise NotThereError(
             "there is no deployment yet; `fintrader paper runs/NAME` starts one, without keys"
         )
-    name = choose("Deployment", names, "deployment")
+    left, right = head.columns([2, 3], vertical_alignment="center")
+    with left:
+        name = choose("Deployment", names, "deployment", label_visibility="collapsed")
     first = deployments.read_status(folder / name)
     alive = first.is_beating
+    with right:
+        timezone = pick_clock(first.timezone)
     steer(folder / name, first)
-    timezone = pick_clock(first.timezone)
 
     def watch() -> None:
         now = deployments.read_status(folder / name)
@@ -88,8 +92,9 @@ def steer(home: Path, status: Status) -> None:
 def draw(status: Status, timezone: str) -> None:
     """Everything below the picker and the clock."""
     draw_notice(status.bundle.notice)
-    show_head(status, timezone)
+    show_state(status)
     show_curves(status, timezone)
+    show_numbers(status, timezone)
     left, right = st.columns(2)
     with left:
         show_holdings(status)
@@ -110,9 +115,14 @@ def draw(status: Status, timezone: str) -> None:
         table(rows, "live_journal")
 
 
-def show_head(status: Status, timezone: str) -> None:
+def show_state(status: Status) -> None:
+    """Draw the state and the return in one line, then what is wrong."""
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
-    st.markdown(f"{badge} {plain(status.role)} bundle of the run **{plain(status.bundle.run)}**")
+    words = f"{status.role} bundle of the run {status.bundle.run}"
+    if status.equity is not None and status.curve:
+        grown = percent(status.equity / status.curve[0][1] - 1, signed=True)
+        words += f": the account is worth {usd(status.equity)}, {grown} since the start."
+    st.markdown(f"{badge} **{plain(words.strip())}**")
     if status.flattening:
         st.error(f"Not flat yet: {plain(status.why)}.", icon=":material/sell:")
     elif status.why:
@@ -124,6 +134,10 @@ def show_head(status: Status, timezone: str) -> None:
         )
     for request in status.requests:
         st.warning(f"Asked to {request}; not done yet.", icon=":material/hourglass_empty:")
+
+
+def show_numbers(status: Status, timezone: str) -> None:
+    """Draw the verdict on its backtest, the figures of the account, and the commands."""
     if status.bundle.verdict:
         st.caption(f"Its backtest: {plain(status.bundle.verdict, 600)}")
     cells = {

@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.metrics import find_session_ends
-from fintrader.numerals import count, percent
+from fintrader.numerals import count, number_of, percent
 from fintrader.results import figures
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
@@ -20,10 +21,12 @@ from fintrader_app.markets import Market
 from fintrader_app.shell import (
     choose,
     choose_part,
+    draw_answer,
     draw_notice,
     guarded,
     heading,
     human,
+    line_up,
     list_market_folders,
     page,
     pick_clock,
@@ -37,11 +40,11 @@ MOST_CELLS = 12_000
 MOST_SYMBOLS = 60
 
 
-def render(runs: RunsFolder) -> None:
-    run, _ = pick_run(runs)
+def render(runs: RunsFolder, head: DeltaGenerator) -> None:
+    run, _ = pick_run(runs, head)
     market = markets.find(run.market, run.data_hash, list_market_folders(runs))
     draw_notice(market.description.provenance.notice)
-    show_head(market)
+    draw_answer(describe_market(market))
     parts = {
         "bars": ("Bars", show_bars),
         "features": ("Features", show_features),
@@ -52,9 +55,20 @@ def render(runs: RunsFolder) -> None:
     view = choose_part({name: title for name, (title, _) in parts.items()}, "view")
     with guarded():
         parts[view][1](market)
+    show_size(market)
 
 
-def show_head(market: Market) -> None:
+def describe_market(market: Market) -> str:
+    """State the market's size and its span in one line."""
+    days = list(market.days().index)
+    traded = percent(measure_traded_share(market), 1)
+    return (
+        f"{number_of(len(market.symbols), 'symbol')}, {number_of(len(days), 'session')} from"
+        f" {days[0]} to {days[-1]}; {traded} of the bars have a trade."
+    )
+
+
+def show_size(market: Market) -> None:
     """Show the market's size, its dates and its content hash."""
     known = market.description
     total, assets = market.arrays["close"].shape
@@ -91,21 +105,24 @@ def measure_traded_share(market: Market) -> float:
     return float(market.arrays["tradable"].mean())
 
 
-def pick_cell(market: Market) -> tuple[str, str, str]:
-    """A symbol, a session, and the time zone of the clock."""
-    left, right = st.columns(2)
-    with left:
+def pick_cell(market: Market) -> tuple[str, str, str, DeltaGenerator]:
+    """A symbol, a session, the time zone of the clock, and a place next to them."""
+    first, second, third, last = line_up(2, 2, 2, 2)
+    with first:
         symbol = choose("Symbol", market.symbols, "symbol")
-    with right:
+    with second:
         day = choose("Session", list(market.days().index), "session")
-    return symbol, day, pick_clock(market.timezone)
+    with third:
+        return symbol, day, pick_clock(market.timezone), last
 
 
 def show_bars(market: Market) -> None:
-    symbol, day, timezone = pick_cell(market)
+    symbol, day, timezone, place = pick_cell(market)
     rows = market.rows(day)
     column = market.symbols.index(symbol)
-    every = st.segmented_control("Bars a candle", [1, 5, 15], default=5, key="market_candle") or 5
+    every = (
+        place.segmented_control("Bars a candle", [1, 5, 15], default=5, key="market_candle") or 5
+    )
     candles = market.candles(symbol, rows, every)
     if candles.empty:
         st.info(f"{plain(symbol)} did not trade on {day}.", icon=":material/event_busy:")
@@ -132,12 +149,12 @@ def show_bars(market: Market) -> None:
 
 
 def show_features(market: Market) -> None:
-    symbol, day, timezone = pick_cell(market)
+    symbol, day, timezone, place = pick_cell(market)
     rows = market.rows(day)
     features = market.arrays["features"][rows, market.symbols.index(symbol)]
     values = np.concatenate([features, market.arrays["context"][rows]], axis=1, dtype=float)
     names = [*market.description.feature_names, *market.description.context_names]
-    shown = st.multiselect(
+    shown = place.multiselect(
         "Columns", names, default=names[:4], max_selections=8, key="market_features"
     )
     stamps = market.times[rows].tz_convert(timezone).strftime("%H:%M")

@@ -16,6 +16,7 @@ from typing import Any
 
 import streamlit as st
 import yaml
+from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.config import validate
 from fintrader.errors import FintraderError
@@ -55,7 +56,7 @@ DEFAULTS = "defaults"
 MOST_MISSING = 5
 
 
-def render(runs: RunsFolder) -> None:
+def render(runs: RunsFolder, head: DeltaGenerator) -> None:
     left, right = st.columns([3, 2], gap="large")
     with left:
         heading("Settings")
@@ -200,12 +201,12 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
     """The widgets of one part of the configuration."""
     from fintrader.pipeline.config import RunConfig
 
-    fields = dict(forms.read_schema(RunConfig)["properties"])
+    schema = forms.read_schema(RunConfig)
+    fields = dict(schema["properties"])
     fields["agent"] = forms.choose_single(fields["agent"])
     key = f"new:{source}"
     if section == "run":
-        for name in ("name", "seed", "device", "cache"):
-            forms.draw_widget(fields[name], name, draft, f"{key}.{name}")
+        forms.draw_fields(schema, ("name", "seed", "device", "cache"), draft, key)
         st.caption(plain(f"The run will lie in {draft.get('runs_dir')}/{draft.get('name')}."))
     elif section == "yaml":
         st.caption("Choose a part above to change it.")

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.config import flatten_values
-from fintrader.numerals import DASH, count, number, score
+from fintrader.numerals import DASH, count, number, number_of, score
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration, format_metric
@@ -19,6 +20,7 @@ from fintrader_app import artifacts, charts, race, tables
 from fintrader_app.shell import (
     choose,
     choose_several,
+    draw_answer,
     follow,
     guarded,
     heading,
@@ -35,13 +37,14 @@ DEFAULT_CURVES = ("reward_mean", "entropy")
 MOST_PODS = 6
 
 
-def render(runs: RunsFolder) -> None:
-    run, _, folder = pick_race(runs)
+def render(runs: RunsFolder, head: DeltaGenerator) -> None:
+    run, main, folder = pick_race(runs, head)
     pods = artifacts.load_pods(folder)
     if pods.empty:
         raise NotThereError("no pod has been made yet")
     by_name = pods.set_index("pod", drop=False)
     order = artifacts.rank_pods(pods)
+    answer = st.container()
     left, right = line_up(1, 2)
     with left:
         name = choose(
@@ -54,11 +57,14 @@ def render(runs: RunsFolder) -> None:
         rest = [pod for pod in order if pod != name]
         others = choose_several("Compare with", rest, "pods", [], MOST_PODS - 1)
     chosen = select_pod(by_name, name)
-    show_cards(chosen)
+    with answer:
+        place = f"number {order.index(name) + 1} of {number_of(len(order), 'pod')}"
+        draw_answer(f"{describe_pod(chosen)}: {place}. {artifacts.describe_score(main)}")
 
     def draw() -> None:
         with guarded():
             show_looks(folder, [name, *others])
+        show_cards(chosen)
         heading("Learning curves")
         show_curves(folder, [name, *others])
 
@@ -177,7 +183,7 @@ def show_settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
     if parent:
         rows.sort(key=lambda row: not row["Changed"])
         changed = sum(bool(row["Changed"]) for row in rows)
-        st.caption(f"Child of {plain(parent)}: {changed} setting(s) differ")
+        st.caption(f"Child of {plain(parent)}, with {number_of(changed, 'other value')}")
     else:
         st.caption("A founder: it started from fresh weights")
     table(rows, "pod_settings", height=360)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.numerals import DASH, count
 from fintrader.results import figures
@@ -15,7 +16,7 @@ from fintrader.results.deletion import delete_run, describe_loss
 from fintrader.results.episode_scores import FILE, FOLDER, EpisodeScores, present_episodes
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import describe_standing, duration, moment, verdict_words
+from fintrader.results.formatting import duration, moment, verdict_words
 from fintrader.results.notes import (
     MOST_CHARACTERS,
     MOST_IN_A_TAG,
@@ -34,9 +35,9 @@ from fintrader_app.shell import (
     PAGES,
     STATUS,
     describe_error,
+    draw_notice,
     go,
     guarded,
-    heading,
     hide_secrets,
     is_shown_above,
     line_up,
@@ -72,7 +73,7 @@ COLUMNS = {
     "tags": st.column_config.ListColumn("Tags"),
     "note": st.column_config.TextColumn("Note"),
 }
-ROWS = 8
+ROWS = 5
 """Rows of the table that are visible without scrolling."""
 DRAWN = ("ensemble", "best", "buy_and_hold", "equal_weight", "benchmark")
 MARK = {
@@ -112,7 +113,7 @@ def build_table(found: list[Summary]) -> pd.DataFrame:
     return frame.drop(columns=unused)
 
 
-def render(runs: RunsFolder) -> None:
+def render(runs: RunsFolder, head: DeltaGenerator) -> None:
     # Always drawn, even empty, so that the widgets below keep their places.
     place = st.container()
     message = st.session_state.pop("runs_message", None)
@@ -128,7 +129,8 @@ def render(runs: RunsFolder) -> None:
         if st.button("New run", icon=":material/play_circle:", type="primary"):
             go("new_run.py")
         return
-    chosen = filter_runs(found)
+    with head:
+        chosen = filter_runs(found)
     if not chosen:
         raise NotThereError("no run fits the filter")
     by_name = {run.name: run for run in chosen}
@@ -251,11 +253,11 @@ def show_actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[s
 
 def show_preview(runs: RunsFolder, run: Summary) -> None:
     """The chosen run at a glance."""
-    heading(plain(run.name))
     if run.notes.note or run.notes.tags:
         badges = (f":gray-badge[{plain(tag)}]" for tag in run.notes.tags)
         st.markdown(" ".join([*badges, plain(run.notes.note, 1_000)]))
-    show_stages(runs, run)
+    if run.status != "finished":
+        show_stages(runs, run)
     folder = runs.run(run.name)
     if folder.exists(FOLDER, FILE):
         scores = folder.record(EpisodeScores, FOLDER, FILE)
@@ -267,9 +269,8 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
             st.info(describe_error(waiting), icon=":material/hourglass_empty:")
     else:
         view = BacktestView.of(stored)
-        draw_verdict(view)
-        tables.show_cards(stored, stored.strategies[0])
-        st.markdown(plain(describe_standing(stored.metrics, stored.context), 600))
+        draw_notice(stored.notice)
+        draw_verdict(view, run.name)
         drawn = [name for name in stored.strategies if name in DRAWN] or stored.strategies[:5]
         version = artifacts.backtest_version(folder)
         equity = stored.curve()[drawn]
@@ -278,14 +279,17 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
         left, right = st.columns(2)
         with left:
             st.caption("Equity, USD")
-            charts.show(wealth, "preview_equity", height=300, version=version)
+            charts.show(wealth, "preview_equity", height=260, version=version)
         with right:
             st.caption("Drawdown, from session closes")
-            charts.show(drawdown, "preview_drawdown", height=300, version=version)
+            charts.show(drawdown, "preview_drawdown", height=260, version=version)
+        tables.show_cards(stored, stored.strategies[0])
         draw(present_baselines(view), version)
     with guarded():
         show_leaders(folder)
         st.caption(plain(artifacts.describe_score(folder)))
+    if run.status == "finished":
+        show_stages(runs, run)
     if run.command:
         st.caption("The command that reproduces this run, or continues it")
         st.code(hide_secrets(run.command), language="bash")

@@ -7,8 +7,9 @@ from functools import partial
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
-from fintrader.numerals import DASH, count, score, short_count
+from fintrader.numerals import DASH, count, number_of, score, short_count
 from fintrader.records import to_json
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration
@@ -18,6 +19,7 @@ from fintrader.results.tournament_events import LossEvent, TournamentEvent, sele
 from fintrader_app import artifacts, charts, race, search, tables
 from fintrader_app.shell import (
     choose,
+    draw_answer,
     follow,
     go,
     guarded,
@@ -43,16 +45,19 @@ MOST_CURVES = 8
 EVERY = "all algorithms"
 
 
-def render(runs: RunsFolder) -> None:
-    run, folder, place = pick_race(runs)
+def render(runs: RunsFolder, head: DeltaGenerator) -> None:
+    run, folder, place = pick_race(runs, head)
     planned = race.count_planned_pods(folder)
     logs = search.find_log_settings(folder)
     live = run.status == "running"
-    follow(lambda: draw(reload_running(runs, run), place, planned, logs), live=live)
+    about = artifacts.describe_score(folder)
+    follow(lambda: draw(reload_running(runs, run), place, planned, logs, about), live=live)
 
 
-def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]) -> None:
-    """Draw everything below the header."""
+def draw(
+    run: Summary, folder: Folder, planned: int | None, logs: frozenset[str], about: str
+) -> None:
+    """Draw everything below the header; `about`: the metric of the scores."""
     pods = artifacts.load_race(folder)
     version = (str(folder.root), *artifacts.identify_board(folder))
     alive = run.status == "running"
@@ -61,9 +66,11 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
     except NotThereError:
         events = []
     launched = race.find_launched(events) if alive else {}
-    show_numbers(race.measure_pace(pods, planned, launched, alive=alive), alive)
+    pace = race.measure_pace(pods, planned, launched, alive=alive)
     if pods.empty:
+        show_numbers(pace, alive)
         raise NotThereError("no pod has been made yet")
+    draw_answer(f"{describe_leader(pods, pace)} {about}")
     left, right = st.columns([3, 2])
     with left, guarded():
         heading("Score over time")
@@ -78,6 +85,7 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
         title = f"Open {plain(pod)}"
         if opener.button(title, icon=":material/model_training:", width="stretch"):
             go("pod.py", pod=pod)
+    show_numbers(pace, alive)
     with guarded():
         show_looks(folder, pods)
     heading("Pods on the time line")
@@ -94,6 +102,15 @@ def draw(run: Summary, folder: Folder, planned: int | None, logs: frozenset[str]
         show_search(pods, logs, version)
     with st.expander(f"Event log ({count(len(events))} events)", icon=":material/history:"):
         show_events(events)
+
+
+def describe_leader(pods: pd.DataFrame, pace: race.Pace) -> str:
+    """State which pod leads, its score, and how many pods are done."""
+    planned = "" if pace.planned is None else f" of {count(pace.planned)}"
+    done = f"{count(pace.done)}{planned} pods done"
+    if pace.best is None:
+        return f"No pod has a score yet; {done}."
+    return f"{artifacts.rank_pods(pods)[0]} leads with a score of {score(pace.best)}; {done}."
 
 
 def show_numbers(pace: race.Pace, alive: bool) -> None:
@@ -157,8 +174,8 @@ def show_lost_pods(events: list[TournamentEvent]) -> None:
     ]
     if rows:
         st.caption(
-            f"{count(len(lost))} time(s) a pod was lost; lost pods are started again within the"
-            " limit of retries"
+            f"{number_of(len(lost), 'attempt')} lost; lost pods are started again within the limit"
+            " of retries"
         )
         table(rows, "race_lost", height="content")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ from fintrader.results.figures.style import (
     say_left_out,
     time_axis,
 )
+from fintrader.results.formatting import title_of
 
 Session = NDArray[np.int64] | pd.Series
 """`[T]`: number of each bar's session, never decreasing."""
@@ -50,9 +51,9 @@ def equity_figure(
     words = "<br>".join(textwrap.wrap(escape_label(notice, 500), 100))
     title = f"Equity<br><sup>{words}</sup>" if notice else "Equity"
     if not relative:
-        return layout(draw_lines(curves, "%{y:$,.0f}", main), title, "USD", height=420)
+        return layout(draw_lines(curves, "%{y:$,.0f}", main), title, "USD", height=360)
     figure = draw_lines(curves / curves.iloc[0], "%{y:.3f} ×", main)
-    layout(figure, title, "multiple of the start", height=420)
+    layout(figure, title, "multiple of the start", height=360)
     return figure.update_yaxes(tickformat=".2f")
 
 
@@ -71,6 +72,15 @@ def drawdown_figure(curves: pd.DataFrame, *, session: Session | None = None) -> 
     figure.data[0].update(fill="tozeroy", fillcolor="rgba(11,79,158,0.10)")
     title = "Drawdown at every bar" if session is None else "Drawdown, from session closes"
     return layout(figure, title, "below peak", percent=True, height=320)
+
+
+def fade_others(figure: go.Figure, strategies: Collection[str]) -> go.Figure:
+    """Make every line of a figure pale, except those of these strategies."""
+    titles = {escape_label(title_of(name)) for name in strategies}
+    for trace in figure.data:
+        if trace.name not in titles:
+            trace.update(opacity=0.45, line_width=1)
+    return figure
 
 
 def deepest_drawdowns(daily: pd.Series) -> pd.DataFrame:

@@ -170,7 +170,7 @@ def excess_figure(
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = f"Excess return {over} over each baseline, 95 % interval"
     figure.update_xaxes(tickformat="+.0%")
-    return _lay_out_points(figure, title, 130 + 34 * len(rows))
+    return _lay_out_points(figure, title, 110 + 28 * len(rows))
 
 
 def trials_figure(scores: pd.Series) -> go.Figure:

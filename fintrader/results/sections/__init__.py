@@ -13,6 +13,7 @@ from fintrader.results.sections.origins import present_data, present_origin
 from fintrader.results.sections.performance import (
     present_baselines,
     present_curves,
+    present_drawdowns,
     present_folds,
     present_metrics,
     present_periods,
@@ -42,17 +43,18 @@ from fintrader.results.sections.skill import (
 
 
 def present_backtest(view: BacktestView) -> list[Section]:
-    """Present everything about a backtest, the verdict first."""
+    """Present everything about a backtest: the verdict, wealth, months, then the rest."""
     presenters: tuple[Callable[[BacktestView], Section | None], ...] = (
         present_verdict,
-        present_baselines,
         present_curves,
+        _present_near_periods,
+        present_baselines,
         present_folds,
         present_evidence,
         present_search,
+        present_drawdowns,
         present_returns,
         present_rolling,
-        _present_near_periods,
         present_regimes,
         present_positions,
         present_fills,
@@ -84,6 +86,7 @@ _OF_RETURNS: tuple[Callable[[BacktestView], Section | None], ...] = (
     present_verdict,
     present_baselines,
     present_curves,
+    present_drawdowns,
     present_evidence,
     present_returns,
     present_rolling,

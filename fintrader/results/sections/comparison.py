@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fintrader.numerals import chance, count
+from fintrader.numerals import chance, count, number_of
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.sections.section import Section
 from fintrader.results.stored_looks import union_of_looks
@@ -15,17 +15,18 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
     """Present which of several results are likely skill as one of all the results looked at."""
     trials, looks = union_of_looks(runs)
     skilled = [name for name, stored in runs.items() if is_skill_among(stored, looks)]
-    among = f"among {looks:,} results looked at"
+    among = f"among {number_of(looks, 'result')} looked at"
     if skilled:
         title = (
-            f"{len(skilled)} of {len(runs)} runs unlikely to be luck {among}: {', '.join(skilled)}."
+            f"{len(skilled)} of {number_of(len(runs), 'run')} unlikely to be luck {among}:"
+            f" {', '.join(skilled)}."
         )
     else:
-        title = f"None of {len(runs)} runs can be told from luck {among}."
+        title = f"None of {number_of(len(runs), 'run')} can be told from luck {among}."
     windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
     is_same = len(windows) == 1
     bars = "these bars" if is_same else "the bars of these windows"
-    results = f"{looks:,} different result{'s' * (looks != 1)} looked at on {bars}"
+    results = f"{number_of(looks, 'different result')} looked at on {bars}"
     notes = [
         "The runs cover the same window."
         if is_same
@@ -39,9 +40,13 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
     return Section(
         key="comparison",
         title=title,
-        headline=f"{trials:,} trials in all of these runs together; {results}.",
+        headline=f"{number_of(trials, 'trial')} in all of these runs together; {results}.",
         notes=notes,
-        warning=" ".join(f"{name}: {one.notice}" for name, one in runs.items() if one.notice),
+        warning=" ".join(
+            f"{', '.join(name for name, one in runs.items() if one.notice == notice)}: {notice}"
+            for notice in dict.fromkeys(one.notice for one in runs.values())
+            if notice
+        ),
         tone="good" if skilled else "doubt",
     )
 

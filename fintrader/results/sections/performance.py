@@ -9,7 +9,7 @@ from typing import Literal
 import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.numerals import count, percent, period_name, ratio
+from fintrader.numerals import count, percent, period_name, ratio, span
 from fintrader.results import figures, periods
 from fintrader.results.formatting import BASELINES, rival_name, statistic, title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
@@ -48,7 +48,13 @@ def present_baselines(view: BacktestView) -> Section:
         if reasons:
             notes.append(f"Left out: {reasons}.")
         tables.append(replace(active_table(metrics, rival, main=view.main), notes=notes))
-    return Section("baselines", "Against the baselines", tables=tables)
+    verdict = stored.verdict
+    charts = []
+    if verdict is not None and verdict.excess and verdict.strategy == view.main:
+        scale, over = span(verdict.sessions, verdict.sessions_a_year)
+        draw = partial(figures.excess_figure, verdict.excess, scale, over)
+        charts.append(Chart("excess", draw))
+    return Section("baselines", "Against the baselines", figures=charts, tables=tables)
 
 
 def present_metrics(view: BacktestView) -> Section:
@@ -61,9 +67,27 @@ def present_metrics(view: BacktestView) -> Section:
 
 
 def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
-    """Present wealth and drawdown over time, and the deepest drawdowns."""
+    """Present wealth and drawdown over time; all but the main strategy, its benchmark portfolio and
+    the index are pale."""
     stored = view.stored
-    session = stored.session
+
+    def draw_equity() -> go.Figure:
+        figure = figures.equity_figure(stored.curve()[view.names], relative=scale == "Relative")
+        if scale == "Log":
+            figure.update_yaxes(type="log", tickformat="~s")
+        return figures.fade_others(figure, view.closest)
+
+    def draw_drawdown() -> go.Figure:
+        figure = figures.drawdown_figure(stored.curve()[view.names], session=stored.session)
+        return figures.fade_others(figure, view.closest)
+
+    charts = [Chart("equity", draw_equity), Chart("drawdown", draw_drawdown)]
+    return Section("equity", "Wealth and drawdown", figures=charts)
+
+
+def present_drawdowns(view: BacktestView) -> Section:
+    """Present the deepest drawdowns, and drawdown at every bar."""
+    stored = view.stored
     measured = {"max_drawdown": "between session closes", "minute_max_drawdown": "at every bar"}
     depths = [
         f"{title_of(name)} "
@@ -73,11 +97,6 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
         )
         for name in view.names
     ]
-
-    def draw_equity() -> go.Figure:
-        figure = figures.equity_figure(stored.curve()[view.names], relative=scale == "Relative")
-        return figure.update_yaxes(type="log", tickformat="~s") if scale == "Log" else figure
-
     by_bar = (
         Chart(
             "drawdown-bars",
@@ -86,16 +105,9 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
         ),
     )
     return Section(
-        key="equity",
-        title="Wealth and drawdown",
-        figures=[
-            Chart("equity", draw_equity),
-            Chart(
-                "drawdown",
-                lambda: figures.drawdown_figure(stored.curve()[view.names], session=session),
-            ),
-            *(by_bar if view.has_bars else ()),
-        ],
+        key="drawdowns",
+        title="Deepest drawdowns",
+        figures=by_bar if view.has_bars else (),
         tables=[_drawdowns_table(view)],
     )
 

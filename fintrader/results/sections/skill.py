@@ -52,9 +52,6 @@ def present_evidence(view: BacktestView) -> Section | None:
         days = stored.on_clock(stored.market_timezone).minutes[stored.ends]
         if len(evidence.betting.by_session) == len(days):
             drawn["betting"] = partial(figures.betting_figure, evidence.betting.by_session, days)
-    if verdict.excess:
-        scale, over = span(verdict.sessions, verdict.sessions_a_year)
-        drawn["excess"] = partial(figures.excess_figure, verdict.excess, scale, over)
     if verdict.random_portfolios is not None:
         returned = stored.metrics_of(verdict.strategy).cumulative_return
         random = verdict.random_portfolios
