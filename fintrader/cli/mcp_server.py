@@ -14,8 +14,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,24 +24,22 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 
 from fintrader.cli.judging import FileOptions
-from fintrader.cli.options import parse
-from fintrader.config import list_code, list_texts, read_yaml
+from fintrader.cli.options import parse, parse_config
+from fintrader.config import list_code, list_texts
 from fintrader.errors import FintraderError
 from fintrader.files import append_jsonl, make_folder, read_jsonl
-from fintrader.records import from_json, to_json
+from fintrader.records import RecordError, from_json, to_json
 from fintrader.results.folders import FileCache, RunsFolder
 from fintrader.results.run import Run, summaries
-from fintrader.runs import RunFolder
+from fintrader.runs import explain_failure
 from fintrader.verdict.alpha import level_of_look
-from fintrader.verdict.looks import Ledger, by_window
+from fintrader.verdict.looks import HELD_OUT, Ledger, by_window
 
 if TYPE_CHECKING:
     from fintrader.pipeline.config import RunConfig
 
 SPENT = "mcp_looks.jsonl"
 """Looks that servers have spent, next to the ledger of looks."""
-GYMNASIUM_ID = re.compile(r"[\w.]+:[\w-]+-v\d+")
-"""Name of a gymnasium environment, with the package that it imports first."""
 INSTRUCTIONS = (
     "fintrader trains trading agents and tests whether results are skill. Every judgement and"
     " backtest is a look at a held-out window: looks are few, they are counted for good, and each"
@@ -55,12 +53,13 @@ Overrides = dict[str, str | int | float | bool]
 
 
 @dataclass(frozen=True)
-class SpentLook:
-    """A look that a server spent."""
+class SpentLooks:
+    """Looks that a server spent; below 0: gave back, since nothing was seen."""
 
     folder: str
     tool: str
     subject: str
+    count: int
     time: float
     """Seconds since 1970."""
 
@@ -73,24 +72,42 @@ class LookBudget:
         self.looks = looks
         self.path = Ledger().path.with_name(SPENT)
 
-    def list_spent(self) -> list[SpentLook]:
-        """List the looks spent in this folder, oldest first."""
-        lines = read_jsonl(self.path) if self.path.is_file() else []
-        spent = [from_json(SpentLook, line) for line in lines]
-        return [look for look in spent if look.folder == self.folder]
+    def count_spent(self, last: SpentLooks | None = None) -> int:
+        """Count the looks spent in this folder, up to the line `last` if it is given. Raises
+        ToolError for a damaged file."""
+        total = 0
+        try:
+            for line in read_jsonl(self.path) if self.path.exists() else []:
+                spent = from_json(SpentLooks, line)
+                total += spent.count * (spent.folder == self.folder)
+                if spent == last:
+                    break
+        except (OSError, RecordError) as error:
+            raise ToolError(f"{self.path} is damaged ({error}); a person may remove it") from None
+        return total
 
-    def spend(self, tool: str, subject: str) -> None:
-        """Spend one look, before its result exists. Raises ToolError when none is left."""
-        look = SpentLook(self.folder, tool, subject, time.time())
-        if len(self.list_spent()) < self.looks:
-            append_jsonl(self.path, to_json(look))
-            # Of servers that spend at once, the first lines count.
-            if look in self.list_spent()[: self.looks]:
-                return
-        raise ToolError(
+    @contextlib.contextmanager
+    def spend(self, tool: str, subject: str, count: int = 1) -> Iterator[None]:
+        """Spend looks before the result of the block exists; give them back if it fails before one
+        is on the ledger. Raises ToolError when too few are left."""
+        seen = len(Ledger().looks())
+        spent = SpentLooks(self.folder, tool, subject, count, time.time())
+        refusal = (
             f"the budget of {self.looks} looks in {self.folder} is spent; a person may start the"
             " server with a larger --looks"
         )
+        if self.count_spent() + count > self.looks:
+            raise ToolError(refusal)
+        append_jsonl(self.path, to_json(spent))
+        if self.count_spent(spent) > self.looks:  # another server was first
+            append_jsonl(self.path, to_json(replace(spent, count=-count)))
+            raise ToolError(refusal)
+        try:
+            yield
+        except FintraderError:
+            if len(Ledger().looks()) == seen:
+                append_jsonl(self.path, to_json(replace(spent, count=-count)))
+            raise
 
 
 @dataclass(frozen=True)
@@ -144,17 +161,26 @@ class Confinement:
 
     def resolve(self, name: str) -> Path:
         """Resolve a path, links included. Raises ToolError when it leads out of the folder."""
-        path = (self.folder / Path(name).expanduser()).resolve()
+        try:
+            path = (self.folder / Path(name).expanduser()).resolve()
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ToolError(f"{name[:80]!r} is no path: {error}") from None
         if not path.is_relative_to(self.folder):
             raise ToolError(f"{name} lies outside {self.folder}, where this server works")
         return path
 
-    def check(self, texts: Sequence[str]) -> None:
-        """Raise ToolError for texts of settings that name code, a URL or a file outside the
-        folder."""
-        code = [*list_code(texts), *filter(GYMNASIUM_ID.fullmatch, texts)]
+    def check(self, config: RunConfig) -> None:
+        """Raise ToolError for settings that name code, a URL or a file outside the folder, or reach
+        other machines."""
+        values = config.model_dump(mode="json")
+        texts = [*list_texts(values)]
+        code = list_code(texts)
+        if config.is_classic and ":" in str(values["env"]["id"]):
+            code.append(str(values["env"]["id"]))
         if code:
             raise ToolError(f"the settings import {', '.join(code)}; a person may run such code")
+        if config.launcher.kind != "local" or config.operations.metrics is not None:
+            raise ToolError("launcher and operations.metrics reach other machines; leave them out")
         for text in texts:
             if "://" in text:
                 raise ToolError(f"{text}: this server uses no store and no URL")
@@ -168,8 +194,8 @@ def _answering() -> Iterator[None]:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
-    except FintraderError as error:
-        raise ToolError(str(error)) from None
+    except (FintraderError, OSError, ValueError) as error:
+        raise ToolError(explain_failure(error)) from None
 
 
 def _list_words(overrides: Overrides | None) -> list[str]:
@@ -236,7 +262,7 @@ def make_server(
                 )
                 for one in by_window(Ledger().looks())
             )
-            return LooksShown(windows, max(0, budget.looks - len(budget.list_spent())))
+            return LooksShown(windows, max(0, budget.looks - budget.count_spent()))
 
     def judge(
         file: str,
@@ -256,35 +282,40 @@ def make_server(
             if benchmark is not None and (folder / benchmark).exists():
                 benchmark = str(inside.find(benchmark))
             record = FileOptions(benchmark=benchmark).read(str(inside.find(file)))
-            budget.spend("judge", file)
             command = f"fintrader mcp: judge {file}"
-            return repr(judge_returns(record, trials=trials, held_out=held_out, command=command))
+            with budget.spend("judge", file):
+                verdict = judge_returns(record, trials=trials, held_out=held_out, command=command)
+            return repr(verdict)
 
     def backtest(run: str, overrides: Overrides | None = None) -> str:
         """Backtest a finished run's policies again, with other settings of `backtest` or the
-        trading of `env` (costs, fill, decision interval). Counts as a look, and spends one of the
-        budget. The run's report is written anew."""
+        trading of `env` (costs, fill, decision interval). Each held-out window counts as a look, and
+        spends one of the budget. The run's report is written anew."""
         with _answering():
+            from fintrader.pipeline.config import load_config
             from fintrader.pipeline.run_stages import backtest_run
 
             home = runs.run(run).root
-            config = _read(home / "config.yaml", overrides)
-            budget.spend("backtest", run)
-            backtest_run(home, config, called=f"{runs_dir}/{run}")
+            config = parse(load_config(home / "config.yaml"), _list_words(overrides), "backtest")
+            inside.check(config)
+            seen = len({*config.backtest.window} & {*HELD_OUT})
+            with budget.spend("backtest", run, seen):
+                backtest_run(home, config, called=f"{runs_dir}/{run}")
             return repr(Run(home))
 
     def train_agents(config: str, name: str, overrides: Overrides | None = None) -> str:
         """Start a tournament of agents by a configuration of the folder, in the background; no look
         at the test window. `name`: of the new run; `show_run` follows it."""
         with _answering():
-            path = inside.find(config)
-            place = RunFolder.named(name, runs.root)
-            _read(path, overrides)
-            # -P: nothing in the working directory is imported.
-            words = [sys.executable, "-P", "-m", "fintrader", "tournament", str(path)]
-            words += ["--name", name, "--runs-dir", str(runs.root), *_list_words(overrides)]
+            if not re.fullmatch(r"\w[\w-]*", name):
+                raise ToolError(f"{name!r}: name a run by letters, digits, '_' and '-'")
+            words = [str(inside.find(config)), *_list_words(overrides)]
+            words += ["--name", name, "--runs-dir", str(runs.root)]
+            inside.check(parse_config("tournament", list(words)))
             make_folder(runs.root)
-            with place.root.with_suffix(".log").open("a") as log:
+            # -P: nothing in the working directory is imported.
+            words = [sys.executable, "-P", "-m", "fintrader", "tournament", *words]
+            with (runs.root / f"{name}.log").open("a") as log:
                 subprocess.Popen(
                     words,
                     cwd=folder,
@@ -294,13 +325,6 @@ def make_server(
                     start_new_session=True,
                 )
             return f"{name} is started; show_run gives its state, {log.name} has its lines"
-
-    def _read(path: Path, overrides: Overrides | None) -> RunConfig:
-        """Read a configuration that stays inside the folder."""
-        from fintrader.pipeline.config import load_config
-
-        inside.check([*list_texts(read_yaml(path)), *list_texts(overrides or {})])
-        return parse(load_config(path), _list_words(overrides), "mcp")
 
     for tool in (list_runs, show_run, show_looks):
         offer(READS, tool)

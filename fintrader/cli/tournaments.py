@@ -151,7 +151,7 @@ def targets(argv: list[str]) -> None:
             " initial capital, net of costs)"
         )
     from fintrader.pipeline.targets import play_leaders
-    from fintrader.results.formatting import duration
+    from fintrader.results.formatting import duration, title_of
 
     race = play_leaders(folder_of(place).root)
     reached = {target: race.find_first(target) for target in options.at}
@@ -169,7 +169,7 @@ def targets(argv: list[str]) -> None:
         if leader is not None:
             when = f"reached by {leader.pod} after {duration(leader.seconds)}"
         print(f"{target:g} times the capital: {when}")
-    print(f"benchmark: {race.benchmark:.3f} times the capital")
+    print(f"benchmark, {title_of(race.portfolio)}: {race.benchmark:.3f} times the capital")
     if race.looks is not None:
         print(f"look {race.looks} at this window, which counts in every later verdict on it")
 

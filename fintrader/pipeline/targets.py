@@ -18,6 +18,7 @@ from fintrader.errors import RunError
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, load_config_of_run
 from fintrader.pipeline.session import run_store
+from fintrader.results.tournament_events import LaunchEvent, ResultEvent, read_events
 from fintrader.runs import Manifest, RunFolder
 from fintrader.terminal_progress import reporter
 from fintrader.tournament.spec import PodResult
@@ -29,7 +30,7 @@ class Leader:
     """A pod that led when its result came."""
 
     seconds: float
-    """From the start of the first pod to the end of this one."""
+    """From the start of the first pod to this one's result, pauses of the run included."""
     pod: str
     score: float
     """On the validation window."""
@@ -43,7 +44,8 @@ class Race:
 
     leaders: tuple[Leader, ...]
     benchmark: float
-    """Growth of the benchmark portfolio, net of costs."""
+    """Growth of the benchmark portfolio, net of costs; `portfolio`: its name."""
+    portfolio: str
     looks: int | None
     """Looks at the window so far, these included; None where the ledger could not be written."""
 
@@ -56,15 +58,19 @@ def play_leaders(folder: Path) -> Race:
     """Play a run's leaders over its test window, and count the looks.
 
     Raises RunError for a run without a finished tournament, a walk-forward and a classic
-    environment, CheckpointError for a pod whose policy is gone, LedgerError for a changed ledger.
+    environment, and for a pod whose policy is gone; LedgerError for a changed ledger.
     """
     run = RunFolder(folder)
     run.refuse_unsafe()
     config = load_config_of_run(folder)
     manifest = Manifest.load(run.manifest)
-    if config.is_classic or (run.root / "folds").is_dir():
-        kind = "its environment has" if config.is_classic else "a walk-forward has"
-        raise RunError(f"{folder}: {kind} no single test window; give a run of `fintrader run`")
+    if config.is_classic:
+        raise RunError(f"{folder}: a classic environment has no test window of a market")
+    if (run.root / "folds").is_dir():
+        raise RunError(
+            f"{folder}: a walk-forward has a test window for each fold; give a run of `fintrader"
+            " run`"
+        )
     if not manifest.done("tournament"):
         raise RunError(
             f"{folder}: its tournament has not finished; run `fintrader run {folder}/config.yaml`"
@@ -74,26 +80,35 @@ def play_leaders(folder: Path) -> Race:
     market = store.fetch_own_market(Path(str(manifest.values["market"])))
     windows = MarketTensors.load(market).split()
     results = store.read_results()
-    began = min(result.started for result in results.values())
+    events = read_events(run.events)
+    began = min(event.time for event in events if isinstance(event, LaunchEvent))
+    ended = {event.pod: event.time for event in events if isinstance(event, ResultEvent)}
     played: dict[str, BacktestResult] = {}
     led: list[tuple[float, PodResult]] = []
-    for result in sorted(results.values(), key=lambda one: one.finished):
+    for result in sorted(results.values(), key=lambda one: ended[one.pod]):
         if result.score is not None and (not led or result.score > led[-1][0]):
             led.append((result.score, result))
     with reporter() as progress:
         for _, result in led:
             store.ensure_policy(result)
-            policy = load_policy(run.pod(result.pod) / "policy.safetensors")
+            path = run.pod(result.pod) / "policy.safetensors"
+            if not path.is_file():
+                raise RunError(
+                    f"{path} is gone, and {result.pod} led the race; `tournament.keep: all` keeps"
+                    " every policy of a new run"
+                )
+            policy = load_policy(path)
             played[result.pod] = simulate(
                 policy, windows.test, config.trading, name=result.pod, progress=progress
             )
         baselines = simulate_all_baselines(windows.test, config.trading)
     looks = _count_looks(run, config, manifest, windows.test, played)
     leaders = tuple(
-        Leader(result.finished - began, result.pod, score, _measure_growth(played[result.pod]))
+        Leader(ended[result.pod] - began, result.pod, score, _measure_growth(played[result.pod]))
         for score, result in led
     )
-    return Race(leaders, _measure_growth(baselines.portfolio), looks)
+    portfolio = baselines.portfolio
+    return Race(leaders, _measure_growth(portfolio), portfolio.name, looks)
 
 
 def _measure_growth(result: BacktestResult) -> float:

@@ -81,7 +81,11 @@ def _read_settings(home: RunFolder) -> tuple[TournamentSettings | None, Check | 
         return load_config(path).tournament, None
     except ConfigError as error:
         compares = f"{path} with the settings of this version"
-        remedy = "restore the file from a backup"
+        made_by, _ = _read_manifest(RunFolder(path.parent))
+        remedy = (
+            f"use the version of fintrader that made the run (commit {made_by.get('commit')}), or"
+            " restore the file from a backup if it was edited"
+        )
         return None, Check("settings of the run", compares, (str(error),), remedy=remedy)
 
 

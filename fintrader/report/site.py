@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fintrader.errors import RunError
-from fintrader.files import refuse_foreign, replace_folder, write_bytes, write_text
+from fintrader.errors import RunError, UnsafePathError
+from fintrader.files import make_folder, remove, write_bytes, write_text
 from fintrader.numerals import DASH, count, score
 from fintrader.report.html import render_report
 from fintrader.report.page import Page
@@ -14,45 +14,55 @@ from fintrader.report.tearsheet import FORMATS
 from fintrader.results.figures.skill import trials_figure
 from fintrader.results.formatting import describe_score
 from fintrader.results.leaderboard_reader import read_leaderboard, read_pods
-from fintrader.results.run import Run
+from fintrader.results.run import WINDOWS, Run
 from fintrader.results.sections import BacktestView, Chart, Section, present_curves, present_verdict
 from fintrader.results.table import Table
 
 MARK = ".fintrader-site"
-"""File that marks a folder as an export, which may be replaced."""
+"""File that marks a folder as an export, whose pages may be replaced."""
 
 
 def write_site(run: Run, out: Path) -> Path:
-    """Write the pages of a run to `out`, whose earlier export is replaced; return its index.html.
+    """Write the pages of a run to the folder `out`; return its index.html. Pages of an earlier
+    export are replaced, all other files stay.
 
-    Raises RunError for a run without a backtest, UnsafePathError when `out` holds something else.
+    Raises RunError for a run without a backtest, UnsafePathError when `out` holds an index.html
+    that no export wrote.
     """
-    refuse_foreign(out, MARK)
+    if run.config.get("env", {}).get("kind") == "gymnasium":
+        raise RunError(f"{run.name}: its page is {run.folder.root / 'evaluation' / 'report.html'}")
     backtests = run.backtests
     if not backtests:
         raise RunError(f"{run.name}: it has no backtest yet; let `fintrader run` finish first")
+    if (out / "index.html").exists() and not (out / MARK).is_file():
+        raise UnsafePathError(f"{out} has an index.html of something else; choose another --out")
     view = BacktestView.of(next(iter(backtests.values())))
     page = Page(run.name)
     page.add_header(run.name, present_verdict(view))
     page.add(present_curves(view))
-    with replace_folder(out) as new:
-        (new / MARK).touch()
-        for window, stored in backtests.items():
-            name = f"report-{window}.html"
-            write_text(new / name, render_report(stored))
-            page.link(f"Report of the {window} window", name)
-            for ending in FORMATS:
-                sheet = run.folder.backtest_of(window) / f"tear_sheet{ending}"
-                if sheet.is_file():
-                    write_bytes(new / f"tear_sheet-{window}{ending}", sheet.read_bytes())
-                    page.link(f"Tear sheet, {window}", f"tear_sheet-{window}{ending}")
-        for number, one in enumerate(run.folds or (run,), 1):
-            page.add(_present_race(one, f"race-{number}"))
-        write_text(new / "index.html", page.render())
+    make_folder(out)
+    write_text(out / MARK, "")
+    for window in WINDOWS:
+        names = [f"report-{window}.html", *(f"tear_sheet-{window}{ending}" for ending in FORMATS)]
+        for name in names:
+            remove(out / name)
+        if window not in backtests:
+            continue
+        write_text(out / names[0], render_report(backtests[window]))
+        page.link(f"Report of the {window} window", names[0])
+        for name, ending in zip(names[1:], FORMATS, strict=True):
+            sheet = run.folder.backtest_of(window) / f"tear_sheet{ending}"
+            if sheet.is_file():
+                write_bytes(out / name, sheet.read_bytes())
+                page.link(f"Tear sheet, {window}", name)
+    metric = run.config.get("tournament", {}).get("metric")
+    for number, one in enumerate(run.folds or (run,), 1):
+        page.add(_present_race(one, f"race-{number}", metric))
+    write_text(out / "index.html", page.render())
     return out / "index.html"
 
 
-def _present_race(run: Run, key: str) -> Section:
+def _present_race(run: Run, key: str, metric: object) -> Section:
     """Present a tournament: its leaderboard, and the scores of all trials."""
     rows = read_leaderboard(run.folder.leaderboard, benchmark=True)
     cells = [
@@ -68,7 +78,6 @@ def _present_race(run: Run, key: str) -> Section:
         for row in rows
     ]
     columns = ("Rank", "Pod", "Score", "Algorithm", "Origin", "Parent", "Env-steps")
-    metric = run.config.get("tournament", {}).get("metric")
     table = Table.of(
         columns, cells, notes=[describe_score(metric)], words=columns[1:2] + columns[3:6]
     )

@@ -11,8 +11,11 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
+from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
+from sqlalchemy.exc import SQLAlchemyError
 
+from fintrader.errors import TournamentError
 from fintrader.files import read_jsonl
 from fintrader.results.tournament_events import read_events
 from fintrader.runs import RunFolder
@@ -39,13 +42,27 @@ def export(run: RunFolder, out: Path | None = None) -> ExportSummary:
     SQLite file `out` (mlflow.db in the run unless given); an earlier export of the same tournament is
     replaced.
 
-    Works while the tournament runs. Raises TournamentError when the folder holds no tournament.
+    Works while the tournament runs. Raises TournamentError when the folder holds no tournament, or
+    the server or the file cannot be written.
     """
     require_tournament(run)
     place = run.root / "mlflow.db" if out is None else out
     address = f"sqlite:///{place.resolve()}"
     if out is None and os.environ.get(ADDRESS):
         address = os.environ[ADDRESS]
+    elif place.is_dir():
+        raise TournamentError(f"{place} is a folder; --out names the SQLite file to write")
+    # MLflow waits for minutes by default.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    try:
+        return _write(run, address)
+    except (MlflowException, SQLAlchemyError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise TournamentError(f"{address}: MLflow cannot write there: {reason}") from None
+
+
+def _write(run: RunFolder, address: str) -> ExportSummary:
     client = MlflowClient(tracking_uri=address)
     known = client.get_experiment_by_name(run.root.name)
     experiment = client.create_experiment(run.root.name) if known is None else known.experiment_id

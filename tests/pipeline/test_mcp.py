@@ -134,27 +134,61 @@ def test_files_outside_the_folder_are_refused(folder, tmp_path, name):
     assert not Ledger().looks()
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        ({"data.path": "/etc/bars"}, "outside"),
-        ({"data.path": "../bars"}, "outside"),
-        ({"store": "s3://bucket/runs"}, "no URL"),
-        ({"env.reward": "my.module:reward"}, "import my.module:reward"),
-        ({"env.kind": "gymnasium", "env.id": "my_package:MyEnv-v0"}, "import my_package:MyEnv-v0"),
-        ({"env.no_such": 1}, "unknown setting"),
-    ],
-)
+OUTSIDE = [
+    ({"data.path": "/etc/bars"}, "outside"),
+    ({"data.path": "../bars"}, "outside"),
+    ({"data.features.daily": "vix=/etc/series.csv"}, "outside"),
+    ({"store": "s3://bucket/runs"}, "no URL"),
+    ({"env.reward": "my.module:reward"}, "import my.module:reward"),
+    ({"data.features.names": '["my.module:feature"]'}, "import my.module:feature"),
+    ({"operations.metrics": "0.0.0.0:9100"}, "other machines"),
+    ({"env.no_such": 1}, "unknown setting"),
+]
+CLASSIC = "env: {{kind: gymnasium, id: '{}'}}\ntournament: {{metric: return}}\n"
+
+
+@pytest.mark.parametrize(("overrides", "words"), OUTSIDE)
 def test_settings_that_leave_the_folder_or_name_code_are_refused(folder, overrides, words):
     server = make_server(folder, looks=5, train=True)
-    for call in (
+    answers = ask(
+        server,
         ("train_agents", {"config": "tiny.yaml", "name": "x", "overrides": overrides}),
         ("backtest", {"run": "tiny", "overrides": overrides}),
-    ):
-        (answer,) = ask(server, call)
+        ("show_looks", {}),
+    )
+    for answer in answers[:2]:
         assert isinstance(answer, Refused)
         assert words in answer
+    assert json.loads(answers[2]) == {"windows": [], "left": 5}
     assert sorted(path.name for path in (folder / "runs").iterdir() if path.is_dir()) == ["tiny"]
+
+
+@pytest.mark.parametrize("name", ["mine:MyEnv-v0", "mine:ns/MyEnv-v0", " mine.deep:My.Env-v0"])
+def test_environments_that_import_a_package_are_refused(folder, name):
+    (folder / "classic.yaml").write_text(CLASSIC.format(name))
+    server = make_server(folder, train=True)
+    (answer,) = ask(server, ("train_agents", {"config": "classic.yaml", "name": "x"}))
+    assert isinstance(answer, Refused)
+    assert "a person may run such code" in answer
+
+
+def test_no_look_is_spent_where_nothing_was_seen(folder):
+    write_returns(folder / "mine.csv")
+    server = make_server(folder, looks=2)
+    wrong = ask(
+        server,
+        ("judge", {"file": "mine.csv", "trials": 0}),
+        ("backtest", {"run": "tiny", "overrides": {"seed": 3}}),
+        ("judge", {"file": "a\0b"}),
+    )
+    assert all(isinstance(answer, Refused) and len(answer) > 40 for answer in wrong)
+    window = {"backtest.window": "[test, validation, train]"}
+    tested, looks = ask(
+        server, ("backtest", {"run": "tiny", "overrides": window}), ("show_looks", {})
+    )
+    assert not isinstance(tested, Refused), tested
+    assert json.loads(looks)["left"] == 0, "two of the three windows are held out"
+    assert len([line for line in Ledger().looks() if line.held_out]) == 2
 
 
 @pytest.mark.slow
@@ -168,7 +202,8 @@ def test_training_goes_on_in_the_background_without_a_look(folder):
         assert time.monotonic() < end, (folder / "runs" / "more.log").read_text()
         time.sleep(1)
     assert not Ledger().looks()
-    assert isinstance(ask(server, ("train_agents", {**call, "name": "../x"}))[0], Refused)
+    for name in ("../x", "x.log", "-x"):
+        assert isinstance(ask(server, ("train_agents", {**call, "name": name}))[0], Refused)
 
 
 def test_it_speaks_over_standard_input_and_output(folder, tmp_path):

@@ -16,6 +16,8 @@ from fintrader.market import build
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.data import make_market
 from fintrader.pipeline.run_stages import claim, run, walk_forward
+from fintrader.report.site import write_site
+from fintrader.results.run import Run
 from fintrader.runs import Manifest
 from fintrader.verdict.looks import HOME
 from tests.bars.tables import minute_table, write_csv
@@ -252,6 +254,8 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
     assert (
         "What if one choice had been another?" in (folder / "backtest" / "report.html").read_text()
     )
+    pages = write_site(Run(folder), tmp_path / "site").read_text()
+    assert pages.count("The race of tiny/folds/") == 2
     again = fintrader(
         "backtest", str(folder), "--env.cost-bps", "0", "--backtest.sensitivity", "False"
     )

@@ -74,3 +74,15 @@ def test_the_command(run, tmp_path, capsys):
     assert out.is_file()
     with pytest.raises(TournamentError, match="holds no tournament"):
         export(RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "garbage://", "file"])
+def test_what_cannot_be_written_is_one_sentence(run, tmp_path, monkeypatch, address):
+    broken = tmp_path / "text"
+    broken.write_text("no database")
+    monkeypatch.setenv(ADDRESS, address)
+    with pytest.raises(TournamentError, match="cannot write there"):
+        export(run, broken if address == "file" else None)
+    assert broken.read_text() == "no database"
+    with pytest.raises(TournamentError, match="is a folder"):
+        export(run, tmp_path)
