@@ -37,7 +37,7 @@ CHEAP = {"num_steps": 8, "num_minibatches": 2}
 SLICE = 4
 """Updates, of 8 steps of each account: the least piece of training that is scored."""
 SLICES = 60
-"""What every way may spend on one market."""
+"""Slices that each way spends on one market."""
 WHOLE = 10
 """Slices of a whole training."""
 TEST_EPISODES = 2_048
@@ -81,7 +81,7 @@ class Problem:
 
     @cached_property
     def optimum(self) -> float:
-        """What the dynamic programme's plan earns in the test episodes."""
+        """Earnings of the dynamic programme's plan in the test episodes."""
         plan, _ = follow_plan(describe_task(self.config), self.test)
         return float(play(plan, self.test, self.config, TEST_EPISODES).mean())
 
@@ -362,6 +362,18 @@ def exploit(
             worse.go_on(explore(problem, better.values, random), seed, better.state)
 
 
+def draw_trials(
+    problem: Problem, name: str, count: int, random: np.random.Generator
+) -> list[Trial]:
+    """Start trials of constant step sizes: the first with the market's first settings, the others
+    with drawn ones."""
+    drawn = [problem.base, *(problem.draw_values(random) for _ in range(count - 1))]
+    return [
+        Trial(problem, values, derive(problem.number, name, number), SLICES, anneal=False)
+        for number, values in enumerate(drawn)
+    ]
+
+
 def find_best_look(trials: Sequence[Trial]) -> State:
     return max(trials, key=lambda trial: trial.best).best_weights
 
@@ -369,11 +381,7 @@ def find_best_look(trials: Sequence[Trial]) -> State:
 def run_pbt(problem: Problem, name: str) -> dict[str, float]:
     """Six members for ten rounds; the best look of all."""
     random = np.random.default_rng([problem.number, 4])
-    trials = []
-    for number in range(6):
-        values = problem.draw_values(random) if number else problem.base
-        seed = derive(problem.number, name, number)
-        trials.append(Trial(problem, values, seed, WHOLE, anneal=False))
+    trials = draw_trials(problem, name, 6, random)
     exploit(problem, trials, SLICES // 6, random)
     return {name: problem.test_share(find_best_look(trials))}
 
@@ -387,11 +395,7 @@ def run_halving(problem: Problem, name: str) -> dict[str, float]:
     the best three.
     """
     random = np.random.default_rng([problem.number, 5])
-    trials = []
-    for number in range(16):
-        values = problem.draw_values(random) if number else problem.base
-        seed = derive(problem.number, name, number)
-        trials.append(Trial(problem, values, seed, SLICES, anneal=False))
+    trials = draw_trials(problem, name, 16, random)
     for trial in trials:
         trial.advance(1)
 
@@ -469,11 +473,18 @@ def race(problem: Problem, name: str) -> tuple[Leaderboard, dict[str, State]]:
 def run_tournament(problem: Problem, name: str) -> dict[str, float]:
     """The engine's tournament and its choice of members."""
     board, weights = race(problem, name)
-    chosen = choose(board.rows, TournamentSettings().ensemble_size)
+    size = TournamentSettings().ensemble_size
+    chosen = choose(board.rows, size)
+    spread: list[FinishedPod] = []
+    for row in board.rows:
+        founder = board.founders[row.spec.pod]
+        if sum(board.founders[one.spec.pod] == founder for one in spread) < size // 2:
+            spread.append(row)
     return {
         name: problem.test_share(weights[board.rows[0].spec.pod]),
         f"{name}_ensemble": problem.test_share(*(weights[row.spec.pod] for row in chosen)),
-        f"{name}_top4": problem.test_share(*(weights[row.spec.pod] for row in board.rows[:4])),
+        f"{name}_top4": problem.test_share(*(weights[row.spec.pod] for row in board.rows[:size])),
+        f"{name}_founders": problem.test_share(*(weights[row.spec.pod] for row in spread[:size])),
     }
 
 

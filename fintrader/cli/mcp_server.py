@@ -243,7 +243,7 @@ def make_server(
 
     def show_run(name: str) -> str:
         """Show a run: its status, and once it is backtested its verdict and its figures net of
-        costs, beside the baselines. This is no new look."""
+        costs, with the baselines. This is no new look."""
         with _answering():
             return repr(Run(runs.run(name).root))
 
@@ -340,7 +340,7 @@ def serve(folder: Path, runs_dir: str, *, looks: int, train: bool) -> None:
     """Serve on standard input and output until the assistant hangs up."""
     folder = folder.resolve()
     os.chdir(folder)
-    # What is imported later must not come from files that an assistant put here.
+    # Later imports must not take files that an assistant put here.
     if not Path(__file__).is_relative_to(folder):
         sys.path[:] = [place for place in sys.path if place and Path(place).resolve() != folder]
     make_server(folder, runs_dir, looks=looks, train=train).run()

@@ -34,7 +34,7 @@ class AppSettings(Settings):
 
 
 class McpSettings(Settings):
-    """Folder of the server, and what an assistant may do."""
+    """Folder of the server, and permissions of an assistant."""
 
     folder: Path = Path()
     """Folder that it stays in: files, configurations and runs."""

@@ -40,7 +40,7 @@ class Leader:
 
 @dataclass(frozen=True)
 class Race:
-    """Leaders of a run over time, and what the benchmark did in the same window."""
+    """Leaders of a run over time, and the benchmark's growth in the same window."""
 
     leaders: tuple[Leader, ...]
     benchmark: float

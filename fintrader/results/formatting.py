@@ -207,9 +207,11 @@ def name_score(metric: object) -> str:
     """Name a metric of pods as in a sentence, with its period and the benchmark of a relative
     one."""
     words = str(metric).replace("_", " ").replace("sharpe", "Sharpe ratio")
-    annual = "annualised " * (metric in ("sharpe", "information_ratio"))
-    versus = metric in ("information_ratio", "active_utility")
-    return f"{annual}{words}{' against the benchmark portfolio' * versus}"
+    if metric in ("sharpe", "information_ratio"):
+        words = f"annualised {words}"
+    if metric in ("information_ratio", "active_utility"):
+        words += " against the benchmark portfolio"
+    return words
 
 
 # --- strategies -----------------------------------------------------------------------------------

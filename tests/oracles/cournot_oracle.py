@@ -2,7 +2,7 @@
 have moved, and is paid a known return; a Cournot game of dollars.
 
 Slow and obvious: best responses are searched for on ever finer grids, one trader (or team) after
-the other, until nobody moves.
+the other, until none moves.
 """
 
 from __future__ import annotations

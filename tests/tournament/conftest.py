@@ -1,6 +1,7 @@
 import pytest
 
 from fintrader.agents.settings import AgentSettings
+from fintrader.files import append_jsonl
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach
 from fintrader.tournament.settings import OperationsSettings
@@ -39,6 +40,20 @@ def stored_run(tmp_path, url):
     """The run's folder on a disk that has seen none of it yet; it lies in a store."""
     attach(tmp_path / "run", url)
     return RunFolder(tmp_path / "run")
+
+
+@pytest.fixture
+def run(race, tmp_path):
+    """A tournament of five stub pods in the folder `run`; p0002 has a curve of three updates."""
+    race("run", pods=5)
+    folder = RunFolder(tmp_path / "run")
+    path = folder.pod("p0002") / "metrics.jsonl"
+    path.unlink()
+    for k in (1, 2, 3):
+        append_jsonl(
+            path, {"update": k, "env_steps": k * 10, "seconds": k, "loss": 1 / k, "memory_mib": 7}
+        )
+    return folder
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import pytest
 
 from fintrader.cli import main
 from fintrader.errors import TournamentError
-from fintrader.files import append_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.store import RunStore
 
@@ -14,17 +13,6 @@ import mlflow
 from fintrader.tournament.mlflow import ADDRESS, export
 
 NAME = "tags.mlflow.runName"
-
-
-@pytest.fixture
-def run(race, tmp_path):
-    race("run", pods=5)
-    folder = RunFolder(tmp_path / "run")
-    path = folder.pod("p0002") / "metrics.jsonl"
-    path.unlink()
-    for k in (1, 2, 3):
-        append_jsonl(path, {"update": k, "env_steps": k * 10, "seconds": k, "loss": 1 / k})
-    return folder
 
 
 def read(address):

@@ -2,7 +2,6 @@ import pytest
 
 from fintrader.cli import main
 from fintrader.errors import TournamentError, UnsafePathError
-from fintrader.files import append_jsonl
 from fintrader.runs import RunFolder
 from fintrader.tournament.store import RunStore
 
@@ -20,19 +19,6 @@ def read(folder):
         tag: [(e.step, e.value, e.wall_time) for e in reader.Scalars(tag)]
         for tag in reader.Tags()["scalars"]
     }
-
-
-@pytest.fixture
-def run(race, tmp_path):
-    race("run", pods=5)
-    folder = RunFolder(tmp_path / "run")
-    path = folder.pod("p0002") / "metrics.jsonl"
-    path.unlink()
-    for k in (1, 2, 3):
-        append_jsonl(
-            path, {"update": k, "env_steps": k * 10, "seconds": k, "loss": 1 / k, "memory_mib": 7}
-        )
-    return folder
 
 
 def test_every_value_is_there(run):

@@ -116,7 +116,7 @@ def draw(status: Status, timezone: str) -> None:
 
 
 def show_state(status: Status) -> None:
-    """Draw the state and the return in one line, then what is wrong."""
+    """Draw the state and the return in one line, then the problems."""
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
     words = f"{status.role} bundle of the run {status.bundle.run}"
     if status.equity is not None and status.curve:
