@@ -26,7 +26,7 @@ from mcp.types import ToolAnnotations
 from fintrader.cli.judging import FileOptions
 from fintrader.cli.options import parse, parse_config
 from fintrader.config import list_code, list_texts
-from fintrader.errors import FintraderError
+from fintrader.errors import ConfigError, FintraderError
 from fintrader.files import append_jsonl, make_folder, read_jsonl
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.results.folders import FileCache, RunsFolder
@@ -337,10 +337,15 @@ def make_server(
 
 
 def serve(folder: Path, runs_dir: str, *, looks: int, train: bool) -> None:
-    """Serve on standard input and output until the assistant hangs up."""
+    """Serve on standard input and output until the assistant hangs up. Raises ConfigError for a
+    `runs_dir` outside the folder."""
     folder = folder.resolve()
     os.chdir(folder)
     # Later imports must not take files that an assistant put here.
     if not Path(__file__).is_relative_to(folder):
         sys.path[:] = [place for place in sys.path if place and Path(place).resolve() != folder]
-    make_server(folder, runs_dir, looks=looks, train=train).run()
+    try:
+        server = make_server(folder, runs_dir, looks=looks, train=train)
+    except ToolError as error:
+        raise ConfigError(f"--runs-dir: {error}") from None
+    server.run()

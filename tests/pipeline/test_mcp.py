@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sys
 import time
 
@@ -18,7 +19,7 @@ from fintrader.pipeline.config import load_config
 from fintrader.pipeline.run_stages import run as run_pipeline
 from fintrader.verdict.looks import Ledger
 from tests import ROOT
-from tests.engines.runs import TINY, write_config
+from tests.engines.runs import TINY, fintrader, write_config
 
 pytestmark = pytest.mark.usefixtures("in_this_process", "blank_reports")
 READING = ["list_runs", "show_run", "show_looks"]
@@ -204,6 +205,12 @@ def test_training_goes_on_in_the_background_without_a_look(folder):
     assert not Ledger().looks()
     for name in ("../x", "x.log", "-x"):
         assert isinstance(ask(server, ("train_agents", {**call, "name": name}))[0], Refused)
+
+
+def test_runs_outside_the_folder_are_refused_in_one_line(folder, tmp_path):
+    done = fintrader("mcp", "--runs-dir", str(tmp_path))
+    assert done.status == 2
+    assert re.fullmatch(r"fintrader: --runs-dir: .* lies outside .*\n", done.err)
 
 
 def test_it_speaks_over_standard_input_and_output(folder, tmp_path):
