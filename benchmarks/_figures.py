@@ -261,89 +261,93 @@ def _summarise_real(sets: Mapping[str, Sequence[Named]]) -> str:
 # --- the tournament -------------------------------------------------------------------------------
 
 WAYS = {
-    "tournament": "tournament; ensemble",
-    "tournament_best": "tournament; best pod",
-    "tournament_plain": "tournament, parents by rank alone; ensemble",
-    "seeds": "seeds, stopped early; the best",
-    "seeds_ensemble": "seeds, stopped early; ensemble",
-    "random": "random search, stopped early; the best",
-    "random_ensemble": "random search, stopped early; ensemble",
+    "tournament_ensemble": "**tournament; its ensemble**",
+    "tournament": "tournament; best pod",
+    "tournament_top4": "tournament; mean of the four best rows",
+    "tournament_founders": "tournament; four best rows, two of a founder at most",
+    "seeds": "seeds; the best",
+    "seeds_ensemble": "seeds; ensemble",
+    "one_long": "one run, as long as all together",
+    "random": "random search; the best",
+    "random_ensemble": "random search; ensemble",
     "asha": "Optuna: random search, successive halving (ASHA)",
     "tpe": "Optuna: Parzen estimates (TPE), median pruning",
-    "ray_pbt": "Ray Tune: population-based training",
+    "pbt": "population-based training by Ray Tune's rules",
+    "halve_anneal": "halving, then one long annealed run",
+    "halve_pbt": "halving, then annealed population-based training; the best",
+    "halve_pbt_fused": "the same; mean of its best three's weights",
+}
+RIVALS = {
+    "seeds": "seeds",
+    "one_long": "one long run",
+    "random": "random search",
+    "asha": "ASHA",
+    "tpe": "TPE",
+    "pbt": "population-based training",
+}
+"""Ways that the plan tests ours against."""
+QUESTIONS = {
+    "wide_noisy": "Settings unknown, noisy validation",
+    "wide_sharp": "Settings unknown, sharp validation",
+    "tuned_noisy": "Settings known, noisy validation",
 }
 
 
-def tournament(records: Records) -> str:
-    """The same number of environment steps, spent in different ways."""
-    found = records["tournament"]
+def schedules(records: Records) -> str:
+    """Shares of the optimum by ways to spend the same number of environment steps."""
+    record = records["schedules"]
+    steps = record["env_steps"] / 1e6
+    parts = []
+    for question, title in QUESTIONS.items():
+        known = len(record["rows"].get(question, []))
+        found = record["questions"].get(question)
+        if found is not None:
+            about = f"{title}. {found['markets']} markets, {steps:.2f} M env-steps each way."
+            parts += [prose(about), _show_ways(found), prose(_compare_ways(question, found))]
+        elif known:
+            parts.append(
+                prose(f"{title}: {known} markets are measured, too few for figures by the plan.")
+            )
+        else:
+            parts.append(prose(f"{title}: not measured yet."))
+    return "\n\n".join([*parts, sentence(records, "schedules")])
+
+
+def _show_ways(found: Named) -> str:
     rows = []
     for key, title in WAYS.items():
-        if key in found["arms"]:
-            one = found["arms"][key]
-            rows.append(
-                [
-                    title,
-                    percent(one["utility_median"], 2),
-                    percent(one["utility_mean"], 2),
-                    f"{one['information_ratio_median']:.2f}",
-                    f"{one['cpu_seconds_median']:.0f}",
-                    f"{1e4 * one['validation_utility_per_cpu_second']:.1f}",
-                    *_against(found, key),
-                ]
-            )
-    head = [
-        "way to spend the budget",
-        "utility, median",
-        "mean",
-        "information ratio",
-        "CPU s",
-        "bp a CPU s",
-    ]
-    about = (
-        f"{_plan(found)} Utility and information ratio are of the test window; bp a CPU s: basis"
-        " points of utility on the validation window by CPU second."
-    )
-    return f"{prose(about)}\n\n{table(head + BESIDE, rows)}\n\n{_came_out(found)}\n\n{sentence(records, 'tournament')}"
+        one = found["ways"][key]
+        beside = found["against"].get(key)
+        cpu = f"{one['cpu_seconds']:.0f}" if "cpu_seconds" in one else ""
+        row = [title, f"{one['median']:.2f}", f"{one['mean']:.2f}", percent(one["below_half"], 0)]
+        row += (
+            [cpu, "", "", ""]
+            if beside is None
+            else [
+                cpu,
+                f"{beside['wins']} of {found['markets']}",
+                p_value(beside["p"]),
+                p_value(beside["p_holm"]) if "p_holm" in beside else "",
+            ]
+        )
+        rows.append(row)
+    head = ["way", "share of the optimum, median", "mean", "below half", "CPU s"]
+    return table([*head, "ours ahead in", "p", "p, Holm"], rows)
 
 
-SHORT = {"seeds": "seeds", "random": "random", "asha": "ASHA", "tpe": "TPE", "ray_pbt": "Ray's PBT"}
-"""The arms that the plan tests the tournament against."""
-
-
-BESIDE = ["tournament ahead in", "p", "p, Holm"]
-
-
-def _against(found: Named, key: str) -> list[str]:
-    """Markets in which the tournament was ahead of an arm, and the chance of that."""
-    beside = found["against"].get(key)
-    if beside is None:
-        return ["", "", ""]
-    corrected = p_value(beside["p_holm"]) if "p_holm" in beside else ""
-    return [f"{beside['wins']} of {found['markets']}", p_value(beside["p"]), corrected]
-
-
-def _plan(found: Named) -> str:
-    steps = found["env_steps"] / 1e6
-    return (
-        f"{found['markets']} markets with a signal planted in real bars, {steps:.2f} M env-steps"
-        " each way."
-    )
-
-
-def _came_out(found: Named) -> str:
-    """Arms that the tournament is ahead of, and behind, beyond chance; in words."""
+def _compare_ways(question: str, found: Named) -> str:
+    """The rivals that ours is ahead of and behind beyond chance, and the bar of the plan."""
     against = found["against"]
-    known = [key for key in SHORT if against[key]["p_holm"] < 0.05]
-    ahead = [WAYS[key] for key in known if against[key]["median_difference"] > 0]
-    behind = [WAYS[key] for key in known if against[key]["median_difference"] < 0]
-    said = [f"The tournament is ahead of {joined(ahead)} beyond chance."] if ahead else []
-    said += [f"It is behind {joined(behind)} beyond chance."] if behind else []
+    known = [key for key in RIVALS if against[key]["p_holm"] < 0.05]
+    ahead = [RIVALS[key] for key in known if against[key]["median_difference"] > 0]
+    behind = [RIVALS[key] for key in known if against[key]["median_difference"] < 0]
+    said = [f"Ours is ahead of {joined(ahead)}."] if ahead else []
+    said += [f"Ours is behind {joined(behind)}."] if behind else []
     if not known:
-        said = [
-            "The tournament is not distinguishable from any of the five rivals of the plan at 5 %."
-        ]
-    return prose(" ".join(said))
+        said = ["Ours is not distinguishable from any of the six rivals at 5 %."]
+    bar = "seeds" if question == "tuned_noisy" else "pbt"
+    state = "is not worse" if against[bar]["p_not_worse"] < 0.05 else "is not shown to be no worse"
+    return " ".join([*said, f"Ours {state} than {RIVALS[bar]} by more than 0.03 of the optimum."])
 
 
 # --- pages of the documentation -------------------------------------------------------------------
@@ -574,7 +578,7 @@ BLOCKS: dict[str, Block] = {
     "luck": Block(luck, REAL),
     "real": Block(real, REAL),
     "real_bars": Block(real_bars, REAL),
-    "tournament": Block(tournament, ("tournament",)),
+    "schedules": Block(schedules, ("schedules",)),
     "kelly": Block(kelly, ("kelly",)),
     "factored": Block(factored, ("env",)),
     "growth": Block(growth, ("growth",)),

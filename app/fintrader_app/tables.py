@@ -152,7 +152,7 @@ def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
         "seconds": st.column_config.NumberColumn("Seconds", format="%.1f"),
     }
     errors = board["metrics"].map(lambda metrics: metrics.get("standard_error"))
-    if errors.isna().all():  # only scores of classic environments have one
+    if errors.isna().all():  # the score of one window has none
         del config["error"]
     frame = board.assign(error=errors)[list(config)]
     how: dict[str, Any] = {"column_config": config, "placeholder": DASH}

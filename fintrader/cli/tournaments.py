@@ -125,7 +125,7 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
 
 
 def _list_cells(row: Any) -> Any:
-    """The cells of a row, its metrics among them: those of a classic environment have an error."""
+    """The cells of a row, its metrics among them: the error of a score of several parts."""
     return row.metrics | vars(row)
 
 

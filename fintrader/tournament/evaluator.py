@@ -3,7 +3,9 @@
 It uses the backtest's `simulate`, so selection and final report share one function. The daily
 returns are cut into equal parts; the score is
 
-    mean over parts of metric(part)  -  spread_penalty x standard deviation over parts
+    mean over parts of metric(part)  -  standard error of this mean
+
+so that a pod ranks by the lower bound of what its parts say. The score of one part has no error.
 
 In a classic environment the score is the mean undiscounted return of the validation episodes.
 
@@ -102,13 +104,16 @@ def evaluate(
     check_windows(len(returns), terms.metric, terms.windows, year)
     own, by_part = score_windows(returns, benchmark, terms, year, env.risk_aversion)
     active = tuple((returns - benchmark).tolist())
+    measured = {
+        name: None if value is None else float(value)
+        for name, value in (result.metrics.by_key() if measures else {}).items()
+    }
+    if own is not None and terms.windows > 1:
+        measured["standard_error"] = _find_error(by_part)
     return Evaluation(
         own,
         by_part,
-        {
-            name: None if value is None else float(value)
-            for name, value in (result.metrics.by_key() if measures else {}).items()
-        },
+        measured,
         tuple(returns.tolist()),
         active,
         score_windows(benchmark, benchmark, terms, year, env.risk_aversion)[0],
@@ -251,7 +256,13 @@ def score_windows(
     known = [value for value in scores if value is not None]
     if len(known) < len(scores):
         return None, scores
-    return float(np.mean(known) - terms.spread_penalty * np.std(known)), scores
+    return float(np.mean(known)) - _find_error(known), scores
+
+
+def _find_error(scores: Sequence[float | None]) -> float:
+    """Find the standard error of the mean of scores; 0 for one, whose error is unknown."""
+    known = [value for value in scores if value is not None]
+    return standard_error(known) if len(known) > 1 else 0.0
 
 
 def score(

@@ -121,14 +121,8 @@ class Generator:
         if coin < settings.fresh:
             return self.draw_fresh(index, leaderboard)
         parents = leaderboard.parents if settings.niche == "none" else leaderboard.elites
-        if settings.niche == "age":  # scores of pods of different ages are not comparable
-            parent = parents[int(pick * len(parents))]
-        else:
-            parent = parents[rank_softmax(len(parents), settings.temperature, pick)]
-        same = create_numpy_generator(self.seed, "unchanged", index).random() < settings.unchanged
-        return self.derive_child(
-            index, leaderboard, parent, generation=parent.spec.generation + 1, explore=not same
-        )
+        parent = parents[rank_softmax(len(parents), settings.temperature, pick)]
+        return self.derive_child(index, leaderboard, parent, generation=parent.spec.generation + 1)
 
     def _explore(self, space: Space, value: Any, random: Random) -> Any:
         """Draw a new value with probability `resample`, else move `value` one step up or down; at
@@ -180,9 +174,7 @@ class Generator:
             agent=agent,
             hyper=select_values(agent, settings.search),
             budget=settings.budget,
-            evaluation=EvaluationTerms(
-                settings.metric, settings.validation_windows, settings.spread_penalty
-            ),
+            evaluation=EvaluationTerms(settings.metric, settings.validation_windows),
             rungs=HALVING_RUNGS if settings.halving is not None else (),
             stops=stop_rules(settings, leaderboard, generation),
             looks=settings.looks,

@@ -61,7 +61,8 @@ class Leaderboard:
     parents: list[FinishedPod] = field(default_factory=list)
     """Rows that others can start from, best first."""
     elites: list[FinishedPod] = field(default_factory=list)
-    """The best parent of each niche, best first, at most `size`; they need not have a row."""
+    """The best parent of each family, best first, at most `size`, where `niche` asks for them; they
+    need not have a row."""
     applied: list[FinishedPod] = field(default_factory=list)
     """Every result, in the order in which they were applied."""
     keys: set[tuple[str, int]] = field(default_factory=set)
@@ -88,14 +89,6 @@ class Leaderboard:
     def find_founder(self, entry: FinishedPod) -> str:
         """Find an entry's ancestor without a parent."""
         return self.founders[entry.spec.pod]
-
-    def find_niche(self, entry: FinishedPod) -> str | int:
-        """Find an entry's niche, within which parents compete: its family, or its age class."""
-        return (
-            self.find_founder(entry)
-            if self.niche == "lineage"
-            else entry.spec.generation.bit_length()
-        )
 
 
 POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL,

@@ -26,7 +26,7 @@ from fintrader.config import (
 from fintrader.seams import LAUNCHERS
 
 Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio", "active_utility"]
-Niche = Literal["none", "lineage", "age"]
+Niche = Literal["none", "lineage"]
 
 HALVING_RUNGS = (0.25, 0.5)
 """Shares of the budget at which pods are compared (only with `halving`)."""
@@ -166,12 +166,7 @@ class TournamentSettings(Settings):
     favours none."""
     niche: Niche = "none"
     """Eligible parents. `none`: every row of the leaderboard; `lineage`: the best pod of each
-    founder's family, so that no family has more than one parent; `age`: the best pod of each class
-    of generations (0, 1, 2-3, 4-7, ...), all classes equally likely, since a score includes
-    inherited training. Not with `order: generations`."""
-    unchanged: Fraction = 0.0
-    """Share of children that go on with their parent's hyper-parameters: the same pod for one
-    budget longer."""
+    founder's family, so that no family has more than one parent. Not with `order: generations`."""
     proposals: Literal["drawn", "tpe"] = "drawn"
     """Hyper-parameters of fresh pods: `drawn` from the search space, or where the fresh pods before
     did well (`tpe`: tree-structured Parzen estimator, after ten of an algorithm; needs the extra
@@ -195,9 +190,8 @@ class TournamentSettings(Settings):
     its own, and one learner trained on all blocks, which is published. The learners share the
     budget evenly; the windows' embargo lies around each block."""
     validation_windows: Count = 1
-    """Equal parts of the validation window that are scored separately."""
-    spread_penalty: NonNegativeFloat = 0.0
-    """Score = mean over the parts - spread_penalty x their standard deviation."""
+    """Equal parts of the validation window that are scored separately. Of several, the score is the
+    mean less its standard error."""
     halving: float | None = Field(None, gt=0, lt=1)
     """Stop a pod early when it scores below this quantile of the pods of its generation (0.5:
     below the median). None: never."""
@@ -286,10 +280,10 @@ class TournamentSettings(Settings):
                 "ensemble_tracking_error sizes what the evidence leaves; set ensemble_shrinkage to"
                 " james_stein too"
             )
-        if self.order == "generations" and (self.niche != "none" or self.unchanged):
+        if self.order == "generations" and self.niche != "none":
             raise ValueError(
-                "generations take neither `niche` nor `unchanged`: the best `survivors` go on as"
-                " they are and are copied; leave both out, or set order: arrival or submission"
+                "generations take no `niche`: the best `survivors` go on as they are and are"
+                " copied; leave it out, or set order: arrival or submission"
             )
         if self.order == "generations" and self.survivors >= self.pool_size:
             raise ValueError(

@@ -74,12 +74,11 @@ class StopRule:
 
 @dataclass(frozen=True)
 class EvaluationTerms:
-    """The score of a pod: a metric, its windows, and the penalty on their spread."""
+    """The score of a pod: a metric and its windows."""
 
     metric: Metric = "sharpe"
     windows: int = 1
     """Equal parts of the sessions that are scored separately."""
-    spread_penalty: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,8 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
     )
     if entry.result.score is None:
         return Placement(new=True)
-    if leaderboard.niche != "none" and entry.is_inheritable:
-        _enter_niche(leaderboard, entry)
+    if leaderboard.niche == "lineage" and entry.is_inheritable:
+        _enter_family(leaderboard, entry)
     rows = leaderboard.rows
     parents = leaderboard.parents
     position = bisect.bisect_left(rows, entry.order, key=_order)
@@ -59,12 +59,12 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
     return Placement(True, position, evicted.spec.pod if evicted else None)
 
 
-def _enter_niche(leaderboard: Leaderboard, entry: FinishedPod) -> None:
-    """Make an entry the elite of its niche if it beats the present one. A replaced elite never
-    returns, since its niche only improves."""
-    niche = leaderboard.find_niche(entry)
+def _enter_family(leaderboard: Leaderboard, entry: FinishedPod) -> None:
+    """Make an entry the elite of its family if it beats the present one. A replaced elite never
+    returns, since its family only improves."""
+    founder = leaderboard.find_founder(entry)
     elites = leaderboard.elites
-    held = next((one for one in elites if leaderboard.find_niche(one) == niche), None)
+    held = next((one for one in elites if leaderboard.find_founder(one) == founder), None)
     if held is not None:
         if held.order < entry.order:
             return

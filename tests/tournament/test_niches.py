@@ -1,5 +1,4 @@
-"""Who may be a parent: the best of each family, or of each depth; and children that go on
-unchanged."""
+"""Parents: rows by rank, or the best of each founder's family."""
 
 from collections import Counter
 
@@ -34,29 +33,23 @@ def root(entry, entries):
     return entry.spec.pod
 
 
-def depth(entry):
-    layers = [(0, 0), (1, 1), (2, 3), (4, 7), (8, 15), (16, 31)]
-    return next(k for k, (low, high) in enumerate(layers) if low <= entry.spec.generation <= high)
-
-
 SCORES = st.sampled_from([None, *map(float, range(-6, 7))])
 
 
 @given(
     st.lists(st.tuples(st.integers(-1, 20), SCORES), min_size=6, max_size=24),
     st.integers(1, 5),
-    st.sampled_from(["lineage", "age"]),
 )
-def test_elites_are_the_best_of_each_niche(draws, size, niche):
+def test_elites_are_the_best_of_each_family(draws, size):
     """Slow and obvious: group all that was ever applied, take the best of each, sort and cut."""
     entries = family(draws)
-    board = Leaderboard(size, niche)
+    board = Leaderboard(size, "lineage")
     for one in entries:
         submit(board, one)
         assert board.find_founder(one) == root(one, entries)
     best = {}
     for one in sorted((one for one in entries if one.is_inheritable), key=lambda one: one.order):
-        best.setdefault(root(one, entries) if niche == "lineage" else depth(one), one)
+        best.setdefault(root(one, entries), one)
     assert board.elites == sorted(best.values(), key=lambda one: one.order)[:size]
 
 
@@ -75,32 +68,3 @@ def test_one_family_does_not_father_all():
     assert set(parents["none"]) == {"p0000"}
     assert len(parents["lineage"]) == 5
     assert parents["lineage"]["p0000"] > parents["lineage"]["p0008"] > 0
-
-
-def test_each_depth_is_as_likely_a_parent():
-    line = [child(0, 1.0)]
-    for index in range(1, 8):
-        line.append(child(index, 1.0 + index, line[-1]))
-    board = Leaderboard(8, "age")
-    for one in line:
-        submit(board, one)
-    specs = [breeder(niche="age", fresh=0.0).propose(index, board) for index in range(20, 820)]
-    counts = Counter(spec.parent for spec in specs)
-    assert set(counts) == {"p0000", "p0001", "p0003", "p0007"}
-    assert min(counts.values()) > 150
-
-
-def test_some_children_go_on_unchanged():
-    board = Leaderboard(4)
-    for index in range(3):
-        submit(board, child(index, float(index)))
-    for share in (0.0, 0.5, 1.0):
-        specs = [
-            breeder(unchanged=share, fresh=0.0).propose(index, board) for index in range(20, 220)
-        ]
-        same = sum(
-            spec.agent == board.rows[0].spec.agent for spec in specs if spec.parent == "p0002"
-        )
-        survivors = sum(spec.origin == "survivor" for spec in specs)
-        assert abs(survivors / 200 - share) <= (0.15 if share == 0.5 else 0.0)
-        assert same <= survivors

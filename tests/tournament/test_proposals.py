@@ -97,13 +97,12 @@ def test_children_do_not_count():
 
 
 def test_a_race_of_proposals_goes_on_and_is_made_again(race):
-    """Niches, unchanged children and proposals are pure functions of what was seen, also after a
+    """Families and proposals are pure functions of what was seen, also after a
     stop."""
     how = {
         "proposals": "tpe",
         "fresh": 0.5,
         "niche": "lineage",
-        "unchanged": 0.5,
         "search": SEARCH,
     }
     whole = race("whole", pods=16, **how).folder

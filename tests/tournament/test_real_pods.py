@@ -118,8 +118,7 @@ def test_the_benchmark_has_a_row_and_no_rank(finished):
 
 @pytest.mark.slow
 def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path, monkeypatch):
-    """Two algorithms, halving, parts of the validation window with a penalty, seconds on the
-    clock."""
+    """Two algorithms, halving, parts of the validation window, seconds on the clock."""
     monkeypatch.setattr(generator, "HALVING_RUNGS", (0.5,))
     settings = SETTINGS.model_copy(
         update={
@@ -128,7 +127,6 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path, monkeypat
             "fresh": 1.0,
             "halving": 0.9,
             "validation_windows": 2,
-            "spread_penalty": 0.5,
             "order": "arrival",
         }
     )
@@ -147,9 +145,9 @@ def test_several_algorithms_race_and_the_hopeless_stop_early(tmp_path, monkeypat
         assert results[pod].reason == "stopped_early"
     for one in results.values():
         first, second = one.window_scores
-        mean = (first + second) / 2
-        spread = abs(first - second) / 2
-        assert one.score == pytest.approx(mean - 0.5 * spread)
+        # Of two numbers, mean and standard error are half their sum and half their distance.
+        assert one.score == pytest.approx(min(first, second))
+        assert one.metrics["standard_error"] == pytest.approx(abs(first - second) / 2)
 
 
 def test_a_rung_keeps_its_score_when_the_pod_is_killed_after_it(finished, tmp_path, monkeypatch):

@@ -366,7 +366,7 @@ def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(wanted, 
     ("wrong", "message"),
     [
         ({"order": "generations", "survivors": 8, "pool_size": 8}, "survivors"),
-        ({"order": "generations", "niche": "lineage"}, "generations take neither"),
+        ({"order": "generations", "niche": "lineage"}, "generations take no `niche`"),
         ({"fresh": 0.5, "founders": 9, "leaderboard_size": 8}, "raise leaderboard_size"),
         ({"ensemble_size": 9, "leaderboard_size": 8}, "ensemble_size"),
         (
