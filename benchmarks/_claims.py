@@ -436,8 +436,8 @@ def _scaling(found: Named) -> str:
 
 
 def _search(found: Named) -> str:
-    gains = [one["efficiency_16_to_80"] for one in found["targets"].values()]
-    ends = {name: [one[name] for one in gains] for name in ("median", "least", "most")}
+    gains = [one["speedup"]["80"] for one in found["targets"].values()]
+    ends = {name: [one[name] / 5 for one in gains] for name in ("median", "least", "most")}
     seeds = len({run["seed"] for run in found["runs"]})
     return (
         f"{percent(min(ends['median']), 0)} to {percent(max(ends['median']), 0)} by target (medians"

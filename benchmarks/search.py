@@ -1,6 +1,6 @@
 """The gain of the search itself from more GPUs: real pods on a simulated clock.
 
-    python benchmarks/search.py [--seeds 20] [--gpus 16 80] [--jobs 2] [--fresh] [--save]
+    python benchmarks/search.py [--seeds 20] [--gpus 8 16 32 80] [--jobs 2] [--fresh] [--save]
 
 Pods are real trainings (PPO on the market of Gârleanu and Pedersen, whose optimum is known:
 `known_optimum.py`), bred by the real generator from the real leaderboard. Only time is simulated: a
@@ -104,38 +104,41 @@ def search(gpus: int, seed: int) -> dict[str, Any]:
 
 
 def summarise_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds to each target by number of GPUs, and the gain from 16 to 80: medians over the seeds,
-    with their range, where there are any.
+    """Seconds to each target by number of GPUs, and the speed-up over 16 of them: medians over the
+    seeds, with their range, where there are any.
 
     A search that did not arrive counts as longer than all that did.
     """
     figures: dict[str, Any] = {}
     for target in map(str, TARGETS):
         times = {(run["gpus"], run["seed"]): run["seconds"][target] or math.inf for run in runs}
-        entry = {"seconds": {}, "arrived": {}}
+        entry: dict[str, Any] = {"seconds": {}, "arrived": {}, "speedup": {}}
         for gpus in sorted({run["gpus"] for run in runs}):
             own = [time for (count, _), time in times.items() if count == gpus]
             middle = statistics.median(own)
             entry["arrived"][str(gpus)] = sum(map(math.isfinite, own))
             if math.isfinite(middle):
                 entry["seconds"][str(gpus)] = round(middle, 1)
-        pairs = [
-            (time, times.get((80, seed))) for (gpus, seed), time in times.items() if gpus == 16
-        ]
-        gains = [few / many / 5 for few, many in pairs if many and few + many < math.inf]
-        if gains:
-            entry["efficiency_16_to_80"] = {
-                "median": round(statistics.median(gains), 3),
-                "least": round(min(gains), 3),
-                "most": round(max(gains), 3),
-            }
+        for gpus in sorted({run["gpus"] for run in runs}):
+            pairs = [
+                (times.get((16, seed), math.inf), time)
+                for (count, seed), time in times.items()
+                if count == gpus
+            ]
+            gains = [of_16 / own for of_16, own in pairs if of_16 + own < math.inf]
+            if gains:
+                entry["speedup"][str(gpus)] = {
+                    "median": round(statistics.median(gains), 3),
+                    "least": round(min(gains), 3),
+                    "most": round(max(gains), 3),
+                }
         figures[target] = entry
     return figures
 
 
 def main() -> None:
     """Every number of GPUs with every seed."""
-    options = read_arguments(__doc__, seeds=20, gpus=[16, 80], jobs=2, fresh=False)
+    options = read_arguments(__doc__, seeds=20, gpus=[8, 16, 32, 80], jobs=2, fresh=False)
     finished = FinishedRuns("search", fresh=options.fresh)
     settings = {"targets": TARGETS, "pod_seconds": POD_SECONDS, "steps": ENV_STEPS, "waves": WAVES}
     pairs = [(gpus, seed) for seed in range(options.seeds) for gpus in sorted(options.gpus)]

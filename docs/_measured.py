@@ -75,7 +75,9 @@ def _spread(found: Any, pattern: str) -> str:
 
 def scaling_table(which: str, *_: Any) -> str:
     """One of the tables of the page on scaling, from the benchmarks' own records."""
-    name = which if which in ("search", "communication") else "scaling"
+    name = {"search": "search", "parts": "search", "communication": "communication"}.get(
+        which, "scaling"
+    )
     path = RESULTS / f"{name}.json"
     if not path.is_file():
         return f"No measurement is stored: run `python benchmarks/{name}.py --save`."
@@ -264,10 +266,20 @@ def _scaling_stress(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[st
 def _scaling_paper(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
     rows = []
     for target, found in stored["paper"].items():
-        times = [f"{found['seconds'][gpus]:,.0f} s" for gpus in ("16", "80")]
+        times = [
+            f"{found['seconds'][gpus]:,.0f} s" if gpus in found["seconds"] else "–"
+            for gpus in ("16", "32", "80")
+        ]
         fit = f"{found['serial_seconds']:,.0f} s + {found['parallel_gpu_seconds']:,.0f} s / G"
         rows.append([target, *times, f"{found['efficiency_16_to_80']:.0%}", fit])
-    return ("return", "16 GPUs", "80 GPUs", "efficiency", "a + b / G through both"), rows
+    return (
+        "return",
+        "16 GPUs",
+        "32 GPUs",
+        "80 GPUs",
+        "efficiency 16 → 80",
+        "a + b / G through 16 and 80",
+    ), rows
 
 
 def _scaling_search(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
@@ -277,22 +289,36 @@ def _scaling_search(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[st
         times = [
             f"{found['seconds'][gpus]:,.0f}" if gpus in found["seconds"] else "–" for gpus in counts
         ]
-        gain = found.get("efficiency_16_to_80")
-        told = (
-            "–"
-            if gain is None
-            else f"{gain['median']:.0%} ({gain['least']:.0%} to {gain['most']:.0%})"
-        )
         arrived = ", ".join(str(found["arrived"][gpus]) for gpus in counts)
-        rows.append([f"{float(target):.0%} of the optimum", *times, arrived, told])
+        rows.append([f"{float(target):.0%} of the optimum", *times, arrived])
     seeds = len({run["seed"] for run in stored["runs"]})
     heads = [f"{gpus} GPUs, s" for gpus in counts]
-    return (
-        f"target ({seeds} seeds, medians)",
-        *heads,
-        "arrived",
-        "efficiency 16 → 80 (range)",
-    ), rows
+    return (f"target ({seeds} seeds, medians)", *heads, "arrived"), rows
+
+
+def _scaling_parts(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+    """Speed-up over 16 GPUs by orchestration alone, of the search alone, and in the paper."""
+    counts = ("8", "16", "32", "80")
+    whole = json.loads((RESULTS / "scaling.json").read_text())
+    seconds = {
+        gpus: row["seconds"] for gpus, row in whole["throughput"]["long_pods"]["by_gpus"].items()
+    }
+    rows = [
+        ["ideal", *(f"{int(gpus) / 16:g}" for gpus in counts)],
+        ["orchestration alone", *(f"{seconds['16'] / seconds[gpus]:.2f}" for gpus in counts)],
+    ]
+    for target, found in stored["targets"].items():
+        gains = [found["speedup"].get(gpus) for gpus in counts]
+        cells = [
+            "–" if one is None else f"{one['median']:.2f} ({one['least']:.2f} to {one['most']:.2f})"
+            for one in gains
+        ]
+        rows.append([f"search alone, to {float(target):.0%} of the optimum", *cells])
+    for target, found in whole["paper"].items():
+        times = found["seconds"]
+        cells = [f"{times['16'] / times[gpus]:.2f}" if gpus in times else "–" for gpus in counts]
+        rows.append([f"paper, to a return of {target}", *cells])
+    return ("speed-up over 16 GPUs", *(f"{gpus} GPUs" for gpus in counts)), rows
 
 
 def _scaling_communication(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
@@ -331,5 +357,6 @@ _SCALING: dict[str, Callable[[dict[str, Any]], tuple[Iterable[str], list[list[st
     "stress": _scaling_stress,
     "paper": _scaling_paper,
     "search": _scaling_search,
+    "parts": _scaling_parts,
     "communication": _scaling_communication,
 }

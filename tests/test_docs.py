@@ -303,8 +303,9 @@ def test_tables_come_from_the_code(monkeypatch):
     assert f"| `agent.batch_size` | integer, ≥ 1 | `{SAC().batch_size}` |" in table
     for mark in ("metrics", "commands", "faults", "errors", "features", "series"):
         assert hooks.on_page_markdown(f"<!-- {mark} -->").count("\n|") > 3, mark
-    for which in ("constants", "throughput", "stress", "paper", "search", "communication"):
-        record = which if which in ("search", "communication") else "scaling"
+    records = {"search": "search", "parts": "search", "communication": "communication"}
+    for which in ("constants", "throughput", "stress", "paper", *records):
+        record = records.get(which, "scaling")
         stored = (ROOT / "benchmarks" / "results" / f"{record}.json").exists()
         assert (hooks.on_page_markdown(f"<!-- scaling: {which} -->").count("\n|") >= 3) == stored, (
             which
