@@ -74,6 +74,7 @@ def test_the_wheel_holds_two_packages_and_the_configurations(wheel):
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"fintrader", "fintrader_app"}
     files = {
+        "fintrader/configs/kubernetes/job/job.yaml",
         "fintrader/configs/quickstart.yaml",
         "fintrader/py.typed",
         "fintrader/report/page.css",

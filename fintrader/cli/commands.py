@@ -116,6 +116,14 @@ def plan(argv: list[str]) -> None:
     print(plan_run(config, {"on demand": prices.on_demand_usd, "spot": prices.spot_usd}))
 
 
+def submit(argv: list[str]) -> None:
+    """Start a run on another machine."""
+    from fintrader.pipeline.submission import SubmitOptions, submit
+
+    options, words = take_options(SubmitOptions(), argv, "submit")
+    print(submit(_read_config("submit", words), options))
+
+
 class BuildOptions(Settings):
     """Alternatives to building a market."""
 

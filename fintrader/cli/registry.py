@@ -51,6 +51,13 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             " or downloaded",
             ("fintrader.cli.commands:PlanOptions", SEARCH, RUN),
         ),
+        "submit": Command(
+            "commands:submit",
+            "CONFIG --to PLACE [--image NAME] [--overrides]",
+            "start `run` on a Ray or Kubernetes cluster; --to is ray://HOST or kubernetes, and how"
+            " to watch it is printed",
+            ("fintrader.pipeline.submission:SubmitOptions", SEARCH, RUN),
+        ),
         "walkforward": Command(
             "commands:walk_forward",
             "CONFIG [--overrides]",
