@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks._records import (
@@ -12,6 +13,7 @@ from benchmarks._records import (
     Records,
     footnote,
     joined,
+    list_speedups,
     name_machine,
     origin,
     percent,
@@ -436,13 +438,13 @@ def _scaling(found: Named) -> str:
 
 
 def _search(found: Named) -> str:
-    gains = [one["speedup"]["80"] for one in found["targets"].values()]
-    ends = {name: [one[name] / 5 for one in gains] for name in ("median", "least", "most")}
+    gains = [[gain / 5 for gain in list_speedups(found, target, 80)] for target in found["targets"]]
+    middle = [median(one) for one in gains]
     seeds = len({run["seed"] for run in found["runs"]})
     return (
-        f"{percent(min(ends['median']), 0)} to {percent(max(ends['median']), 0)} by target (medians"
-        f" of {seeds} seeds; single seeds {percent(min(ends['least']), 0)} to"
-        f" {percent(max(ends['most']), 0)})"
+        f"{percent(min(middle), 0)} to {percent(max(middle), 0)} by target (medians"
+        f" of {seeds} seeds; single seeds {percent(min(map(min, gains)), 0)} to"
+        f" {percent(max(map(max, gains)), 0)})"
     )
 
 

@@ -123,6 +123,49 @@ def sentence(records: Records, *names: str) -> str:
     return f"Record: {origin(records, *names)}.{footnote(records, names)}"
 
 
+PAPER = {
+    "1.7": {"16": 3400.0, "32": 2400.0, "80": 1900.0},
+    "1.8": {"16": 4000.0, "32": 2800.0, "80": 2200.0},
+}
+"""Seconds to a return of 1.7 and of 1.8 (ElegantRL-Podracer, arXiv 2112.05923, section 5)."""
+
+
+def fit_amdahl(times: dict[str, float]) -> dict[str, float]:
+    """T(G) = serial + parallel / G through the points at 16 and at 80 GPUs."""
+    parallel = (times["16"] - times["80"]) / (1 / 16 - 1 / 80)
+    serial = times["16"] - parallel / 16
+    return {"serial_seconds": round(serial, 1), "parallel_gpu_seconds": round(parallel, 1)}
+
+
+def describe_paper() -> dict[str, Any]:
+    """The paper's figures, the efficiency they amount to, and the serial part that would explain
+    it."""
+    found: dict[str, Any] = {}
+    for target, times in PAPER.items():
+        speedup = times["16"] / times["80"]
+        found[target] = {
+            "seconds": times,
+            "speedup_16_to_80": round(speedup, 3),
+            "efficiency_16_to_80": round(speedup / 5, 3),
+            **fit_amdahl(times),
+        }
+    return found
+
+
+def list_speedups(search: Named, target: str, gpus: int) -> list[float]:
+    """List the speed-up of a search over 16 GPUs for each seed that arrived with both."""
+    times = {
+        (run["gpus"], run["seed"]): run["seconds"][target]
+        for run in search["runs"]
+        if run["seconds"][target] is not None
+    }
+    return [
+        times[16, seed] / seconds
+        for (count, seed), seconds in times.items()
+        if count == gpus and (16, seed) in times
+    ]
+
+
 def prose(text: str, *, item: bool = False) -> str:
     """A paragraph in lines of a page's width; an `item` of a list hangs, or a line that begins with
     a plus is one."""

@@ -9,7 +9,6 @@ throughput   time to a fixed total of pods on 8 to 1,000 GPUs, simulated with sa
              included
 stress       1,000 to 10,000 pods with failures, preemptions, late results and deaths of the
              orchestrator: every result is applied once, capacity is honoured
-paper        the figures of the paper (arXiv 2112.05923), which are times to a target
 
 A GPU's time is a sequence of pods. Beside its training of S seconds a pod costs its GPU
 
@@ -48,6 +47,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import ROOT, finish, milliseconds, read_arguments
 from benchmarks._cluster import Simulated, World, check, make_settings, simulate
+from benchmarks._records import describe_paper
 from fintrader.agents import Budget, load_policy, train
 from fintrader.agents.training import TrainingRun
 from fintrader.config import read_yaml, validate
@@ -75,11 +75,6 @@ PODS_OF = {"long_pods": 600.0, "short_pods": 60.0}
 GPUS = (8, 16, 32, 80, 1000)
 STRESS = ((1_000, 100), (4_000, 400), (10_000, 1_000))
 """Pods and GPUs."""
-PAPER = {
-    "1.7": {"16": 3400.0, "32": 2400.0, "80": 1900.0},
-    "1.8": {"16": 4000.0, "32": 2800.0, "80": 2200.0},
-}
-"""Seconds to a return of 1.7 and of 1.8 (ElegantRL-Podracer, arXiv 2112.05923, section 5)."""
 SPREAD = 0.2
 """Pods take S to within this share: machines of one kind, budgets in env-steps."""
 CHECKPOINT_SECONDS = 10.0
@@ -267,28 +262,6 @@ def add_overhead(samples: dict[str, Samples], seconds: float) -> dict[str, Sampl
     return {"start": start, "end": [one + after for one in samples["evaluation"]]}
 
 
-def fit_amdahl(times: dict[str, float]) -> dict[str, float]:
-    """T(G) = serial + parallel / G through the points at 16 and at 80 GPUs."""
-    parallel = (times["16"] - times["80"]) / (1 / 16 - 1 / 80)
-    serial = times["16"] - parallel / 16
-    return {"serial_seconds": round(serial, 1), "parallel_gpu_seconds": round(parallel, 1)}
-
-
-def describe_paper() -> dict[str, Any]:
-    """The paper's figures, the efficiency they amount to, and the serial part that would explain
-    it."""
-    found: dict[str, Any] = {}
-    for target, times in PAPER.items():
-        speedup = times["16"] / times["80"]
-        found[target] = {
-            "seconds": times,
-            "speedup_16_to_80": round(speedup, 3),
-            "efficiency_16_to_80": round(speedup / 5, 3),
-            **fit_amdahl(times),
-        }
-    return found
-
-
 def predict_throughput(
     home: Path,
     samples: dict[str, Samples],
@@ -407,7 +380,7 @@ def redraw() -> None:
     right.plot([16, 80], [1, 5], color="0.6", linestyle=":", label="ideal")
     lines = {
         f"paper, to a return of {target}": (found, "s--")
-        for target, found in record["paper"].items()
+        for target, found in describe_paper().items()
     }
     for target, found in search["targets"].items():
         lines[f"simulated search, to {float(target):.0%}"] = (found, "o-")
@@ -464,7 +437,6 @@ def main() -> None:
         "constants": constants,
         "throughput": curves,
         "stress": stress,
-        "paper": describe_paper(),
     }
     finish("scaling", record, options)
     if options.save:

@@ -104,34 +104,20 @@ def search(gpus: int, seed: int) -> dict[str, Any]:
 
 
 def summarise_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Seconds to each target by number of GPUs, and the speed-up over 16 of them: medians over the
-    seeds, with their range, where there are any.
+    """Seconds to each target by number of GPUs: medians over the seeds that arrived.
 
     A search that did not arrive counts as longer than all that did.
     """
     figures: dict[str, Any] = {}
     for target in map(str, TARGETS):
         times = {(run["gpus"], run["seed"]): run["seconds"][target] or math.inf for run in runs}
-        entry: dict[str, Any] = {"seconds": {}, "arrived": {}, "speedup": {}}
+        entry: dict[str, Any] = {"seconds": {}, "arrived": {}}
         for gpus in sorted({run["gpus"] for run in runs}):
             own = [time for (count, _), time in times.items() if count == gpus]
             middle = statistics.median(own)
             entry["arrived"][str(gpus)] = sum(map(math.isfinite, own))
             if math.isfinite(middle):
                 entry["seconds"][str(gpus)] = round(middle, 1)
-        for gpus in sorted({run["gpus"] for run in runs}):
-            pairs = [
-                (times.get((16, seed), math.inf), time)
-                for (count, seed), time in times.items()
-                if count == gpus
-            ]
-            gains = [of_16 / own for of_16, own in pairs if of_16 + own < math.inf]
-            if gains:
-                entry["speedup"][str(gpus)] = {
-                    "median": round(statistics.median(gains), 3),
-                    "least": round(min(gains), 3),
-                    "most": round(max(gains), 3),
-                }
         figures[target] = entry
     return figures
 

@@ -8,11 +8,12 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._records import RESULTS, describe_machine
+from benchmarks._records import PAPER, RESULTS, describe_machine, describe_paper, list_speedups
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -263,13 +264,10 @@ def _scaling_stress(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[st
     ), rows
 
 
-def _scaling_paper(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
+def _scaling_paper(_: dict[str, Any]) -> tuple[Iterable[str], list[list[str]]]:
     rows = []
-    for target, found in stored["paper"].items():
-        times = [
-            f"{found['seconds'][gpus]:,.0f} s" if gpus in found["seconds"] else "–"
-            for gpus in ("16", "32", "80")
-        ]
+    for target, found in describe_paper().items():
+        times = [f"{seconds:,.0f} s" for seconds in found["seconds"].values()]
         fit = f"{found['serial_seconds']:,.0f} s + {found['parallel_gpu_seconds']:,.0f} s / G"
         rows.append([target, *times, f"{found['efficiency_16_to_80']:.0%}", fit])
     return (
@@ -307,15 +305,12 @@ def _scaling_parts(stored: dict[str, Any]) -> tuple[Iterable[str], list[list[str
         ["ideal", *(f"{int(gpus) / 16:g}" for gpus in counts)],
         ["orchestration alone", *(f"{seconds['16'] / seconds[gpus]:.2f}" for gpus in counts)],
     ]
-    for target, found in stored["targets"].items():
-        gains = [found["speedup"].get(gpus) for gpus in counts]
-        cells = [
-            "–" if one is None else f"{one['median']:.2f} ({one['least']:.2f} to {one['most']:.2f})"
-            for one in gains
-        ]
+    for target in stored["targets"]:
+        gains = [list_speedups(stored, target, int(gpus)) for gpus in counts]
+        cells = [f"{median(x):.2f} ({min(x):.2f} to {max(x):.2f})" if x else "–" for x in gains]
+        cells[counts.index("16")] = "1"
         rows.append([f"search alone, to {float(target):.0%} of the optimum", *cells])
-    for target, found in whole["paper"].items():
-        times = found["seconds"]
+    for target, times in PAPER.items():
         cells = [f"{times['16'] / times[gpus]:.2f}" if gpus in times else "–" for gpus in counts]
         rows.append([f"paper, to a return of {target}", *cells])
     return ("speed-up over 16 GPUs", *(f"{gpus} GPUs" for gpus in counts)), rows

@@ -11,9 +11,10 @@ from benchmarks._cluster import World, check, make_settings, simulate
 from benchmarks._figures import list_steep
 from benchmarks._learning import SESSION
 from benchmarks._planted import OURS, VALIDATION, log_return, rule, windows
+from benchmarks._records import PAPER, describe_paper, fit_amdahl
 from benchmarks.kelly import ASSETS, COVARIANCE, WEIGHTS, expected_growth
 from benchmarks.known_optimum import SETTINGS, TRUE_RATE, QuadraticMarket, evaluate, optimal_policy
-from benchmarks.scaling import PAPER, add_overhead, describe_paper, fit_amdahl
+from benchmarks.scaling import add_overhead
 from fintrader.agents import PPO, Budget, make_agent, train
 from fintrader.envs import TradingEnv
 from fintrader.results.leaderboard_reader import canonical
