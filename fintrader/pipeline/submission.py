@@ -147,11 +147,11 @@ def _submit_to_kubernetes(config: RunConfig, image: str) -> str:
     )
 
 
-def build_manifests(config: RunConfig, name: str, image: str) -> list[dict[str, Any]]:
+def build_manifests(config: RunConfig, name: str, image: str) -> tuple[Any, Any]:
     """Build the ConfigMap of the configuration and its Job, by the shipped manifest of a run on one
     machine."""
     template = list_shipped_configs()["quickstart"].parent / "kubernetes" / "job" / "job.yaml"
-    job: dict[str, Any] = next(yaml.safe_load_all(template.read_text(encoding="utf-8")))
+    job: Any = next(yaml.safe_load_all(template.read_text(encoding="utf-8")))
     job["metadata"]["name"] = name
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -176,4 +176,4 @@ def build_manifests(config: RunConfig, name: str, image: str) -> list[dict[str, 
         "metadata": {"name": name, "labels": job["metadata"]["labels"]},
         "data": {_FILE: dump_yaml(config)},
     }
-    return [settings, job]
+    return settings, job

@@ -40,6 +40,7 @@ from fintrader.tournament.messages import (
     ProgressMessage,
     ReadyMessage,
     ResultMessage,
+    TrainedMessage,
 )
 from fintrader.tournament.pod_context import BODY, Body, PodContext
 from fintrader.tournament.process import Channel, describe_location
@@ -224,12 +225,14 @@ def serve() -> None:
     reproducible.settle()
     channel.send(ReadyMessage())
     tasks: queue.SimpleQueue[PodTask | None] = queue.SimpleQueue()
+    is_alone = threading.Event()
 
     def read_tasks() -> None:
         task = None
         for line in channel.inbox:
             task = from_json(PodTask, json.loads(line))
             tasks.put(task)
+        is_alone.set()
         tasks.put(None)  # the launcher closed the pipe, or is gone: this pod is the last one
         if task is not None:
             wait_for_takeover(task.spec.pod, PodContext.from_task(task))
@@ -237,7 +240,7 @@ def serve() -> None:
 
     threading.Thread(target=read_tasks, daemon=True).start()
     for task in iter(tasks.get, None):
-        if not _run_task(task, channel):
+        if not _run_task(task, channel, is_alone):
             os._exit(1)
     os._exit(0)
 
@@ -249,15 +252,24 @@ def _save_and_end(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _run_task(task: PodTask, channel: Channel) -> bool:
-    """Run one pod and answer; False if this process should not be used again."""
+def _run_task(task: PodTask, channel: Channel, is_alone: threading.Event) -> bool:
+    """Train or evaluate one pod and answer; False if this process should not be used again.
+
+    A pod that another process was to evaluate is evaluated here once the launcher is gone.
+    """
     pod = task.spec.pod
 
     def report(share: float, env_steps: int, note: str) -> None:
         channel.send(ProgressMessage(pod, share, env_steps, note))
 
     try:
-        result = run_pod(task.spec, PodContext.from_task(task, report=report), task.body)
+        context = PodContext.from_task(task, report=report)
+        outcome = task.trained or begin_pod(task.spec, context, task.body)
+        if isinstance(outcome, TrainedPod):
+            if task.trained is None and task.evaluate_elsewhere and not is_alone.is_set():
+                channel.send(TrainedMessage(outcome))
+                return True
+            outcome = evaluate_pod(task.spec, context, outcome)
     except BaseException as error:
         if isinstance(error, StorageError):
             print(error, file=sys.stderr)  # needs no traceback
@@ -266,7 +278,7 @@ def _run_task(task: PodTask, channel: Channel) -> bool:
         failure = describe_failure(error, pod)
         channel.send(failure)
         return not failure.is_last
-    channel.send(ResultMessage(result))
+    channel.send(ResultMessage(outcome))
     return True
 
 

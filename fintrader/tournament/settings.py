@@ -91,6 +91,9 @@ class OperationsSettings(Settings):
     outage_seconds: NonNegativeFloat = 3600.0
     """Only with `store`: seconds to wait for a store that does not answer. Pods train on meanwhile
     and keep their results on their disk."""
+    evaluators: bool | None = None
+    """Score trained pods in processes of their own, so that no device waits for the validation
+    window. None: on Ray, and on a machine where more than two pods train at once."""
     metrics: str | None = None
     """Address at which Prometheus metrics of the tournament are served: `PORT` (on 127.0.0.1; 0:
     any free port) or `HOST:PORT`. `0.0.0.0:PORT` lets other machines read them, without a password.

@@ -21,7 +21,8 @@ def body(spec: PodSpec, context: PodContext) -> PodResult:
         file.write(f"{spec.pod} {os.getpid()}\n")
     if spec.hyper.get("counts"):
         _count(context)
-    result = stubs.body(spec, context)
+    # The pod leaves its evaluation to others where it may.
+    result = stubs.leaving_body(spec, context)
     if spec.hyper.get("breaks"):
         raise TrainingError("loss is no longer finite")
     return result

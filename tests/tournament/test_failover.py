@@ -58,17 +58,18 @@ def _command_or_folder(pid):
     return ""
 
 
-def race(run, **how):
-    """The small tournament of `undisturbed`, its pods in processes."""
+def race(run, *, apart=False, **how):
+    """The small tournament of `undisturbed`, its pods in processes; `apart`: scored in others."""
     wanted = settings(pods=PODS, workers=2, fresh=0.2)
-    return stub_race(run, wanted, body=BODY, operations=PATIENT, **how)
+    operations = PATIENT.model_copy(update={"evaluators": apart})
+    return stub_race(run, wanted, body=BODY, operations=operations, **how)
 
 
-def killed_with_pods_at_work(run, pods):
+def killed_with_pods_at_work(run, pods, **how):
     """Start the tournament, and SIGKILL its orchestrator when these pods are in the middle."""
     for pod in pods:
         stubs.plant(run, pod, "wait")
-    pid = fork(lambda: race(run))
+    pid = fork(lambda: race(run, **how))
     until(
         lambda: all(stubs.waiting(run.root / "faults" / pod) for pod in pods), "the pods that wait"
     )
@@ -77,10 +78,12 @@ def killed_with_pods_at_work(run, pods):
 
 
 @pytest.mark.parametrize(
-    "at_work_still", slow_but(0, every=[True, False]), ids=["at work still", "ended meanwhile"]
+    ("at_work_still", "apart"),
+    slow_but(0, every=[(True, False), (False, False), (True, True), (False, True)]),
+    ids=["at work still", "ended meanwhile", "scored apart, still", "scored apart, ended"],
 )
-def test_the_same_command_takes_over_what_a_killed_one_left(run, undisturbed, at_work_still):
-    killed_with_pods_at_work(run, ["p0001", "p0002"])
+def test_the_same_command_takes_over_what_a_killed_one_left(run, undisturbed, at_work_still, apart):
+    killed_with_pods_at_work(run, ["p0001", "p0002"], apart=apart)
     left = dict(trainings(run))
     assert set(at_work.list_at_work(run)) == {"p0001", "p0002"}
     with pytest.raises(TournamentError, match="is running"):
@@ -98,7 +101,7 @@ def test_the_same_command_takes_over_what_a_killed_one_left(run, undisturbed, at
         if any(event.orphan for event in select_events(orchestrator.log.records, LaunchEvent)):
             stubs.release(run, ["p0001", "p0002"])
 
-    assert os.waitpid(fork(lambda: race(run, watch=watch)), 0)[1] == DONE
+    assert os.waitpid(fork(lambda: race(run, watch=watch, apart=apart)), 0)[1] == DONE
     assert sorted(pod for pod, _ in trainings(run)) == [f"p{number:04d}" for number in range(PODS)]
     launched = [event["pod"] for event in chaos.events_of(run, "launched") if event.get("orphan")]
     assert sorted(launched) == (["p0001", "p0002"] if at_work_still else [])

@@ -1,5 +1,5 @@
 """Local launcher: pods as processes of this machine, one a slot (a core, a GPU, or a part of
-one)."""
+one), and evaluators as further ones."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -36,13 +37,20 @@ from fintrader.tournament.launchers import (
 from fintrader.tournament.messages import (
     FailureMessage,
     Message,
+    PodTask,
     ProgressMessage,
     ReadyMessage,
     ResultMessage,
+    TrainedMessage,
 )
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.process import read_messages, send_task, spawn
 from fintrader.tournament.spec import PodResult, PodSpec, Reason
+
+FEW_SLOTS = 2
+"""Slots up to which pods score themselves, unless the settings say otherwise."""
+SLOTS_OF_AN_EVALUATOR = 8
+"""An evaluator is busy for seconds where a pod trains for minutes."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,8 @@ class _Worker:
     slot: Slot
     process: subprocess.Popen[str]
     log: Path
-    spec: PodSpec | None = None
+    is_evaluator: bool = False
+    task: PodTask | None = None
     future: Future[PodResult] | None = None
     last_message: float = field(default_factory=time.monotonic)
     progress: PodProgress = field(default_factory=PodProgress)
@@ -77,14 +86,28 @@ class _Worker:
     is_ready: bool = False
 
     @property
+    def spec(self) -> PodSpec | None:
+        """The pod at work."""
+        return None if self.task is None else self.task.spec
+
+    @property
     def is_usable(self) -> bool:
         """True if alive, idle, and not about to end."""
         return (
-            self.spec is None
+            self.task is None
             and not self.is_retired
             and self.leaves is None
             and self.process.poll() is None
         )
+
+
+@dataclass
+class _Trained:
+    """A pod that waits for an evaluator."""
+
+    task: PodTask
+    future: Future[PodResult]
+    progress: PodProgress
 
 
 class LocalLauncher(Launcher):
@@ -119,9 +142,15 @@ class LocalLauncher(Launcher):
         self._farewell = signal.SIGTERM if self._stores_state else KILL
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
+        self._trained: deque[_Trained] = deque()
+        self._is_closed = False
 
     def measure_capacity(self) -> int:
-        return len(self.list_slots())
+        """Count the slots and the pods under evaluation; those that wait for an evaluator keep
+        room from new ones."""
+        with self._lock:
+            busy = [one for one in self._workers.values() if one.is_evaluator and one.task]
+        return len(self.list_slots()) + len(busy)
 
     def list_orphans(self) -> frozenset[str]:
         mine = self.report_progress()
@@ -145,25 +174,56 @@ class LocalLauncher(Launcher):
         orphan = read_holder(self.access.run.pod(spec.pod))
         with self._lock:
             worker = self._find_free_worker(prefers=orphan.slot if orphan else "")
-            future: Future[PodResult] = Future()
-            worker.spec = spec
-            worker.future = future
-            worker.lost_by = None
-            worker.last_message = time.monotonic()
-            worker.progress = PodProgress(since=time.time(), device=worker.slot.name)
             task = self.access.build_task(
                 spec,
                 self.body,
                 attempt=attempt,
                 device=worker.slot.device,
                 slot=worker.slot.name,
+                evaluate_elsewhere=self._evaluates_apart(),
             )
-            send_task(worker.process, task)
+            future: Future[PodResult] = Future()
+            self._assign(worker, task, future, PodProgress(since=time.time()))
             return future
+
+    def _evaluates_apart(self) -> bool:
+        asked = self.access.operations.evaluators
+        return len(self.list_slots()) > FEW_SLOTS if asked is None else asked
+
+    def _assign(
+        self, worker: _Worker, task: PodTask, future: Future[PodResult], progress: PodProgress
+    ) -> None:
+        """Send a task to an idle worker."""
+        worker.task = task
+        worker.future = future
+        worker.lost_by = None
+        worker.last_message = time.monotonic()
+        worker.progress = progress
+        progress.device = worker.slot.name
+        send_task(worker.process, task)
+
+    def _evaluate(self) -> None:
+        """Give trained pods to idle evaluators, or to new ones while there are few; a closed
+        launcher gives them up."""
+        while self._is_closed and self._trained:
+            gone = self._trained.popleft()
+            gone.future.set_exception(PodFailure("drained", "stopped on request"))
+        most = -(-max(1, len(self.list_slots())) // SLOTS_OF_AN_EVALUATOR)
+        for number in range(most):
+            if not self._trained:
+                return
+            slot = Slot(f"evaluator-{number}")
+            worker = self._workers.get(slot.name)
+            if worker is None or (worker.task is None and not worker.is_usable):
+                worker = self._workers[slot.name] = self._spawn(slot, is_evaluator=True)
+            if worker.is_usable:
+                waiting = self._trained.popleft()
+                self._assign(worker, waiting.task, waiting.future, waiting.progress)
 
     def report_progress(self) -> dict[str, PodProgress]:
         with self._lock:
-            return {
+            waiting = {one.task.spec.pod: one.progress for one in self._trained}
+            return waiting | {
                 worker.spec.pod: worker.progress
                 for worker in self._workers.values()
                 if worker.spec is not None
@@ -179,7 +239,7 @@ class LocalLauncher(Launcher):
                     worker.process.kill()
                 elif worker.spec is not None and now - worker.last_message > patience:
                     self._kill(worker, "hung", f"no sign of life for {self._hang:g} s")
-                elif name not in names and not worker.is_retired:
+                elif name not in names and not (worker.is_evaluator or worker.is_retired):
                     worker.is_retired = True
                     self._ask_to_leave(worker)
 
@@ -191,6 +251,8 @@ class LocalLauncher(Launcher):
             workers = [worker for worker in self._workers.values() if worker not in (spare or ())]
             for worker in workers:
                 self._ask_to_leave(worker)
+            self._is_closed = True
+            self._evaluate()
         for pod in self.list_orphans():
             end(self.access.run.pod(pod), self._farewell)
         deadline = time.monotonic() + LEAVE_SECONDS
@@ -220,7 +282,7 @@ class LocalLauncher(Launcher):
                 return self._workers[slot.name]
         raise TournamentError("no free slot; submit no more pods than capacity() allows")
 
-    def _spawn(self, slot: Slot) -> _Worker:
+    def _spawn(self, slot: Slot, *, is_evaluator: bool = False) -> _Worker:
         """Take over a kept worker, or start one."""
         kept = _spare.get() or []
         for worker in kept:
@@ -232,7 +294,7 @@ class LocalLauncher(Launcher):
         make_folder(log.parent)
         cards = {"CUDA_VISIBLE_DEVICES": slot.cards}
         process = spawn("fintrader.tournament.pod", self.body, log=log, variables=cards)
-        worker = _Worker(self, slot, process, log, oom_kills=count_oom_kills())
+        worker = _Worker(self, slot, process, log, is_evaluator, oom_kills=count_oom_kills())
         threading.Thread(
             target=_read, args=(worker,), daemon=True, name=f"reader {slot.name}"
         ).start()
@@ -261,8 +323,7 @@ class LocalLauncher(Launcher):
         """Give a worker up that ended with this status."""
         with self._lock:
             future = worker.future
-            worker.future = None
-            worker.spec = None
+            worker.future = worker.task = None
             if self._workers.get(worker.slot.name) is worker:
                 del self._workers[worker.slot.name]
         if future is not None:
@@ -270,6 +331,8 @@ class LocalLauncher(Launcher):
                 code, worker.log, count_oom_kills() > worker.oom_kills
             )
             future.set_exception(PodFailure(reason, detail))
+        with self._lock:
+            self._evaluate()
 
     def _receive(self, worker: _Worker, message: Message) -> None:
         with self._lock:
@@ -280,18 +343,22 @@ class LocalLauncher(Launcher):
                     worker.is_ready = True
                 case ProgressMessage() if message.pod == pod:
                     worker.progress.update(message)
+                case TrainedMessage() if worker.task and message.trained.pod == pod:
+                    task = replace(worker.task, trained=message.trained, device="cpu")
+                    worker.progress.note = "waiting for an evaluator"
+                    self._trained.append(_Trained(task, self._free(worker), worker.progress))
                 case ResultMessage() if message.result.pod == pod:
                     self._free(worker).set_result(message.result)
                 case FailureMessage() if message.pod == pod:
                     worker.is_retired = worker.is_retired or message.is_last
                     self._free(worker).set_exception(PodFailure(message.reason, message.detail))
+            self._evaluate()
 
     def _free(self, worker: _Worker) -> Future[PodResult]:
         """Take the ended pod's future out of a worker."""
         future = worker.future
         assert future is not None
-        worker.future = None
-        worker.spec = None
+        worker.future = worker.task = None
         return future
 
 

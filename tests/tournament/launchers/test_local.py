@@ -21,6 +21,7 @@ from fintrader.tournament.launchers.local import (
     list_cuda_devices,
 )
 from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.store import RunStore
 from tests import ROOT
 from tests.engines import stubs
@@ -232,6 +233,75 @@ def test_a_lost_worker_is_not_kept(tmp_path):
             until(lambda process=process: process.poll() is not None)
             pids.append(int(result.metrics["pid"]))
     assert pids[0] != pids[1]
+
+
+def apart(run, slots, **operations):
+    """A launcher whose pods may be scored by evaluators."""
+    access = PodContext(run, run.root / "market", operations=OperationsSettings(**operations))
+    body = "tests.engines.stubs:leaving_body"
+    return LocalLauncher(access, body=body, slots=lambda: slots)
+
+
+def test_an_evaluator_scores_what_slots_have_trained(tmp_path):
+    """Slot and evaluator are two processes, and the result is that of one."""
+    run = RunFolder(tmp_path / "apart")
+    stubs.plant(run, "p0000-evaluation", "wait")
+    with closing(apart(run, [Slot("a")], evaluators=True)) as local:
+        first = local.submit(spec(0))
+        until(lambda: local.measure_capacity() == 2)
+        assert local.report_progress()["p0000"].device == "evaluator-0"
+        second = local.submit(spec(1))
+        # The evaluator is busy, so the second waits and leaves no room for a third.
+        until(lambda: local.report_progress()["p0001"].note == "waiting for an evaluator")
+        assert local.measure_capacity() == 2
+        stubs.release(run, ["p0000-evaluation"])
+        found = [future.result(timeout=PATIENCE_SECONDS) for future in (first, second)]
+        assert local.measure_capacity() == 1
+    together = RunFolder(tmp_path / "together")
+    with closing(apart(together, [Slot("a")], evaluators=False)) as local:
+        for one in found:
+            alone = local.submit(spec(int(one.pod[1:]))).result(timeout=PATIENCE_SECONDS)
+            assert (alone.score, alone.snapshot, alone.policy) == (
+                one.score,
+                one.snapshot,
+                one.policy,
+            )
+        assert not (together.root / "logs" / "worker-evaluator-0.log").exists()
+    assert (run.root / "logs" / "worker-evaluator-0.log").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_evaluator_costs_an_attempt_and_no_result(tmp_path):
+    run = RunFolder(tmp_path)
+    stubs.plant(run, "p0000-evaluation", "kill")
+    with closing(apart(run, [Slot("a")], evaluators=True)) as local:
+        lost, kept = local.submit(spec(0)), None
+        with pytest.raises(PodFailure, match="killed by signal 9"):
+            lost.result(timeout=PATIENCE_SECONDS)
+        kept = local.submit(spec(0), attempt=2)
+        assert kept.result(timeout=PATIENCE_SECONDS).attempts == 2
+
+
+@pytest.mark.slow
+def test_a_closing_launcher_gives_up_pods_that_wait_for_an_evaluator(tmp_path):
+    run = RunFolder(tmp_path)
+    stubs.plant(run, "p0000-evaluation", "wait")
+    local = apart(run, [Slot("a")], evaluators=True)
+    futures = [local.submit(spec(0))]
+    until(lambda: local.measure_capacity() == 2)
+    futures.append(local.submit(spec(1)))
+    until(lambda: local.report_progress()["p0001"].note == "waiting for an evaluator")
+    local.close()
+    for future in futures:
+        with pytest.raises(PodFailure, match="drained"):
+            future.result(timeout=PATIENCE_SECONDS)
+
+
+def test_more_than_two_slots_have_an_evaluator_by_default(tmp_path):
+    run = RunFolder(tmp_path)
+    for count, expected in ((2, False), (3, True)):
+        with closing(apart(run, [Slot(f"s{k}") for k in range(count)])) as local:
+            assert local._evaluates_apart() is expected
 
 
 def test_workers_beyond_the_devices_share_them(tmp_path):

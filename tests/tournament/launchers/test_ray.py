@@ -142,7 +142,7 @@ def test_a_pod_of_several_gpus_sees_its_own_ones_and_no_node_holds_nine(nodes, t
     run = RunFolder(tmp_path / "run")
     stubs.plant(run, "p0001", "linger")  # its task is still returning when its last word is heard
     two = started(
-        Racer(run, nodes.address, "stub", {"gpus": 2, "evaluators": False}, pods=2, replicas=2)
+        Racer(run, nodes.address, "stub", {"gpus": 2}, evaluators=False, pods=2, replicas=2)
     )
     asked = {"gpus": 9, "wait_seconds": 1}
     nine = started(
@@ -165,7 +165,7 @@ def test_a_pod_with_a_gpu_has_a_process_of_its_own(nodes, tmp_path, started):
     for pod in pods:
         stubs.plant(run, pod, "wait")
     racer = started(
-        Racer(run, nodes.address, "stub", {"gpus": 1, "evaluators": False}, pods=len(pods))
+        Racer(run, nodes.address, "stub", {"gpus": 1}, evaluators=False, pods=len(pods))
     )
     processes = {}
     until(

@@ -126,6 +126,7 @@ class RayLauncher(Launcher):
         asked = {"CPU": settings.cpus, "GPU": gpus, **settings.resources}
         self.need: Resources = {name: amount for name, amount in asked.items() if amount}
         """Resources of a pod."""
+        self._evaluates_apart = access.operations.evaluators is not False
         self.evaluator: Resources = {"CPU": settings.evaluator_cpus, **settings.evaluator_resources}
         can_outlive = settings.address != "local" and gpus <= 1 and settings.nodes == 1
         self._namespace = name_namespace(access) if can_outlive else ""
@@ -182,7 +183,7 @@ class RayLauncher(Launcher):
             device=name_devices(self.gpus, self.settings.nodes),
             nodes=self.settings.nodes,
             need=dict(self.need),
-            evaluate_elsewhere=self.settings.evaluators,
+            evaluate_elsewhere=self._evaluates_apart,
         )
         pod = _Pod(spec, task, Future(), progress=PodProgress(since=time.time(), device="waiting"))
         group = None
@@ -252,7 +253,7 @@ class RayLauncher(Launcher):
         """Raise TournamentError when nothing runs and nothing can."""
         view = self._cluster.view
         shapes = [(self.need, self.settings.nodes)]
-        if self.settings.evaluators:
+        if self._evaluates_apart:
             shapes.append((self.evaluator, 1))
         totals = [node.total for node in view.staying]
         lacking = [

@@ -30,8 +30,6 @@ class RaySettings(LauncherSettings):
     its `tournament.replicas` learners are spread over them."""
     resources: dict[str, float] = Field(default_factory=dict)
     """Further resources of a pod by Ray's names, e.g. `accelerator_type:A100: 0.001`."""
-    evaluators: bool = True
-    """Score trained pods in separate tasks, so that no GPU waits for the validation window."""
     evaluator_cpus: PositiveFloat = 1.0
     """CPUs of an evaluator."""
     evaluator_resources: dict[str, float] = Field(default_factory=dict)
