@@ -4,7 +4,7 @@ from tests import ROOT
 from tools import house
 
 AT_MOST = {
-    "tokens": 571_900,
+    "tokens": 572_350,
     "code_lines_over_100_columns_percent": 0,
     "dict_str_any": 203,
     "tuple_assignments": 12,
@@ -39,4 +39,4 @@ def test_ppo_is_read_in_seven_files():
 
 def test_a_configuration_has_at_most_so_many_settings():
     """Distinct dotted names of all members of its unions."""
-    assert 150 < house.count_settings()["settings"] <= 217
+    assert 150 < house.count_settings()["settings"] <= 218

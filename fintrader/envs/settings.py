@@ -126,6 +126,10 @@ class TraderSettings(Settings):
     cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
     """Between teams. 1: each trader gets the mean reward of all; 0: that of its team; -1: that of
     its team less the mean of all traders outside it."""
+    rivals: Literal["learner", "leaderboard"] = "learner"
+    """Players of the teams from the second on. learner: the policy that learns plays all teams;
+    leaderboard: policies of rows of the tournament's leaderboard at the time, drawn evenly, which
+    do not learn (while there is none, the learner)."""
     impact_bps_per_million_usd: NonNegativeFloat = 10.0
     """kappa: basis points that the price moves per million USD of all traders' net orders, at most
     1,000. An account alone pays as much for its own fills."""
@@ -299,6 +303,11 @@ class TradingSettings(Settings):
         return self
 
     def _check_traders(self) -> None:
+        if self.meets_leaderboard and self.traders and len(self.traders.teams) == 1:
+            raise ValueError(
+                "traders.rivals: leaderboard needs a team to play; add one to traders.teams, or set"
+                " rivals to learner"
+            )
         if self.orders_rest:
             raise ValueError(
                 "traders move the price, at which no order can rest; set action to target or trade,"
@@ -401,6 +410,11 @@ class TradingSettings(Settings):
     def num_traders(self) -> int:
         """K: accounts of a game; 1: each is alone."""
         return 1 if self.traders is None else sum(self.traders.teams)
+
+    @property
+    def meets_leaderboard(self) -> bool:
+        """True if policies of the leaderboard play against the one that learns."""
+        return self.traders is not None and self.traders.rivals == "leaderboard"
 
     @property
     def impact_bps_per_million_usd(self) -> float:

@@ -173,6 +173,11 @@ class RunConfig(DataConfig):
                 f"env.num_envs is {self.env.num_envs}; make it a multiple of the {traders} traders"
                 " of env.traders.teams"
             )
+        if getattr(self.env, "meets_leaderboard", False) and self.tournament.validation_folds:
+            raise ValueError(
+                "env.traders.rivals: leaderboard plays one learner a pod; leave out"
+                " tournament.validation_folds, or set rivals to learner"
+            )
         return self
 
     @model_validator(mode="after")

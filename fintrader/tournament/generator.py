@@ -27,7 +27,14 @@ from fintrader.seeding import create_numpy_generator, derive
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.proposals import import_optuna, propose
 from fintrader.tournament.settings import HALVING_RUNGS, Range, Space, TournamentSettings
-from fintrader.tournament.spec import EvaluationTerms, Origin, PodSpec, SettingsValues, StopRule
+from fintrader.tournament.spec import (
+    EvaluationTerms,
+    Origin,
+    PodSpec,
+    Rival,
+    SettingsValues,
+    StopRule,
+)
 
 Random = np.random.Generator
 MIN_PEERS = 4
@@ -183,7 +190,20 @@ class Generator:
             fusions=settings.fusions,
             env=self.env,
             data_hash=self.data_hash,
+            rivals=self._draw_rivals(index, leaderboard),
         )
+
+    def _draw_rivals(self, index: int, leaderboard: Leaderboard) -> tuple[Rival, ...]:
+        """Draw a row of the leaderboard for each team but the first, where `env.traders` asks for
+        them: as in fictitious self-play (Heinrich, Lanctot and Silver, 2015), past policies are
+        drawn evenly."""
+        traders = cast(Any, self.env.get("traders"))
+        rows = leaderboard.parents
+        if not traders or traders["rivals"] != "leaderboard" or not rows:
+            return ()
+        random = create_numpy_generator(self.seed, "rivals", index)
+        drawn = [rows[int(random.integers(len(rows)))] for _ in traders["teams"][1:]]
+        return tuple(Rival(one.spec.pod, str(one.result.snapshot), one.spec.agent) for one in drawn)
 
 
 def rank_softmax(count: int, temperature: float, uniform: float) -> int:

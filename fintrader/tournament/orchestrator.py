@@ -205,7 +205,7 @@ class Orchestrator:
                     raise TournamentError(damage)
             except TournamentError as error:
                 whole.pop(spec.pod, None)
-                needed.add(spec.parent_here or "")
+                needed |= set(spec.sources)
                 self.store.set_aside(spec.pod)
                 self._events.append(DamageEvent(pod=spec.pod, detail=str(error)))
         return whole
@@ -314,16 +314,16 @@ class Orchestrator:
             self._put_back(spec)
             self._events.append(DrainEvent(pod=pod))
             return
-        if (
-            failure.reason == "snapshot"
-            and spec.snapshot
-            and not self.store.has_snapshot(spec.snapshot)
-        ):
-            remedy = "copies it" if spec.parent_here is None else f"trains {spec.parent}"
-            raise TournamentError(
-                f"{pod}: the snapshot of its parent {spec.parent} is damaged; run the same command"
-                f" again, which {remedy} anew"
-            )
+        if failure.reason == "snapshot":
+            read = {one.pod: one.snapshot for one in spec.rivals}
+            read |= {str(spec.parent): spec.snapshot} if spec.snapshot else {}
+            for source, snapshot in read.items():
+                if not self.store.has_snapshot(snapshot):
+                    remedy = f"trains {source}" if source in spec.sources else "copies it"
+                    raise TournamentError(
+                        f"{pod}: the snapshot of {source}, which it needs, is damaged; run the same"
+                        f" command again, which {remedy} anew"
+                    )
         self._count(pod, failure.reason)
         lost = self.lost[pod]
         self._events.append(
@@ -406,7 +406,7 @@ class Orchestrator:
         for _ in range(min(room - len(self.waiting), self._count_unmade())):
             self._make()
         self._settle()
-        ready = list(islice(filter(self._has_parent, self.waiting), room))
+        ready = list(islice(filter(self._has_sources, self.waiting), room))
         for spec in ready:
             attempt = self.lost[spec.pod] + 1
             future = self.launcher.submit(spec, attempt=attempt)
@@ -428,9 +428,10 @@ class Orchestrator:
             max(0, self.settings.pods - index) if self.scheduler.count_needed(index) is None else 0
         )
 
-    def _has_parent(self, spec: PodSpec) -> bool:
-        """Check that the parent's result exists; a damaged parent is being trained again."""
-        return spec.parent_here is None or self.store.locate_result(spec.parent_here).exists()
+    def _has_sources(self, spec: PodSpec) -> bool:
+        """Check that the results of parent and rivals exist; a damaged pod is being trained
+        again."""
+        return all(self.store.locate_result(pod).exists() for pod in spec.sources)
 
     def _flush(self) -> None:
         """Make this turn durable by one sync of the log, and visible by one transaction of the

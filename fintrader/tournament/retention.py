@@ -83,21 +83,18 @@ class Retention:
         }
         if self.settings.order == "generations":
             kept |= {spec.pod for spec in specs[-2 * self.settings.pool_size :]}
-        parents = [spec.parent_here for spec in waiting]
         is_lineage = self.settings.keep == "lineage"
-        if is_lineage:
-            parents += [finished[pod].spec.parent_here for pod in kept if pod in finished]
-        for parent in parents:
-            while parent is not None and parent not in kept:
-                kept.add(parent)
-                parent = finished[parent].spec.parent_here if is_lineage else None
+        readers = waiting + [finished[pod].spec for pod in kept if is_lineage and pod in finished]
+        sources = [pod for spec in readers for pod in spec.sources]
+        while sources:
+            pod = sources.pop()
+            if pod not in kept:
+                kept.add(pod)
+                sources += finished[pod].spec.sources if is_lineage else ()
         return kept | {pod for pod, entry in finished.items() if entry.result.status == "failed"}
 
 
 def list_needed(specs: Sequence[PodSpec], finished: Collection[str]) -> set[str]:
-    """List the parents of pods without a result: needed in full, even if they were dropped."""
-    return {
-        spec.parent_here
-        for spec in specs
-        if spec.parent_here is not None and spec.pod not in finished
-    }
+    """List parents and rivals of pods without a result: needed in full, even if they were
+    dropped."""
+    return {pod for spec in specs if spec.pod not in finished for pod in spec.sources}

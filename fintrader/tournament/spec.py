@@ -81,6 +81,16 @@ class EvaluationTerms:
     """Equal parts of the sessions that are scored separately."""
 
 
+@dataclass(frozen=True)
+class Rival:
+    """A pod whose policy plays a team of traders and does not learn."""
+
+    pod: str
+    snapshot: str
+    """SHA-256 of its snapshot."""
+    agent: SettingsValues
+
+
 @dataclass(frozen=True, kw_only=True)
 class PodSpec(_SealedRecord):
     """Training that a pod is to do. A pure function of the root seed, the pod's number and the
@@ -120,6 +130,8 @@ class PodSpec(_SealedRecord):
     fusions: int = 8
     """Number of fusions."""
     data_hash: str = ""
+    rivals: tuple[Rival, ...] = ()
+    """Players of the teams from the second on; none: the pod's own policy plays all teams."""
 
     @property
     def is_classic(self) -> bool:
@@ -127,9 +139,10 @@ class PodSpec(_SealedRecord):
         return self.env.get("kind") == "gymnasium"
 
     @property
-    def parent_here(self) -> str | None:
-        """The parent, if it is a pod of the same run."""
-        return None if self.parent is None or ":" in self.parent else self.parent
+    def sources(self) -> tuple[str, ...]:
+        """The pods of the same run whose snapshots it reads: parent and rivals."""
+        inherits_here = self.parent is not None and ":" not in self.parent
+        return (*([str(self.parent)] if inherits_here else []), *(one.pod for one in self.rivals))
 
     @property
     def digest(self) -> str:

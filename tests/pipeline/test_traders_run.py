@@ -5,16 +5,20 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from fintrader.agents import load_policy
 from fintrader.backtesting import read_backtest, simulate
 from fintrader.config import validate
+from fintrader.envs.rivals import RivalsEnv
 from fintrader.errors import ConfigError
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, load_config
 from fintrader.pipeline.run_stages import run
 from fintrader.pipeline.wide_search import widen
 from fintrader.runs import RunFolder
+from fintrader.tournament.fusion.learners import CPU, build_maker
+from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.store import RunStore
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 from tests.oracles.env_account import simulate_in_environment
@@ -48,7 +52,7 @@ def test_pods_train_in_games_and_are_scored_alone(finished):
     market = MarketTensors.load(Path(json.loads(folder.manifest.read_text())["market"])).split()
     store = RunStore(folder)
     for pod, result in store.read_results().items():
-        assert store.read_spec(pod).env["traders"] == TRADERS
+        assert store.read_spec(pod).env["traders"] == TRADERS | {"rivals": "learner"}
         policy = load_policy(folder.pod(pod) / "policy.safetensors")
         alone = simulate_in_environment(policy, market.validation, config.trading)
         assert result.returns == pytest.approx(alone.daily_returns.tolist(), abs=1e-9)
@@ -70,6 +74,38 @@ def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(finishe
     assert checked.status == 0, checked.out
 
 
+def test_policies_of_the_leaderboard_play_the_other_teams(tmp_path):
+    """Later pods meet earlier ones, which do not learn; the run can be replayed and resumed."""
+    traders = TRADERS | {"teams": [1, 2, 1], "rivals": "leaderboard"}
+    race = TINY["tournament"] | {"pods": 4, "order": "submission", "pool_size": 1}
+    path = write_config(tmp_path, env=ENV | {"traders": traders}, tournament=race)
+    with pytest.raises(Struck), struck_when("pods/p0003/state.safetensors"):
+        run(load_config(path))
+    done = fintrader("run", str(path))
+    assert done.status == 0, done.err
+    folder = RunFolder(tmp_path / "runs" / "tiny")
+    store = RunStore(folder)
+    specs = list(store.read_specs().values())
+    assert specs[0].rivals == ()
+    for spec in specs[1:]:
+        assert len(spec.rivals) == 2, "a policy for each team but the first"
+        for rival in spec.rivals:
+            assert int(rival.pod[1:]) < spec.index
+            assert rival.snapshot == store.read_result(rival.pod).snapshot
+            assert rival.agent == store.read_spec(rival.pod).agent
+    context = PodContext(folder, Path(json.loads(folder.manifest.read_text())["market"]))
+    agent, env = build_maker(specs[-1], context)(0, 0, CPU)
+    assert isinstance(env, RivalsEnv)
+    assert env.num_envs == ENV["num_envs"] // 4
+    stored = load_policy(folder.pod(specs[-1].rivals[0].pod) / "policy.safetensors")
+    obs, _ = env.reset(seed=3)
+    with torch.no_grad():
+        assert torch.equal(env.rivals[0](obs), stored(obs))
+        assert not torch.equal(env.rivals[0](obs), agent.policy(obs))
+    checked = fintrader("verify", str(folder.root), "--replay")
+    assert checked.status == 0, checked.out
+
+
 def test_one_agent_trains_in_games(tmp_path):
     done = fintrader("train", str(write_config(tmp_path, env=ENV)))
     assert done.status == 0, done.err
@@ -84,11 +120,19 @@ def test_one_agent_trains_in_games(tmp_path):
         ({"randomise": {"variants": 2, "delay_bars": 1}}, "leave it out"),
         ({"traders": {"teams": []}}, "env.traders.teams"),
         ({"traders": {"num_traders": 3}}, "env.traders.num_traders"),
+        ({"traders": {"teams": [4], "rivals": "leaderboard"}}, "add one to traders.teams"),
     ],
 )
 def test_what_has_no_meaning_is_refused(changes, match):
     with pytest.raises(ConfigError, match=match):
         validate(RunConfig, TINY | {"env": ENV | changes}, "tiny.yaml")
+
+
+def test_folds_have_no_rivals_of_the_leaderboard():
+    race = TINY["tournament"] | {"validation_folds": 2}
+    env = ENV | {"traders": TRADERS | {"rivals": "leaderboard"}}
+    with pytest.raises(ConfigError, match=r"leave out tournament\.validation_folds"):
+        validate(RunConfig, TINY | {"env": env, "tournament": race}, "tiny.yaml")
 
 
 def test_agents_that_follow_gradients_are_refused_before_any_pod(tmp_path):

@@ -114,8 +114,8 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race):
     """As one who had lost the run may have made a child that its heir knew nothing of."""
     run = race("a", keep="all", **MANY).folder
     store = RunStore(run)
-    child = next(spec for spec in reversed(store.read_specs().values()) if spec.parent_here)
-    parent = str(child.parent_here)
+    child = next(spec for spec in reversed(store.read_specs().values()) if spec.sources)
+    (parent,) = child.sources
     grown = store.read_result(child.pod)
     store.locate_result(child.pod).unlink()
     EventLog(run.events).append(DropEvent(pods=(parent,)))

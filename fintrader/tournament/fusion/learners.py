@@ -42,13 +42,14 @@ from fintrader.agents.policy import ActorPolicy
 from fintrader.config import validate
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.classic import WorkerEnv
+from fintrader.envs.rivals import RivalsEnv
 from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import remove
 from fintrader.market.tensors import MarketTensors, Split
 from fintrader.seeding import derive
 from fintrader.tournament.pod_context import PodContext
-from fintrader.tournament.spec import PodSpec
+from fintrader.tournament.spec import PodSpec, Rival
 
 CPU = torch.device("cpu")
 FORMAT = "fintrader-fusion-1"
@@ -77,12 +78,21 @@ def build_maker(spec: PodSpec, context: PodContext) -> Maker:
         else:
             market = split.train if device == CPU else split.train.to(device)
             env = TradingEnv(market, env_settings, device=device, seed=derive(seed, "env"))
+            if spec.rivals:
+                env = RivalsEnv(env, [_load_rival(one, env, context) for one in spec.rivals])
         return make_agent(settings, env.layout, device=device, seed=seed), env
 
     return make
 
 
-def read_agent_settings(spec: PodSpec) -> Any:
+def _load_rival(rival: Rival, env: TradingEnv, context: PodContext) -> ActorPolicy:
+    """Load the policy of a rival's snapshot. Raises CheckpointError."""
+    agent = make_agent(read_agent_settings(rival), env.layout, device=env.device, seed=0)
+    agent.inherit(read_snapshot(context, rival.snapshot))
+    return agent.policy
+
+
+def read_agent_settings(spec: PodSpec | Rival) -> Any:
     """Read the agent's settings. Raises TournamentError for a spec of another version."""
     try:
         return TypeAdapter(AgentSettings).validate_python(spec.agent)
