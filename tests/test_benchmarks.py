@@ -6,7 +6,7 @@ from statistics import median
 import pytest
 import torch
 
-from benchmarks import growth
+from benchmarks import growth, paper_rows
 from benchmarks._cluster import World, check, make_settings, simulate
 from benchmarks._figures import list_steep
 from benchmarks._learning import SESSION
@@ -233,3 +233,32 @@ def test_accounts_in_groups_learn_as_well_as_single_ones():
             found.append(reached / best)
     assert median(shares[16]) > 0.3
     assert median(shares[16]) > 0.8 * median(shares[256])
+
+
+def test_the_papers_rows_are_medians_and_first_times():
+    def way(*growths):
+        leaders = [
+            {"cpu_seconds": 10.0 * number, "growth": growth}
+            for number, growth in enumerate(growths, 1)
+        ]
+        return {
+            "leaders": leaders,
+            "test": {"cumulative_return": growths[-1] - 1.0, "calmar": None},
+        }
+
+    runs = [
+        {
+            "ours": way(None, 0.98, 1.01),
+            "rllib": way(0.9, 0.9, 0.9),
+            "index": {},
+            "index_growth": 1.0,
+        }
+        for _ in range(2)
+    ]
+    runs.append({**runs[0], "ours": way(0.97, 0.97, 0.97)})
+    found = paper_rows.summarise(runs)
+    assert found["ours"]["cumulative_return"] == pytest.approx(0.01)
+    assert found["ours"]["range"] == pytest.approx([-0.03, 0.01])
+    assert found["ours"]["seconds_to"]["1.0"] == [30.0, 30.0, None]
+    assert found["rllib"]["seconds_to"]["index"] == [None, None, None]
+    assert found["ours"]["calmar"] is None
