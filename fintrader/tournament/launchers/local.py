@@ -182,6 +182,8 @@ class LocalLauncher(Launcher):
                 slot=worker.slot.name,
                 evaluate_elsewhere=self._evaluates_apart(),
             )
+            if task.evaluate_elsewhere:  # its imports are done while the pod trains
+                self._start_evaluator()
             future: Future[PodResult] = Future()
             self._assign(worker, task, future, PodProgress(since=time.time()))
             return future
@@ -212,13 +214,18 @@ class LocalLauncher(Launcher):
         for number in range(most):
             if not self._trained:
                 return
-            slot = Slot(f"evaluator-{number}")
-            worker = self._workers.get(slot.name)
-            if worker is None or (worker.task is None and not worker.is_usable):
-                worker = self._workers[slot.name] = self._spawn(slot, is_evaluator=True)
+            worker = self._start_evaluator(number)
             if worker.is_usable:
                 waiting = self._trained.popleft()
                 self._assign(worker, waiting.task, waiting.future, waiting.progress)
+
+    def _start_evaluator(self, number: int = 0) -> _Worker:
+        """Start the evaluator of that number, unless there is one."""
+        slot = Slot(f"evaluator-{number}")
+        worker = self._workers.get(slot.name)
+        if worker is None or (worker.task is None and not worker.is_usable):
+            worker = self._workers[slot.name] = self._spawn(slot, is_evaluator=True)
+        return worker
 
     def report_progress(self) -> dict[str, PodProgress]:
         with self._lock:
