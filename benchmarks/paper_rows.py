@@ -31,6 +31,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,7 @@ from fintrader.agents.policy import load_policy
 from fintrader.backtesting import BacktestResult, simulate
 from fintrader.backtesting.baselines import benchmark
 from fintrader.config import merge_values, read_yaml
+from fintrader.market.build import build_market
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.run_stages import run
@@ -103,6 +105,9 @@ def measure_growth(result: BacktestResult) -> float:
 
 def measure_ours(config: RunConfig) -> dict[str, Any]:
     """Race, then play the leader after each pod and the ensemble over the test window."""
+    build_market(config.data, cache=config.cache)  # both sides find it built
+    # A tournament that went on after a stop would not count its first part's CPU.
+    shutil.rmtree(RunFolder.named(config.name, config.runs_dir).root, ignore_errors=True)
     before = measure_cpu()
     home = run(config)
     seconds = measure_cpu() - before
