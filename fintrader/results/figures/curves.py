@@ -74,6 +74,23 @@ def drawdown_figure(curves: pd.DataFrame, *, session: Session | None = None) -> 
     return layout(figure, title, "below peak", percent=True, height=320)
 
 
+def wealth_figure(curves: pd.DataFrame) -> go.Figure:
+    """Wealth of every strategy in multiples of its start, above its distance from its running peak.
+    `curves`: wide equity at session closes, after a row with the start."""
+    figure = equity_figure(curves, relative=True)
+    below = drawdown_figure(curves)
+    below.update_traces(yaxis="y2", showlegend=False)
+    return figure.add_traces(below.data).update_layout(
+        title_text="Equity and drawdown",
+        height=460,
+        hoversubplots="axis",
+        xaxis_anchor="y2",
+        yaxis_domain=[0.38, 1.0],
+        yaxis2=below.layout.yaxis,
+        yaxis2_domain=[0.0, 0.3],
+    )
+
+
 def fade_others(figure: go.Figure, strategies: Collection[str]) -> go.Figure:
     """Make every line of a figure pale, except those of these strategies."""
     titles = {escape_label(title_of(name)) for name in strategies}
