@@ -185,8 +185,9 @@ BOTH = {
     "calendar": "returns_monthly returns_intraday returns_distribution",
     "weights": "trading_weights trading_turnover trading_exposure trading_paid capacity_capital",
     "profit": "profit_pnl",
-    "honesty": "search_sharpe search_overfitting luck_alpha luck_betting luck_random luck_excess"
+    "honesty": "search_sharpe search_overfitting luck_alpha luck_betting luck_random"
     " sensitivity_costs",
+    "metrics": "baselines_excess",
 }
 """Charts of the report by the part of the app's page that draws them."""
 ALONE = {"without"} | {f"trades-{k}" for k in range(9)}
