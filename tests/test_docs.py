@@ -334,9 +334,7 @@ def test_the_site_builds_without_a_warning(tmp_path, caplog):
         out = tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html"
         text = out.read_text()
         assert "arithmatex" not in text, f"{label(page)}: a formula was left as TeX"
-        unmade = (
-            r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)"
-        )
+        unmade = r"<!-- (picture|settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)"
         assert not re.search(unmade, text), f"{label(page)}: a table was not made"
         elsewhere = re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text)
         assert not elsewhere, f"{label(page)} loads from elsewhere"

@@ -51,9 +51,10 @@ def equity_figure(
     words = "<br>".join(textwrap.wrap(escape_label(notice, 500), 100))
     title = f"Equity<br><sup>{words}</sup>" if notice else "Equity"
     if not relative:
-        return layout(draw_lines(curves, "%{y:$,.0f}", main), title, "USD", height=360)
+        figure = layout(draw_lines(curves, "%{y:$,.0f}", main), title, "USD")
+        return figure.update_layout(margin_t=130 if notice else 84)
     figure = draw_lines(curves / curves.iloc[0], "%{y:.3f} ×", main)
-    layout(figure, title, "multiple of the start", height=360)
+    layout(figure, title, "multiple of the start")
     return figure.update_yaxes(tickformat=".2f")
 
 
