@@ -2,7 +2,7 @@
 
 A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields,
 nested models by dotted name (`own` instead of `settings`: without nested models). `<!-- metrics
--->`, `<!-- commands -->`, `<!-- faults -->`, `<!-- errors -->`, `<!-- features -->`, `<!-- series
+-->`, `<!-- commands -->`, `<!-- faults -->`, `<!-- injected -->`, `<!-- errors -->`, `<!-- features -->`, `<!-- series
 -->`, `<!-- optimum -->` and `<!-- scaling: which -->` become tables of what their names say.
 `<!-- picture: name -->` becomes the `figure` that the page's Python blocks above it make. Nothing
 of that is typed by hand, so nothing in it can be out of date.
@@ -37,7 +37,8 @@ from pydantic_core import PydanticUndefined
 
 _MARK = re.compile(
     r"^<!--"
-    r" (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling|engines|calibration)"
+    r" (settings|own|optimum|metrics|commands|faults|injected|errors|features|series|scaling|engines"
+    r"|calibration)"
     r"(?:: (\S+))?(?: (\S+))? -->$",
     re.M,
 )
@@ -332,6 +333,13 @@ def faults_table(*_: Any) -> str:
     return table(("kind", "what is wrong", "what the build does"), rows)
 
 
+def injected_table(*_: Any) -> str:
+    """Every fault that the tests inject into a part of clean bars, and the answer of the build."""
+    path = Path(__file__).with_name("assets") / "partial_faults.csv"
+    columns, *rows = (line.split(";") for line in path.read_text(encoding="utf-8").splitlines())
+    return table(tuple(columns), [(fault, shown, f"`{build}`") for fault, shown, build in rows])
+
+
 def _halves(text: str) -> tuple[str, str]:
     meaning, _, remedy = text.rpartition(": ")
     return meaning, remedy
@@ -390,6 +398,7 @@ _MAKERS: dict[str, Callable[..., str]] = {
     "metrics": metrics_table,
     "commands": commands_table,
     "faults": faults_table,
+    "injected": injected_table,
     "errors": errors_table,
     "features": features_table,
     "series": series_table,
