@@ -2,7 +2,7 @@
 
 A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields,
 nested models by dotted name (`own` instead of `settings`: without nested models). `<!-- metrics
--->`, `<!-- commands -->`, `<!-- faults -->`, `<!-- injected -->`, `<!-- errors -->`, `<!-- features -->`, `<!-- series
+-->`, `<!-- commands -->`, `<!-- faults -->`, `<!-- injected -->`, `<!-- cheats -->`, `<!-- errors -->`, `<!-- features -->`, `<!-- series
 -->`, `<!-- optimum -->` and `<!-- scaling: which -->` become tables of what their names say.
 `<!-- picture: name -->` becomes the `figure` that the page's Python blocks above it make. Nothing
 of that is typed by hand, so nothing in it can be out of date.
@@ -37,8 +37,8 @@ from pydantic_core import PydanticUndefined
 
 _MARK = re.compile(
     r"^<!--"
-    r" (settings|own|optimum|metrics|commands|faults|injected|errors|features|series|scaling|engines"
-    r"|calibration)"
+    r" (settings|own|optimum|metrics|commands|faults|injected|cheats|errors|features|series|scaling"
+    r"|engines|calibration)"
     r"(?:: (\S+))?(?: (\S+))? -->$",
     re.M,
 )
@@ -335,9 +335,20 @@ def faults_table(*_: Any) -> str:
 
 def injected_table(*_: Any) -> str:
     """Every fault that the tests inject into a part of clean bars, and the answer of the build."""
-    path = Path(__file__).with_name("assets") / "partial_faults.csv"
-    columns, *rows = (line.split(";") for line in path.read_text(encoding="utf-8").splitlines())
-    return table(tuple(columns), [(fault, shown, f"`{build}`") for fault, shown, build in rows])
+    columns, *rows = read_rows("partial_faults.tsv")
+    return table(columns, [(fault, shown, f"`{build}`") for fault, shown, build in rows])
+
+
+def cheats_table(*_: Any) -> str:
+    """Every cheat that the tests try on the ledger, and its outcome."""
+    columns, *rows = read_rows("cheats.tsv")
+    return table(columns, rows)
+
+
+def read_rows(name: str) -> list[tuple[str, ...]]:
+    """Read a table of `assets/` that a test compares with the code."""
+    text = Path(__file__).with_name("assets").joinpath(name).read_text(encoding="utf-8")
+    return [tuple(line.split("\t")) for line in text.splitlines()]
 
 
 def _halves(text: str) -> tuple[str, str]:
@@ -399,6 +410,7 @@ _MAKERS: dict[str, Callable[..., str]] = {
     "commands": commands_table,
     "faults": faults_table,
     "injected": injected_table,
+    "cheats": cheats_table,
     "errors": errors_table,
     "features": features_table,
     "series": series_table,

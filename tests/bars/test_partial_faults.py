@@ -27,8 +27,8 @@ from tests.quick import slow_but
 
 def documented():
     """Fault -> (`yes` where it shows the next return, answer), as the table of docs/data.md has them."""
-    _, *rows = (ROOT / "docs" / "assets" / "partial_faults.csv").read_text().splitlines()
-    return {name: (future, said) for name, future, said in (row.split(";") for row in rows)}
+    _, *rows = (ROOT / "docs" / "assets" / "partial_faults.tsv").read_text().splitlines()
+    return {name: (future, said) for name, future, said in (row.split("\t") for row in rows)}
 
 
 @pytest.fixture(scope="module")
