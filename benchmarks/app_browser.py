@@ -28,6 +28,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from playwright.sync_api import Browser, Page, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -37,7 +39,7 @@ from tests.engines import fakes
 from tests.engines.waiting import answers, free_port
 
 PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market")
-PICTURES = {"runs": 900, "tournament": 1180, "backtest": 1180, "honesty": 900}
+PICTURES = {"runs": 900, "tournament": 1180, "backtest": 1180, "honesty": 900, "judge": 900}
 """Pages that the documentation shows, and how far down, in pixels."""
 WAITS = (
     "server_s",
@@ -137,6 +139,8 @@ def take_pictures(chromium: Browser, runs: Path) -> None:
         for name, height in PICTURES.items():
             page.set_viewport_size({"width": 1280, "height": height})
             open_page(page, f"{address}/{name}?run=quickstart")
+            if name == "judge":
+                judge_a_file(page)
             page.wait_for_selector(CHART)
             page.wait_for_timeout(1500)
             path = ROOT / "docs" / "images" / f"app-{name}.png"
@@ -144,6 +148,18 @@ def take_pictures(chromium: Browser, runs: Path) -> None:
             # A third of the bytes, without a visible difference.
             Image.open(path).quantize(128).save(path, optimize=True)
             print(path.relative_to(ROOT))
+
+
+def judge_a_file(page: Page) -> None:
+    """Judge two years of made-up daily returns."""
+    draws = np.random.default_rng(4)
+    days = pd.bdate_range("2022-01-03", periods=500)
+    returns = pd.Series(0.0006 + 0.008 * draws.standard_normal(500), days, name="returns")
+    content = returns.rename_axis("date").to_csv().encode()
+    file = {"name": "strategy.csv", "mimeType": "text/csv", "buffer": content}
+    page.set_input_files("input[type=file]", file)
+    page.get_by_role("spinbutton", name="Trials").fill("12")
+    page.get_by_role("button", name="Judge", exact=True).click()
 
 
 def open_page(page: Page, address: str) -> None:

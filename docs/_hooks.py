@@ -2,20 +2,27 @@
 
 A line `<!-- settings: package.module:Model prefix -->` becomes a table of the model's fields,
 nested models by dotted name (`own` instead of `settings`: without nested models). `<!-- metrics
--->`, `<!-- commands -->`, `<!-- faults -->`, `<!-- errors -->`, `<!-- features -->`, `<!-- series
+-->`, `<!-- commands -->`, `<!-- faults -->`, `<!-- injected -->`, `<!-- cheats -->`, `<!-- errors -->`, `<!-- features -->`, `<!-- series
 -->`, `<!-- optimum -->` and `<!-- scaling: which -->` become tables of what their names say.
-Nothing in such a table is typed by hand, so nothing in it can be out of date.
+`<!-- picture: name -->` becomes the `figure` that the page's Python blocks above it make. Nothing
+of that is typed by hand, so nothing in it can be out of date.
 """
 
 from __future__ import annotations
 
+import contextlib
 import html
 import inspect
+import io
+import os
 import re
+import tempfile
 import types
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from unittest import mock
 
 from _measured import (
     calibration_table,
@@ -30,15 +37,23 @@ from pydantic_core import PydanticUndefined
 
 _MARK = re.compile(
     r"^<!--"
-    r" (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling|engines|calibration)"
+    r" (settings|own|optimum|metrics|commands|faults|injected|cheats|errors|features|series|scaling"
+    r"|engines|calibration)"
     r"(?:: (\S+))?(?: (\S+))? -->$",
     re.M,
 )
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "min_length": "length ≥"}
 
 
+_PICTURE = re.compile(r"^<!-- picture: (\w+) -->$", re.M)
+_PLOTLY = "assets/plotly.min.js"
+_pictures: dict[str, str] = {}
+"""Name of each picture -> its HTML; one page's at a time."""
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """mkdocs calls this before a page is rendered."""
+    draw_pictures(markdown)
     return _MARK.sub(lambda match: _MAKERS[match[1]](match[2], match[3]), markdown)
 
 
@@ -46,6 +61,8 @@ def on_page_content(content: str, **_: Any) -> str:
     """mkdocs calls this after a page is rendered: TeX to MathML, which browsers draw without any
     script."""
     from latex2mathml.converter import convert
+
+    content = _PICTURE.sub(lambda match: _pictures[match[1]], content)
 
     def tex(source: str) -> str:
         # MathML puts no space between a function's name and its argument, TeX does
@@ -62,6 +79,46 @@ def on_page_content(content: str, **_: Any) -> str:
 
     content = re.sub(r'<span class="arithmatex">\\\((.*?)\\\)</span>', inline, content, flags=re.S)
     return re.sub(r'<div class="arithmatex">\\\[(.*?)\\\]</div>', block, content, flags=re.S)
+
+
+def on_post_build(config: Any, **_: Any) -> None:
+    """mkdocs calls this at the end: pictures are drawn by a script of the site."""
+    from plotly.offline import get_plotlyjs
+
+    Path(config["site_dir"], _PLOTLY).write_text(get_plotlyjs(), encoding="utf-8")
+
+
+def draw_pictures(markdown: str) -> None:
+    """Run the Python blocks of a page with pictures, in a folder that is then removed, and keep
+    each picture."""
+    _pictures.clear()
+    if not _PICTURE.search(markdown):
+        return
+    namespace: dict[str, Any] = {"__name__": "__docs__"}
+    script = f'<script src="../{_PLOTLY}"></script>'
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.chdir(folder))
+        # The looks of a build are no user's.
+        stack.enter_context(mock.patch.dict(os.environ, {"FINTRADER_HOME": folder}))
+        for part in re.split(r"(?m)^(?=<!-- picture: )", markdown):
+            name = _PICTURE.match(part)
+            if name is not None:
+                _pictures[name[1]] = script + render_picture(namespace["figure"])
+                script = ""
+            for code in re.findall(r"^```python\n(.*?)^```$", part, re.M | re.S):
+                with contextlib.redirect_stdout(io.StringIO()):
+                    exec(compile(code, "docs", "exec"), namespace)
+
+
+def render_picture(figure: Any) -> str:
+    """A figure as HTML in colours that suit a light and a dark page."""
+    figure.update_layout(
+        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)", font_color="#808b96"
+    )
+    grid = dict.fromkeys(("gridcolor", "linecolor", "zerolinecolor"), "rgba(128,139,150,.25)")
+    figure.update_layout(title_font_color="#808b96").update_xaxes(**grid).update_yaxes(**grid)
+    options = {"displayModeBar": False, "responsive": True}
+    return str(figure.to_html(full_html=False, include_plotlyjs=False, config=options))
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -276,6 +333,24 @@ def faults_table(*_: Any) -> str:
     return table(("kind", "what is wrong", "what the build does"), rows)
 
 
+def injected_table(*_: Any) -> str:
+    """Every fault that the tests inject into a part of clean bars, and the answer of the build."""
+    columns, *rows = read_rows("partial_faults.tsv")
+    return table(columns, [(fault, shown, f"`{build}`") for fault, shown, build in rows])
+
+
+def cheats_table(*_: Any) -> str:
+    """Every cheat that the tests try on the ledger, and its outcome."""
+    columns, *rows = read_rows("cheats.tsv")
+    return table(columns, rows).replace("\\*", "*")  # the outcome is in italics
+
+
+def read_rows(name: str) -> list[tuple[str, ...]]:
+    """Read a table of `assets/` that a test compares with the code."""
+    text = Path(__file__).with_name("assets").joinpath(name).read_text(encoding="utf-8")
+    return [tuple(line.split("\t")) for line in text.splitlines()]
+
+
 def _halves(text: str) -> tuple[str, str]:
     meaning, _, remedy = text.rpartition(": ")
     return meaning, remedy
@@ -334,6 +409,8 @@ _MAKERS: dict[str, Callable[..., str]] = {
     "metrics": metrics_table,
     "commands": commands_table,
     "faults": faults_table,
+    "injected": injected_table,
+    "cheats": cheats_table,
     "errors": errors_table,
     "features": features_table,
     "series": series_table,

@@ -301,7 +301,16 @@ def test_tables_come_from_the_code(monkeypatch):
     norm = "| `agent.network.layer_norm` | true or false | `true` |"
     assert norm in table, "the outer model's default, not the inner's"
     assert f"| `agent.batch_size` | integer, ≥ 1 | `{SAC().batch_size}` |" in table
-    for mark in ("metrics", "commands", "faults", "errors", "features", "series"):
+    for mark in (
+        "metrics",
+        "commands",
+        "faults",
+        "injected",
+        "cheats",
+        "errors",
+        "features",
+        "series",
+    ):
         assert hooks.on_page_markdown(f"<!-- {mark} -->").count("\n|") > 3, mark
     records = {"search": "search", "parts": "search", "communication": "communication"}
     for which in ("constants", "throughput", "stress", "paper", *records):
@@ -335,9 +344,7 @@ def test_the_site_builds_without_a_warning(tmp_path, caplog):
         out = tmp_path / "site" / (name.parent if name.name == "index" else name) / "index.html"
         text = out.read_text()
         assert "arithmatex" not in text, f"{label(page)}: a formula was left as TeX"
-        unmade = (
-            r"<!-- (settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)"
-        )
+        unmade = r"<!-- (picture|injected|cheats|settings|own|optimum|metrics|commands|faults|errors|features|series|scaling)"
         assert not re.search(unmade, text), f"{label(page)}: a table was not made"
         elsewhere = re.search(r'(?:src|href)="https?://[^"]*\.(?:js|css|woff2?)', text)
         assert not elsewhere, f"{label(page)} loads from elsewhere"

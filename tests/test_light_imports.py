@@ -54,6 +54,7 @@ STEPS = [
     (import_all("bars"), ("torch",)),
     (import_all("results"), ("torch",)),
     ("import fintrader.deploy.status", ("torch",)),
+    ("import fintrader.cli.judging, fintrader.report.judged", ("torch",)),
 ]
 
 

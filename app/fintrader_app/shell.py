@@ -46,6 +46,7 @@ PAGES = (
     PageEntry("backtest.py", "Backtest", ":material/show_chart:", "backtest"),
     PageEntry("honesty.py", "Honesty", ":material/balance:", "honesty"),
     PageEntry("compare.py", "Compare", ":material/compare_arrows:", "compare"),
+    PageEntry("judge_returns.py", "Judge", ":material/gavel:", "judge"),
     PageEntry("live.py", "Live", ":material/monitor_heart:", "live"),
     PageEntry("market.py", "Market", ":material/candlestick_chart:", "market"),
     PageEntry("new_run.py", "New run", ":material/play_circle:", "new"),

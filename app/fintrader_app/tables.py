@@ -66,7 +66,7 @@ def table(
     config = {name: st.column_config.TextColumn(alignment="right") for name in right}
     if pinned:
         config[pinned] = st.column_config.TextColumn(pinned=True)
-    how.setdefault("column_config", config)
+    how = {"column_config": config, "placeholder": DASH, **how}
     shown = rows if isinstance(rows, Styler) else pd.DataFrame(rows, columns=columns)
     if how.get("height") == "few":
         how["height"] = "content" if shown.index.size <= MOST_ROWS else find_height(MOST_ROWS)
@@ -155,7 +155,7 @@ def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
     if errors.isna().all():  # the score of one window has none
         del config["error"]
     frame = board.assign(error=errors)[list(config)]
-    how: dict[str, Any] = {"column_config": config, "placeholder": DASH}
+    how: dict[str, Any] = {"column_config": config}
     if short:
         table(frame.iloc[:, :6], key, height=find_height(min(len(frame), 8)), **how)
     else:

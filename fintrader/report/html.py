@@ -6,12 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fintrader.files import write_text
-from fintrader.numerals import period_name
 from fintrader.report.page import Page
 from fintrader.report.recipe import element, record_of
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.sections import BacktestView, present_backtest
-from fintrader.results.sections.section import name_periods
 
 FIRST_PAGE = ("equity", "periods")
 """Sections that an allocator reads below the verdict; all others are folded."""
@@ -21,9 +19,6 @@ def render_report(stored: StoredBacktest) -> str:
     """Render the page as text, its times the market's own. Equal tables give equal text."""
     view = BacktestView.of(stored.on_clock(stored.market_timezone))
     verdict, *sections = present_backtest(view)
-    unit = period_name(stored.sessions_a_year)
-    if unit != "session":
-        verdict, *sections = (name_periods(one, unit) for one in (verdict, *sections))
     run = stored.context.run or "Backtest"
     metrics = {name: values.by_key() for name, values in stored.metrics.items()}
     page = Page(f"{run}: {view.title}", element(record_of(stored.context, metrics)))

@@ -92,10 +92,8 @@ def open_page(monkeypatch, tmp_path):
         test.session_state["preview_settings"] = True  # unfolded
         for key, value in query.items():
             test.query_params[key] = value
-        if (
-            page == "new_run"
-        ):  # its address is not its file's name, which is known once a script has run
-            test.run()
+        if page in ("new_run", "judge_returns"):
+            test.run()  # their addresses are not their files' names, which the first script tells
         test.switch_page(f"views/{page}.py")
         for _ in range(times):
             test.run()

@@ -13,6 +13,7 @@ from fintrader_app import launch
 from fintrader_app.shell import PAGES
 from tests.app.conftest import PARTS
 from tests.engines.waiting import PATIENCE_SECONDS, answers, free_port, until
+from tests.judging.test_judge import make_returns
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
@@ -182,7 +183,8 @@ def test_each_page_shows_its_chart_on_the_first_screen(chromium, addresses):
     page.goto(f"{addresses['small']}/?token={TOKEN}")
     found = {}
     for name, server, path in links():
-        without = "live", "new", "market view=quality", "backtest part=risk"  # too short to roll
+        # Ten sessions are too few to roll; a file is judged below.
+        without = "live", "new", "judge", "market view=quality", "backtest part=risk"
         if server == "large" or name.startswith(without):
             continue
         page.goto(f"{addresses[server]}/{path}")
@@ -194,6 +196,34 @@ def test_each_page_shows_its_chart_on_the_first_screen(chromium, addresses):
     context.close()
     assert len(found) > 14
     assert {name: bottom for name, bottom in found.items() if bottom > 900} == {}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_chosen_file_is_judged(chromium, addresses, width):
+    """By keyboard from the last option; the chart lies above the fold of a wide screen."""
+    context = chromium.new_context(viewport={"width": width, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(f"{addresses['small']}/?token={TOKEN}")
+    page.goto(f"{addresses['small']}/judge")
+    content = make_returns()[["mine"]].rename_axis("date").to_csv().encode()
+    returns = {"name": "mine.csv", "mimeType": "text/csv", "buffer": content}
+    page.set_input_files("input[type=file]", returns)
+    page.get_by_role("spinbutton", name="Trials").fill("40")
+    for _ in range(8):  # the field's buttons, its help and the box follow
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.innerText") == "Judge":
+            break
+    page.keyboard.press("Enter")
+    chart = page.locator(".js-plotly-plot").first
+    chart.wait_for()
+    settled(page)
+    box = chart.bounding_box()
+    assert width < 1000 or box["y"] + box["height"] <= 900
+    assert "the choice of 40 trials" in page.inner_text("details summary")
+    over = "() => { const main = document.querySelector('[data-testid=\"stMain\"]'); return main.scrollWidth - main.clientWidth }"
+    assert page.evaluate(over) <= 0
+    context.close()
 
 
 def test_nobody_shows_it_inside_their_own_page(addresses, chromium):

@@ -77,6 +77,22 @@ def test_a_gain_of_every_night_stands_in_the_night():
     assert np.abs(table.drop(columns="overnight").to_numpy()).max() < 1e-9
 
 
+def test_wealth_and_drawdown_share_the_dates_of_one_chart():
+    """From 100 to 110, 99 and 121: multiples above, and 10 % below the peak once."""
+    days = pd.bdate_range("2024-01-01", periods=4, tz="UTC")
+    curves = pd.DataFrame({"own": [100.0, 110.0, 99.0, 121.0], "benchmark": 50.0}, days)
+    figure = figures.wealth_figure(curves).to_plotly_json()
+    own, rival, below, below_rival = figure["data"]
+    assert numbers(own["y"]) == pytest.approx([1.0, 1.1, 0.99, 1.21])
+    assert numbers(below["y"]) == pytest.approx([0.0, 0.0, -0.1, 0.0])
+    assert numbers(rival["y"]) == [1.0] * 4
+    assert numbers(below_rival["y"]) == [0.0] * 4
+    assert numbers(own["x"]) == numbers(below["x"])
+    assert [trace.get("yaxis", "y") for trace in figure["data"]] == ["y", "y", "y2", "y2"]
+    assert figure["layout"]["yaxis2"]["domain"][1] < figure["layout"]["yaxis"]["domain"][0]
+    assert figure["layout"]["yaxis2"]["tickformat"] == ".1%"
+
+
 def test_slots_are_means_of_simple_returns_on_the_markets_own_clock():
     """Two Mondays in Tokyo: 09:00 to 10:00 in quarters of an hour, then a lunch break, then
     12:30."""
@@ -163,14 +179,15 @@ def of_app(test):
 
 
 BOTH = {
-    "curves": "equity_equity equity_drawdown equity_drawdown-bars",
+    "curves": "equity_equity equity_drawdown drawdowns_drawdown-bars",
     "risk": "rolling_rolling rolling_volatility rolling_beta",
     "decisions": "decisions_importance",
     "calendar": "returns_monthly returns_intraday returns_distribution",
     "weights": "trading_weights trading_turnover trading_exposure trading_paid capacity_capital",
     "profit": "profit_pnl",
-    "honesty": "search_sharpe search_overfitting luck_alpha luck_betting luck_random luck_excess"
+    "honesty": "search_sharpe search_overfitting luck_alpha luck_betting luck_random"
     " sensitivity_costs",
+    "metrics": "baselines_excess",
 }
 """Charts of the report by the part of the app's page that draws them."""
 ALONE = {"without"} | {f"trades-{k}" for k in range(9)}

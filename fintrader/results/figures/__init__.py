@@ -14,6 +14,7 @@ from fintrader.results.figures.curves import (
     growth_figure,
     rolling_figure,
     rolling_sessions,
+    wealth_figure,
 )
 from fintrader.results.figures.feature_attribution import decision_figure, importance_figure
 from fintrader.results.figures.holdings import (
@@ -83,6 +84,7 @@ __all__ = [
     "trades_figure",
     "trials_figure",
     "turnover_figure",
+    "wealth_figure",
     "weights_figure",
     "without_figure",
 ]

@@ -51,9 +51,10 @@ def equity_figure(
     words = "<br>".join(textwrap.wrap(escape_label(notice, 500), 100))
     title = f"Equity<br><sup>{words}</sup>" if notice else "Equity"
     if not relative:
-        return layout(draw_lines(curves, "%{y:$,.0f}", main), title, "USD", height=360)
+        figure = layout(draw_lines(curves, "%{y:$,.0f}", main), title, "USD")
+        return figure.update_layout(margin_t=130 if notice else 84)
     figure = draw_lines(curves / curves.iloc[0], "%{y:.3f} ×", main)
-    layout(figure, title, "multiple of the start", height=360)
+    layout(figure, title, "multiple of the start")
     return figure.update_yaxes(tickformat=".2f")
 
 
@@ -72,6 +73,23 @@ def drawdown_figure(curves: pd.DataFrame, *, session: Session | None = None) -> 
     figure.data[0].update(fill="tozeroy", fillcolor="rgba(11,79,158,0.10)")
     title = "Drawdown at every bar" if session is None else "Drawdown, from session closes"
     return layout(figure, title, "below peak", percent=True, height=320)
+
+
+def wealth_figure(curves: pd.DataFrame) -> go.Figure:
+    """Wealth of every strategy in multiples of its start, above its distance from its running peak.
+    `curves`: wide equity at session closes, after a row with the start."""
+    figure = equity_figure(curves, relative=True)
+    below = drawdown_figure(curves)
+    below.update_traces(yaxis="y2", showlegend=False)
+    return figure.add_traces(below.data).update_layout(
+        title_text="Equity and drawdown",
+        height=460,
+        hoversubplots="axis",
+        xaxis_anchor="y2",
+        yaxis_domain=[0.38, 1.0],
+        yaxis2=below.layout.yaxis,
+        yaxis2_domain=[0.0, 0.3],
+    )
 
 
 def fade_others(figure: go.Figure, strategies: Collection[str]) -> go.Figure:

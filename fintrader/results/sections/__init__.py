@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fintrader.numerals import period_name
 from fintrader.results.sections.choices import present_decisions, present_sensitivity
 from fintrader.results.sections.opening import present_verdict
 from fintrader.results.sections.origins import present_data, present_origin
@@ -33,7 +34,7 @@ from fintrader.results.sections.profits import (
     present_profit,
     present_trips,
 )
-from fintrader.results.sections.section import BacktestView, Chart, Section
+from fintrader.results.sections.section import BacktestView, Chart, Section, name_periods
 from fintrader.results.sections.skill import (
     evidence_table,
     present_evidence,
@@ -43,7 +44,8 @@ from fintrader.results.sections.skill import (
 
 
 def present_backtest(view: BacktestView) -> list[Section]:
-    """Present everything about a backtest: the verdict, wealth, months, then the rest."""
+    """Present everything about a backtest: the verdict, wealth, months, then the rest. Returns by
+    the week or month are named so."""
     presenters: tuple[Callable[[BacktestView], Section | None], ...] = (
         present_verdict,
         present_curves,
@@ -71,10 +73,10 @@ def present_backtest(view: BacktestView) -> list[Section]:
         present_origin,
     )
     if view.is_foreign:
-        of_trading = (present_positions, present_fills, present_profit, present_trips)
-        known = {*_OF_RETURNS, *(of_trading if view.has_positions else ())}
-        presenters = tuple(present for present in presenters if present in known)
-    return [section for present in presenters if (section := present(view)) is not None]
+        presenters = _OF_POSITIONS if view.has_positions else _OF_RETURNS
+    sections = [section for present in presenters if (section := present(view)) is not None]
+    unit = period_name(view.stored.sessions_a_year)
+    return sections if unit == "session" else [name_periods(one, unit) for one in sections]
 
 
 def _present_near_periods(view: BacktestView) -> Section:
@@ -84,10 +86,10 @@ def _present_near_periods(view: BacktestView) -> Section:
 
 _OF_RETURNS: tuple[Callable[[BacktestView], Section | None], ...] = (
     present_verdict,
-    present_baselines,
     present_curves,
-    present_drawdowns,
+    present_baselines,
     present_evidence,
+    present_drawdowns,
     present_returns,
     present_rolling,
     _present_near_periods,
@@ -95,4 +97,13 @@ _OF_RETURNS: tuple[Callable[[BacktestView], Section | None], ...] = (
     present_metrics,
     present_origin,
 )
-"""Sections that need only returns."""
+"""Sections on external returns, in their order."""
+_OF_POSITIONS = (
+    *_OF_RETURNS[:-2],
+    present_positions,
+    present_fills,
+    present_profit,
+    present_trips,
+    *_OF_RETURNS[-2:],
+)
+"""The same where the positions are known."""
