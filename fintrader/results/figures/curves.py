@@ -48,11 +48,16 @@ def equity_figure(
 ) -> go.Figure:
     """Wealth of every strategy, USD, or in multiples of its start if `relative`. `curves`: wide
     equity; `notice`: banner of a synthetic market."""
-    words = "<br>".join(textwrap.wrap(escape_label(notice, 500), 100))
-    title = f"Equity<br><sup>{words}</sup>" if notice else "Equity"
+    lines = textwrap.wrap(escape_label(notice, 500), 100)
+    title = f"Equity<br><sup>{'<br>'.join(lines)}</sup>" if notice else "Equity"
     if not relative:
         figure = layout(draw_lines(curves, "%{y:$,.0f}", main), title, "USD")
-        return figure.update_layout(margin_t=130 if notice else 84)
+        if not lines:
+            return figure.update_layout(margin_t=84)
+        # The legend begins below the notice, however many lines it takes.
+        return figure.update_layout(
+            title_y=0.96, title_yanchor="top", margin_t=64 + 20 * len(lines)
+        )
     figure = draw_lines(curves / curves.iloc[0], "%{y:.3f} ×", main)
     layout(figure, title, "multiple of the start")
     return figure.update_yaxes(tickformat=".2f")
