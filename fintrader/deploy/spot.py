@@ -114,7 +114,7 @@ class CcxtBroker(RemoteBroker):
                 f"an account at {name} has one cash coin; give all pairs the same quote, like"
                 f" BTC/USDT and ETH/USDT, not {', '.join(symbols)}"
             )
-        self._symbols = list(symbols)
+        self._symbols = symbols
         self._names = {symbol.partition("/")[0]: symbol for symbol in symbols}
         self._names |= dict.fromkeys(quotes, "")
         """Coin -> its pair, an empty name for the cash."""
@@ -196,10 +196,11 @@ class CcxtBroker(RemoteBroker):
         """An exchange counts the worth at a price of its own, so less than a tenth above its least
         is dust, too."""
         limits = self._client.markets[symbol]["limits"]
-        answer = self._call_once(self._client.amount_to_precision, (symbol, round(shares, 9)))
+        most = min(round(shares, 9), limits["market"]["max"] or math.inf)
+        answer = self._call_once(self._client.amount_to_precision, (symbol, most))
         size = float(answer.body or 0.0)
-        least = 1.1 * (limits["cost"]["min"] or 0.0)
-        is_dust = size < (limits["amount"]["min"] or 0.0) or 0.0 < size * price_usd < least
+        least_usd = 1.1 * (limits["cost"]["min"] or 0.0)
+        is_dust = size < (limits["amount"]["min"] or 0.0) or 0.0 < size * price_usd < least_usd
         return 0.0 if is_dust else size
 
     def activities(self, since: int) -> Sequence[Activity]:

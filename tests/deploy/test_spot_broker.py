@@ -233,6 +233,7 @@ def test_orders_of_two_weeks_and_of_others_are_listed_once(server, broker):
 def test_dust_is_no_sale(server, broker):
     broker.account()
     assert broker.size_sale("BTC/USDT", 0.512345678, 50_000.0) == 0.51234
+    assert broker.size_sale("BTC/USDT", 9_500.0, 50_000.0) == 9_000.0  # the most of one order
     assert broker.size_sale("BTC/USDT", 0.000009, 50_000.0) == 0.0  # less than a step
     assert broker.size_sale("BTC/USDT", 0.0001, 50_000.0) == 0.0  # 5 USDT, by the last price
     assert broker.size_sale("BTC/USDT", 0.00012, 50_000.0) == 0.00012
