@@ -262,8 +262,6 @@ class CcxtBroker(RemoteBroker):
 
     def _parse_account(self, body: Any) -> BrokerAccount:
         total = body["total"]
-        if not total:  # an empty object is not the same as no balances
-            raise ValueError
         held = {name: total.get(coin) or 0.0 for coin, name in self._names.items()}
         return BrokerAccount(
             number=str(body["info"]["uid"]),

@@ -20,6 +20,7 @@ from fintrader.deploy.reconcile import expect_holdings
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import BrokerUnsureError, DataError, DeployError
 from tests.engines.alpaca_paper import Killed
+from tests.engines.crypto_life import CryptoLife
 from tests.engines.crypto_paper import LENGTH, PAIRS, CryptoMarket
 from tests.engines.deployments import MINUTE
 
@@ -324,3 +325,14 @@ def test_the_broker_of_a_deployment_is_the_exchanges(frozen_run):
 
 def test_reports_of_older_journals_have_no_fees_in_shares():
     assert OrderReport("a", "BTC/USDT", "filled", 1.0).fee_shares == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_weeks_of_a_crypto_market_with_everything_that_goes_wrong(tmp_path, seed):
+    life = CryptoLife(tmp_path / "deployments" / "mine", seed, days=60)
+    life.run()
+    assert life.problems == []
+    assert life.deaths >= 5
+    assert life.audits >= 12
+    assert sum(life.happened[name] > 0 for name, _ in life.events) >= 9

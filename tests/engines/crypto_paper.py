@@ -7,17 +7,23 @@ that no closed bar has; orders fill at its close so far.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
 
+from fintrader.bars.sources.crypto import ENDPOINT
+from fintrader.deploy import accounts
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
+from fintrader.deploy.reconcile import reconcile
 from fintrader.deploy.remote import RequestLimits
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
@@ -114,8 +120,10 @@ class CryptoMarket:
         }
 
     def _pass(self, now: int) -> None:
+        is_new_bar = now // (LENGTH * MINUTE) != self.now // (LENGTH * MINUTE)
         self.now = now
-        self.show_prices()
+        if is_new_bar:
+            self.show_prices()
         self.at_minute(now)
 
     def connect(self) -> CcxtBroker:
@@ -138,7 +146,8 @@ class CryptoMarket:
         tail = journal.tail(1)
         clock = SteppedClock(max(tail[0].time, self.now) if tail else int(self.market.minutes[0]))
         clock.at_minute = self._pass
-        feed = open_live_feed("binance", self.bundle.data, self.bundle.symbols)
+        with patch.dict(os.environ, {ENDPOINT: self.server.endpoint}):
+            feed = open_live_feed("binance", self.bundle.data, self.bundle.symbols)
         feed._vendor._client.enableRateLimit = False
         runner = Runner(
             self.bundle,
@@ -148,8 +157,10 @@ class CryptoMarket:
             until=int(self.market.minutes[bars]) + LENGTH * MINUTE,
         )
         change(runner)
+        hasty = functools.partial(reconcile, pause=lambda seconds: None)
         try:
-            runner.run()
+            with patch.object(accounts, "reconcile", hasty):
+                runner.run()
         except BaseException:
             journal.close()
             raise
