@@ -91,7 +91,7 @@ def live(argv: list[str]) -> None:
 def _install(name: str, run: str, words: list[str], settings: PaperSettings) -> None:
     """Write the files of a service, and print the steps that are left."""
     if settings.feed == "replay" and words[0] == "paper":
-        raise ConfigError("a replay is no service; add --feed alpaca")
+        raise ConfigError("a replay is no service; add --feed alpaca or an exchange")
     from fintrader.deploy.service import write_service
 
     print(write_service(name, run, words, settings))

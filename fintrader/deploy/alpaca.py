@@ -11,29 +11,31 @@ journal and no log, even if a server sends them back.
 
 from __future__ import annotations
 
-import collections
 import datetime as dt
 import functools
-import importlib
 import json
 import math
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from fintrader.bars.sources.alpaca import REAL_MONEY_HOST, checked_endpoint, restrict
+from fintrader.bars.sources.alpaca import REAL_MONEY_HOST, restrict
 from fintrader.deploy.broker import (
     Activity,
     BrokerAccount,
     Order,
     OrderReport,
     State,
-    refuse_real_money,
+)
+from fintrader.deploy.remote import (
+    USUAL_LIMITS,
+    Answer,
+    RemoteBroker,
+    RequestLimits,
+    parse_number,
+    parse_seconds,
+    report_rejection,
 )
 from fintrader.errors import (
-    BrokerError,
     BrokerUnsureError,
     DeployError,
     OrderTakenError,
@@ -41,12 +43,9 @@ from fintrader.errors import (
 )
 
 PAPER_HOST = "paper-api.alpaca.markets"
-PAPER = f"https://{PAPER_HOST}"
 _PAGE = 500
 _ACTIVITIES = 100
 """Most activities of a page."""
-_MINUTE_S = 60.0
-_TRIES = 4
 _STATES: Mapping[str, State] = {
     "filled": "filled",
     "canceled": "cancelled",
@@ -61,70 +60,44 @@ _TRANSFERS = {"CSD", "CSW", "CSR", "JNL", "JNLC", "JNLS", "ACATC", "ACATS", "FOP
 _KINDS: Mapping[str, Literal["split", "rename"]] = {"SPLIT": "split", "NC": "rename"}
 """Types of activities; those that begin with DIV are dividends, all others fees and the like."""
 _ORDINARY = {"new", "accepted", "pending_new", "partially_filled", "filled"}
-T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class RequestLimits:
-    """Bounds of the requests to a broker."""
-
-    seconds: float = 10.0
-    """Longest time of one request."""
-    patience_s: float = 5.0
-    """Longest time in which one call waits and repeats."""
-    per_minute: int = 180
-    """Most requests in any minute (Alpaca allows 200)."""
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """A server's answer: a body, or a status with its message; status 0 without a readable one."""
-
-    status: int
-    body: Any = None
-    code: int = 0
-    message: str = ""
-    wait_s: float | None = None
-
-
-class AlpacaBroker:
+class AlpacaBroker(RemoteBroker):
     """An account at Alpaca; `Broker` describes the calls.
 
     `endpoint` is the paper account's, or a server on this machine; `real_money` is refused.
     Purchases are of whole shares unless `fractional`; sales may be of fractions, which a split
-    leaves. `variables` name the environment's key and secret. Raises DeployError for real money, an
-    endpoint that is not allowed, a missing package or missing keys.
+    leaves. Raises DeployError for real money, an endpoint that is not allowed, a missing package or
+    missing keys.
     """
 
     kind = "alpaca"
-    takes_baskets = False
+    variables = (
+        ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY"),
+        ("APCA_LIVE_API_KEY_ID", "APCA_LIVE_API_SECRET_KEY"),
+    )
 
     def __init__(
         self,
-        endpoint: str = PAPER,
+        endpoint: str | None = None,
         *,
         real_money: bool = False,
         fractional: bool = False,
-        limits: RequestLimits = RequestLimits(),
-        variables: tuple[str, str] = ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY"),
-        monotonic: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        limits: RequestLimits = USUAL_LIMITS,
     ) -> None:
         host = REAL_MONEY_HOST if real_money else PAPER_HOST
-        self.endpoint = checked_endpoint(endpoint, host, DeployError)
-        self.real_money = real_money
-        refuse_real_money(real_money)
+        super().__init__(endpoint, host, limits, real_money=real_money)
+        try:
+            from alpaca.trading.client import TradingClient
+        except ImportError:
+            raise DeployError(
+                f"the broker alpaca needs alpaca-py: {install_command('alpaca')}"
+            ) from None
         self._fractional = fractional
-        self._patience_s = limits.patience_s
-        self._variables = variables
-        self._monotonic = monotonic
-        self._sleep = sleep
-        self._left: collections.deque[float] = collections.deque(maxlen=limits.per_minute)
-        self._closed_until = -math.inf
-        self._client = self._connect(limits.seconds)
-
-    def __repr__(self) -> str:
-        return f"AlpacaBroker({self.endpoint!r})"
+        key, secret = self._read_keys()
+        self._client: Any = TradingClient(key, secret, raw_data=True, url_override=self.endpoint)
+        self._client._retry = 0
+        restrict(self._client._session, self.endpoint, limits.seconds)
 
     def submit(self, order: Order) -> OrderReport:
         """Send one market order for the day, of shares with the nine decimals that Alpaca takes."""
@@ -132,11 +105,11 @@ class AlpacaBroker:
         from alpaca.trading.requests import MarketOrderRequest
 
         if (order.limit_usd, order.stop_usd) != (None, None):
-            return _report_rejection(order, "only market orders are sent to alpaca")
+            return report_rejection(order, "only market orders are sent to alpaca")
         shares = round(abs(order.shares), 9)
         is_purchase = order.shares > 0
         if is_purchase and not self._fractional and shares != math.floor(shares):
-            return _report_rejection(
+            return report_rejection(
                 order,
                 f"{order.shares:g} are no whole shares, and env.fractional is false",
             )
@@ -155,23 +128,20 @@ class AlpacaBroker:
         ):
             raise OrderTakenError(f"an order {order.id} stands at alpaca already")
         if answer.status in (400, 422) or (answer.status == 403 and answer.code // 10_000 == 4031):
-            return _report_rejection(order, answer.message or f"status {answer.status}")
+            return report_rejection(order, answer.message or f"status {answer.status}")
         raise self._explain_refusal(answer)
 
     def cancel(self, report: OrderReport) -> None:
         """Cancel an order; one that is over already stays as it is."""
         name = report.broker_id or getattr(self.order(report.id), "broker_id", "")
         if name:
-            answer = self._call(self._client.cancel_order_by_id, name)
-            if answer.status not in (200, 404, 422):
-                raise self._explain_refusal(answer)
+            self._call(self._client.cancel_order_by_id, name, allowed=(200, 404, 422))
 
     def order(self, order_id: str) -> OrderReport | None:
-        answer = self._call(self._client.get_order_by_client_id, order_id, repeats=True)
+        ask = self._client.get_order_by_client_id
+        answer = self._call(ask, order_id, repeats=True, allowed=(200, 404))
         if answer.status == 200:
             return self._read(lambda: _report(answer.body, order_id))
-        if answer.status != 404:
-            raise self._explain_refusal(answer)
         if not answer.message:
             raise BrokerUnsureError(
                 "a server before alpaca answers that there is no such page; it is asked again"
@@ -190,6 +160,10 @@ class AlpacaBroker:
         account = self._ask(self._client.get_account)
         positions = self._ask(self._client.get_all_positions)
         return self._read(lambda: _parse_account(account, positions))
+
+    def size_sale(self, symbol: str, shares: float, price_usd: float) -> float:
+        """Whole shares go first: a fraction that Alpaca does not take must not keep them."""
+        return float(math.trunc(shares)) or shares
 
     def activities(self, since: int) -> Sequence[Activity]:
         after = dt.datetime.fromtimestamp(since / 1e9, tz=dt.UTC).isoformat()
@@ -235,103 +209,23 @@ class AlpacaBroker:
                 return found
             after = max(sent for sent, _ in page.values()) - 1_000_000
 
-    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        answer = self._call(call, *arguments, repeats=True)
-        if answer.status != 200:
-            raise self._explain_refusal(answer)
-        return answer.body
-
-    def _call(self, call: Callable[..., Any], *arguments: Any, repeats: bool = False) -> _Answer:
-        """Return the answer of a server that took the request or refused it. A request that the
-        server put off is sent again; one that may have arrived, only if it `repeats`. Raises
-        BrokerUnsureError when patience ends."""
-        patient_until = self._monotonic() + self._patience_s
-        wait_s = 0.25
-        for tried in range(1, _TRIES + 1):
-            self._wait(patient_until)
-            answer = self._call_once(call, arguments)
-            if answer.status == 429:
-                pause_s = wait_s if answer.wait_s is None else answer.wait_s
-                self._closed_until = self._monotonic() + pause_s
-            elif answer.status == 200 or (400 <= answer.status < 500 and answer.status != 408):
-                return answer
-            elif not repeats or tried == _TRIES or self._monotonic() + wait_s > patient_until:
-                break
-            else:
-                self._sleep(wait_s)
-            wait_s *= 2.0
-        raise BrokerUnsureError(
-            f"alpaca gives no answer ({answer.message or f'status {answer.status}'})"
-        )
-
-    def _call_once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> _Answer:
+    def _call_once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Answer:
         """Send one request. Errors end here with their contents: a request has the keys in its
         head."""
         from alpaca.common.exceptions import APIError
 
         try:
-            return _Answer(200, call(*arguments))
+            return Answer(200, call(*arguments))
         except APIError as error:
             status = error.status_code or 0
             response = error.response
             code, message = _parse_error(getattr(response, "text", ""))
             heads = getattr(response, "headers", {})
-            return _Answer(
-                status, None, code, self._clean(message), _parse_seconds(heads.get("Retry-After"))
+            return Answer(
+                status, None, code, self._clean(message), parse_seconds(heads.get("Retry-After"))
             )
         except (OSError, ValueError) as error:  # unreadable JSON is a ValueError
-            return _Answer(0, message=type(error).__name__)
-
-    def _wait(self, patient_until: float) -> None:
-        """Wait until a request may leave."""
-        now = self._monotonic()
-        due = self._closed_until
-        if len(self._left) == self._left.maxlen:
-            due = max(due, self._left[0] + _MINUTE_S)
-        if due > patient_until:
-            raise BrokerUnsureError(f"alpaca takes no more requests for {due - now:.0f} seconds")
-        if due > now:
-            self._sleep(due - now)
-        self._left.append(self._monotonic())
-
-    def _explain_refusal(self, answer: _Answer) -> BrokerError:
-        if answer.status in (401, 403):
-            return BrokerError(
-                f"alpaca refuses the keys (status {answer.status}); check"
-                f" {' and '.join(self._variables)}, and whether they are of this kind of account"
-            )
-        return BrokerError(
-            f"alpaca refuses the request (status {answer.status}: {answer.message}); correct it"
-        )
-
-    def _read(self, parse: Callable[[], T]) -> T:
-        try:
-            return parse()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-            pass
-        raise BrokerUnsureError("alpaca's answer cannot be read; it is asked again")
-
-    def _clean(self, message: str) -> str:
-        for key in (self._client._api_key, self._client._secret_key):
-            message = message.replace(key, "…")
-        return "".join(sign for sign in message if sign.isprintable())[:200]
-
-    def _connect(self, limit_s: float) -> Any:
-        try:
-            found = importlib.import_module("alpaca.trading.client").TradingClient
-        except ImportError:
-            raise DeployError(
-                f"the broker alpaca needs alpaca-py: {install_command('alpaca')}"
-            ) from None
-        key, secret = (os.environ.get(variable) for variable in self._variables)
-        if not key or not secret:
-            raise DeployError(
-                f"alpaca needs keys; set {' and '.join(self._variables)} in the environment"
-            )
-        client = found(key, secret, raw_data=True, url_override=self.endpoint)
-        client._retry = 0
-        restrict(client._session, self.endpoint, limit_s)
-        return client
+            return Answer(0, message=type(error).__name__)
 
 
 def _parse_error(text: str) -> tuple[int, str]:
@@ -341,20 +235,6 @@ def _parse_error(text: str) -> tuple[int, str]:
         return int(body.get("code") or 0), str(body.get("message") or "")
     except (ValueError, TypeError, AttributeError):
         return 0, ""
-
-
-def _parse_seconds(text: str | None) -> float | None:
-    try:
-        return max(0.0, _parse_number(text))
-    except (TypeError, ValueError):
-        return None  # nothing or a date; the doubling wait does as well
-
-
-def _parse_number(value: Any) -> float:
-    number = float(value)
-    if not math.isfinite(number):
-        raise ValueError
-    return number
 
 
 def _check_rows(value: Any) -> list[Any]:
@@ -370,19 +250,15 @@ def _parse_time(text: str) -> int:
     return round(moment.timestamp() * 1e6) * 1000
 
 
-def _report_rejection(order: Order, reason: str) -> OrderReport:
-    return OrderReport(order.id, order.symbol, "rejected", order.shares, reason=reason)
-
-
 def _report(row: Any, order_id: str | None = None) -> OrderReport:
     """Read a report from Alpaca's JSON. Raises ValueError for another order than `order_id`, among
     others."""
     if order_id is not None and row["client_order_id"] != order_id:
         raise ValueError
     sign = -1.0 if row["side"] == "sell" else 1.0
-    filled = _parse_number(row["filled_qty"] or 0.0)
+    filled = parse_number(row["filled_qty"] or 0.0)
     status = str(row["status"])
-    shares = _parse_number(row["qty"] or filled)  # null for an order of an amount of money
+    shares = parse_number(row["qty"] or filled)  # null for an order of an amount of money
     state: State = _STATES.get(status) or ("partial" if filled > 0.0 else "accepted")
     if shares > 0.0 and filled >= shares:
         state = "filled"
@@ -392,7 +268,7 @@ def _report(row: Any, order_id: str | None = None) -> OrderReport:
         state=state,
         shares=sign * shares,
         filled=sign * filled,
-        price_usd=_parse_number(row["filled_avg_price"] or 0.0),
+        price_usd=parse_number(row["filled_avg_price"] or 0.0),
         broker_id=str(row["id"]),
         reason="" if status in _ORDINARY else status,
     )
@@ -411,8 +287,8 @@ def _parse_activities(rows: Any) -> dict[str, Activity]:
     found = {}
     for row in _check_rows(rows):
         name = str(row["activity_type"])
-        cash_usd = _parse_number(row.get("net_amount") or 0.0)
-        shares = _parse_number(row.get("qty") or 0.0)
+        cash_usd = parse_number(row.get("net_amount") or 0.0)
+        shares = parse_number(row.get("qty") or 0.0)
         kind: Literal["transfer", "split", "dividend", "rename", "other"]
         kind = "transfer" if name in _TRANSFERS else _KINDS.get(name, "other")
         if name.startswith("DIV"):
@@ -441,12 +317,12 @@ def _parse_account(account: Any, positions: Any) -> BrokerAccount:
         blocked.append(f"status {account['status']}")
     signs = {"long": 1.0, "short": -1.0}
     shares = {
-        str(row["symbol"]): abs(_parse_number(row["qty"])) * signs[row["side"]]
+        str(row["symbol"]): abs(parse_number(row["qty"])) * signs[row["side"]]
         for row in _check_rows(positions)
     }
     return BrokerAccount(
         number=str(account["account_number"]),
-        cash_usd=_parse_number(account["cash"]),
+        cash_usd=parse_number(account["cash"]),
         shares={symbol: count for symbol, count in sorted(shares.items()) if count},
         blocked=", ".join(blocked),
     )

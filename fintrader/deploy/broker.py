@@ -1,4 +1,4 @@
-"""The calls of a broker, and its reports of orders: the embedded one's and Alpaca's alike."""
+"""The calls of a broker, and its reports of orders: alike for all brokers."""
 
 from __future__ import annotations
 
@@ -75,6 +75,8 @@ class OrderReport:
     limit_usd: float | None = None
     """As in `Order`."""
     stop_usd: float | None = None
+    fee_shares: Mapping[str, float] = field(default_factory=dict)
+    """Symbol -> shares that were taken as fees, as crypto exchanges do; `filled` includes them."""
 
     @property
     def is_over(self) -> bool:
@@ -132,12 +134,15 @@ class Broker(Protocol):
     """
 
     kind: str
-    """`simulated` or `alpaca`."""
+    """`simulated`, `alpaca`, or the name of an exchange in ccxt."""
     real_money: bool
     """True where orders spend real money; a runner refuses such a broker."""
     takes_baskets: bool
     """True where the orders of a decision fill together, and the broker itself fits purchases to
     the cash; otherwise sales go first, and purchases wait for them."""
+    takes_ids_once: bool = True
+    """True where an order with the id of an earlier one is always refused, so that one of unknown
+    fate may be sent again; otherwise it is written off once the broker does not have it."""
 
     def submit(self, order: Order) -> OrderReport:
         """Send one order. Raises BrokerUnsureError when its arrival is uncertain (then ask
@@ -155,6 +160,11 @@ class Broker(Protocol):
 
     def account(self) -> BrokerAccount:
         """Read cash and positions."""
+
+    def size_sale(self, symbol: str, shares: float, price_usd: float) -> float:
+        """Return the shares of a position that one order may sell; 0 where they are too few for
+        any order (dust). price_usd: the last one, 0 if unknown."""
+        return shares
 
     def activities(self, since: int) -> Sequence[Activity]:
         """Report the changes without an order that were booked since then (nanoseconds)."""

@@ -10,6 +10,7 @@ from fintrader.bars.calendar import session_date
 from fintrader.config import check_file_url
 from fintrader.deploy import drift
 from fintrader.deploy.alerts import tell_supervisor
+from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.broker import Broker
 from fintrader.deploy.bundle import Bundle, freeze
 from fintrader.deploy.bundle_record import BundleOrigin
@@ -24,6 +25,7 @@ from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.runner import Connections, Runner, refuse_resting
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
+from fintrader.deploy.spot import CcxtBroker
 from fintrader.errors import DeployError, ReturnsError, RunError
 from fintrader.files import write_json, write_text
 from fintrader.market.synthetic import SyntheticSettings
@@ -75,12 +77,15 @@ def run_paper(where: str, settings: PaperSettings) -> Path:
     """
     bundle, market, cache = _freeze(where, settings)
     home = locate_home(bundle.name, settings.deployments_dir)
-    if settings.broker == "alpaca" and settings.feed == "replay":
-        raise DeployError("a broker's account needs bars as they are made: add --feed alpaca")
+    if settings.broker not in ("simulated", settings.feed):
+        raise DeployError(
+            f"a broker's account needs bars as they are made: add --feed {settings.broker}"
+        )
     refuse_resting(bundle.env, settings.ordered_at)
     if settings.broker != "simulated" and not settings.limits.enforced:
         raise DeployError("limits may only be left out of a replay")
-    trained = bundle.data.source.kind
+    source = bundle.data.source
+    trained = getattr(source, "exchange", source.kind)
     if settings.feed != "replay" and trained != settings.feed and not settings.other_feed:
         raise DeployError(
             f"the policy was trained on bars of {trained}, not of {settings.feed}, where features"
@@ -112,10 +117,7 @@ def _run(
         if simulated:
             broker = SimulatedBroker(market, bundle.env, clock.now, grows=not replay)
         else:
-            from fintrader.deploy.alpaca import PAPER, AlpacaBroker
-
-            endpoint = PAPER if settings.endpoint is None else settings.endpoint
-            broker = AlpacaBroker(endpoint, fractional=bundle.env.fractional)
+            broker = open_broker(settings.broker, bundle, settings.endpoint)
         runner = Runner(
             bundle,
             settings,
@@ -134,6 +136,15 @@ def _run(
                 )
             runner.run()
     report_drift(home, feed)
+
+
+def open_broker(
+    kind: str, bundle: Bundle, endpoint: str | None, *, real_money: bool = False
+) -> AlpacaBroker | CcxtBroker:
+    """Open an account at a broker, on paper unless for `real_money`. Raises DeployError."""
+    if kind == "alpaca":
+        return AlpacaBroker(endpoint, fractional=bundle.env.fractional, real_money=real_money)
+    return CcxtBroker(kind, bundle.symbols, endpoint, real_money=real_money)
 
 
 def _register(home: Path, bundle: Bundle) -> None:

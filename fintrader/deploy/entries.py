@@ -209,7 +209,7 @@ class FlattenEnd:
     """Nothing is held of the bundle's symbols."""
 
     others: Shares
-    """Shares of other symbols, which stay."""
+    """Shares that stay: of other symbols, or too few for an order (dust)."""
 
 
 @dataclass(frozen=True)

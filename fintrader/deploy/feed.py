@@ -1,22 +1,27 @@
-"""Sources of a deployment's bars: a run's bars played again, or Alpaca's as they are made."""
+"""Sources of a deployment's bars: a run's bars played again, or a vendor's as they are made."""
 
 from __future__ import annotations
 
 import datetime as dt
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, Bars, bar_length
-from fintrader.bars.calendar import SessionGrid, day_starts
+from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.corporate_actions import Action, load_actions, with_announced
 from fintrader.bars.sources.alpaca import Alpaca
+from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.vendor import Busy, Refused
-from fintrader.bars.sources.vendor_settings import AlpacaSettings, VendorSettings
+from fintrader.bars.sources.vendor_settings import (
+    INTERVALS,
+    AlpacaSettings,
+    CcxtSettings,
+    VendorSettings,
+)
 from fintrader.deploy.received_bars import join_bars
 from fintrader.deploy.rows import Level
 from fintrader.errors import DataError, DeployError
@@ -101,16 +106,14 @@ class ReplayFeed:
         )
 
 
-class AlpacaFeed:
-    """Bars of Alpaca as they are made, asked for once a bar."""
+class PolledFeed:
+    """Bars of Alpaca, or of an exchange in ccxt, as they are made, asked for once a bar."""
 
-    kind = "alpaca"
-
-    def __init__(self, settings: AlpacaSettings, symbols: Sequence[str], calendar: str) -> None:
-        self._vendor = Alpaca(settings, timeout_seconds=LIMIT_SECONDS)
+    def __init__(self, kind: str, vendor: Alpaca | Ccxt, symbols: Sequence[str]) -> None:
+        self.kind = kind
         self.symbols = list(symbols)
-        self._calendar = calendar
-        self._bar_ns = settings.bar_minutes * MINUTE_NS
+        self._vendor = vendor
+        self._bar_ns = vendor.settings.bar_minutes * MINUTE_NS
 
     def history(self, first: int, stop: int) -> Bars:
         for number in range(_TRIES):
@@ -120,7 +123,7 @@ class AlpacaFeed:
                 busy = error
                 time.sleep(2.0**number)
         raise DataError(
-            f"alpaca does not give the bars before the first decision ({busy}); try again"
+            f"{self.kind} does not give the bars before the first decision ({busy}); try again"
         )
 
     def poll(self, since: int, now: int) -> Bars:
@@ -134,7 +137,7 @@ class AlpacaFeed:
             return self._vendor.announced(self.symbols, first, last)
         except Busy as error:
             raise DataError(
-                f"alpaca does not send splits and dividends ({error}); try again"
+                f"{self.kind} does not send splits and dividends ({error}); try again"
             ) from None
 
     def level(self, grid: SessionGrid) -> Level | None:
@@ -148,8 +151,7 @@ class AlpacaFeed:
                 parts += [*self._vendor.between(names, first, stop).values()]
             except Refused as error:
                 raise DataError(f"{error}; the policy was trained on these tickers") from None
-        bars = join_bars(parts)
-        return replace(bars, ts=day_starts(self._calendar, "America/New_York", bars.ts))
+        return join_bars(parts)
 
 
 def open_live_feed(
@@ -164,11 +166,17 @@ def open_live_feed(
     daily bars."""
     if kind == "replay":
         return ReplayFeed(settings, symbols, cache=cache, until=until)
-    source = settings.source
-    if not isinstance(source, AlpacaSettings):
-        source = AlpacaSettings()
     if settings.bar_minutes >= 390:
         raise DeployError(
             "daily bars are known after the close; a live feed needs bars shorter than a session"
         )
-    return AlpacaFeed(source, symbols, settings.calendar)
+    source = settings.source
+    vendor: Alpaca | Ccxt
+    if kind == "alpaca":
+        chosen = source if isinstance(source, AlpacaSettings) else AlpacaSettings()
+        vendor = Alpaca(chosen, timeout_seconds=LIMIT_SECONDS)
+    else:
+        length = max(minutes for minutes in INTERVALS if settings.bar_minutes % minutes == 0)
+        bars = CcxtSettings.model_validate({"exchange": kind, "bar_minutes": length})
+        vendor = Ccxt(bars)
+    return PolledFeed(kind, vendor, symbols)

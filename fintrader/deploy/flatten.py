@@ -1,14 +1,13 @@
 """The sale of everything that a deployment holds of its symbols at a broker.
 
 A flatten is a state of the journal (`flatten` until `flat`). It ends once the broker confirms that
-nothing is held of the bundle's symbols and none of the deployment's orders is open; no error of
-the broker ends it before.
+nothing is held of the bundle's symbols that an order could sell, and none of the deployment's
+orders is open; no error of the broker ends it before.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from fintrader.deploy.broker import Broker, OrderReport
@@ -41,7 +40,7 @@ class Flatten:
     left: dict[str, float] | None = None
     """Shares by symbol that are to be sold; None before the broker's answer."""
     others: dict[str, float] = field(default_factory=dict)
-    """Shares of symbols that are not the bundle's."""
+    """Shares that stay: of symbols that are not the bundle's, or too few for an order."""
     obstacles: dict[str, str] = field(default_factory=dict)
     """Reasons for which they are not sold yet, by symbol, or for all of them by an empty name."""
     _ask_at: int = 0
@@ -66,12 +65,13 @@ class Flatten:
         """Check whether it is time to ask the broker again."""
         return now >= self._ask_at
 
-    def find_sales(self, execution: Execution | None, now: int) -> dict[str, float] | None:
+    def find_sales(
+        self, execution: Execution | None, now: int, price: Callable[[str], float]
+    ) -> dict[str, float] | None:
         """Ask the broker; return the orders that sell what is left, shares by symbol, or None once
-        nothing is left to sell and no order is open.
+        nothing is left to sell and no order is open. price: the last one of a symbol.
 
-        Shares of a symbol whose orders are open are bound by them and wait for their end. Whole
-        shares go first: a fraction that the broker does not take must not keep them.
+        Shares of a symbol whose orders are open are bound by them and wait for their end.
         """
         self._ask_at = now + SELL_AGAIN
         self.obstacles.pop("", None)
@@ -87,10 +87,14 @@ class Flatten:
         except (BrokerError, BrokerUnsureError) as error:
             self.obstacles[""] = str(error)
             return {}
-        held = account.shares.items()
-        left = {name: count for name, count in held if name in self.symbols}
-        self.left = left
-        self.others = {name: count for name, count in held if name not in self.symbols}
+        held = account.shares
+        sizes = {
+            name: self.broker.size_sale(name, count, price(name))
+            for name, count in held.items()
+            if name in self.symbols
+        }
+        left = self.left = {name: held[name] for name, size in sizes.items() if size}
+        self.others = {name: count for name, count in held.items() if name not in left}
         self.obstacles = {name: why for name, why in self.obstacles.items() if name in left}
         if not left and not standing:
             return None
@@ -108,7 +112,7 @@ class Flatten:
             why = "the broker's count is not the journal's yet"
             self.obstacles |= dict.fromkeys(doubtful, why)
         free = left.keys() - busy - doubtful
-        return {name: -(float(math.trunc(left[name])) or left[name]) for name in free}
+        return {name: -sizes[name] for name in free}
 
     def wait(self, opens: int) -> None:
         """Ask again at the next open."""

@@ -257,7 +257,9 @@ class Execution:
                 for slot in self._slots.values()
                 if sends
                 and slot.terms.not_before <= now < slot.until
-                and (slot.report.state == "intended" or slot.absent)
+                and (
+                    slot.report.state == "intended" or (slot.absent and self._broker.takes_ids_once)
+                )
             ]
             if self._broker.takes_baskets:
                 self._send(sorted(due, key=lambda slot: not slot.is_sale), now)
@@ -331,7 +333,8 @@ class Execution:
     def _expire(self, now: int) -> None:
         """Write off the orders whose time is over and that are at no broker, without asking one."""
         late = [slot for slot in self._slots.values() if now >= slot.until]
-        lost = [slot for slot in late if slot.absent and now - slot.sent >= _SETTLE]
+        doubtful = late if self._broker.takes_ids_once else self._slots.values()
+        lost = [slot for slot in doubtful if slot.absent and now - slot.sent >= _SETTLE]
         unsent = [slot for slot in late if slot.report.state == "intended"]
         self._write_off(unsent, "not sent in time", now)
         self._write_off(lost, "the broker never had it", now)
@@ -405,7 +408,9 @@ class Execution:
         )
 
     def _send(self, slots: Sequence[_Slot], now: int) -> None:
-        size = len(slots) or 1 if self._broker.takes_baskets else _GROUP
+        # One by one where a second request could make a second order: none waits as sent.
+        most = _GROUP if self._broker.takes_ids_once else 1
+        size = len(slots) or 1 if self._broker.takes_baskets else most
         for first in range(0, len(slots), size):
             self._send_group(slots[first : first + size], now)
 

@@ -13,7 +13,6 @@ paper deployment can ever use them.
 from __future__ import annotations
 
 import datetime as dt
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -24,12 +23,11 @@ import numpy as np
 
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.deploy.alerts import tell_supervisor
-from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.broker import refuse_real_money
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import WallClock
 from fintrader.deploy.control import BUNDLE, JOURNAL, REPORT
-from fintrader.deploy.deployment import describe_alarm, find_deployment, report_drift
+from fintrader.deploy.deployment import describe_alarm, find_deployment, open_broker, report_drift
 from fintrader.deploy.drift_report import DriftReport, read_report
 from fintrader.deploy.entries import DeploymentStart
 from fintrader.deploy.feed import open_live_feed
@@ -44,7 +42,6 @@ from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
 
 ENDPOINT = "https://api.alpaca.markets"
-VARIABLES = ("APCA_LIVE_API_KEY_ID", "APCA_LIVE_API_SECRET_KEY")
 CONSENT = "consent.json"
 DAYS = 30
 SESSIONS = 20
@@ -79,27 +76,23 @@ def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     home = find_deployment(name, settings.deployments_dir)
     bundle = Bundle.open(home / "bundle")
     report = require_proof(home, bundle)
-    missing = [variable for variable in VARIABLES if not os.environ.get(variable)]
-    if missing:
-        raise DeployError(
-            f"real money needs separate keys; set {' and '.join(missing)} in the environment"
-        )
+    with Journal(home / JOURNAL, reading=True) as journal:
+        started = journal.entries(DeploymentStart)[-1].body
     if not settings.limits.enforced:
         raise DeployError("limits may only be left out of a replay")
-    endpoint = settings.endpoint or ENDPOINT
-    broker = AlpacaBroker(
-        endpoint, real_money=True, fractional=bundle.env.fractional, variables=VARIABLES
+    broker = open_broker(started.broker, bundle, settings.endpoint, real_money=True)
+    settings = settings.model_copy(
+        update={"feed": started.feed, "broker": started.broker, "endpoint": broker.endpoint}
     )
     number = broker.account().number
     consent = require_consent(home, bundle, number, settings, report, ask)
     place = find_real_deployment(home, bundle)
-    chosen = settings.model_copy(update={"feed": "alpaca", "broker": "alpaca"})
     with hold(ObjectStore(place)), Journal(place / JOURNAL) as journal:
         tell_supervisor({"home": str(place.resolve())})
-        feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
+        feed = open_live_feed(started.feed, bundle.data, bundle.symbols)
         runner = Runner(
             bundle,
-            chosen,
+            settings,
             Connections(WallClock(), feed, broker, journal),
             window=None,
             until=int(consent.end.timestamp() * 1e9),
@@ -132,7 +125,7 @@ def require_proof(home: Path, bundle: Bundle) -> DriftReport:
     other."""
     with Journal(home / JOURNAL, reading=True) as journal:
         started = journal.last(DeploymentStart)
-    if started is None or started.body.broker != "alpaca":
+    if started is None or started.body.broker == "simulated":
         raise DeployError(
             f"{home.name} has not traded a paper account; run `fintrader paper RUN --feed alpaca"
             " --broker alpaca` first"

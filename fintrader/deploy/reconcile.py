@@ -126,8 +126,10 @@ def sum_fills(
         if begun_since and before:
             continue
         now = history[-1].body
-        was = before[-1] if before else replace(now, filled=0.0, cost_usd=0.0)
+        was = before[-1] if before else replace(now, filled=0.0, cost_usd=0.0, fee_shares={})
         shares[now.symbol] = shares.get(now.symbol, 0.0) + now.filled - was.filled
+        for symbol, fee in now.fee_shares.items():
+            shares[symbol] = shares.get(symbol, 0.0) - fee + was.fee_shares.get(symbol, 0.0)
         paid = now.filled * now.price_usd - was.filled * was.price_usd
         cash -= paid + now.cost_usd - was.cost_usd
         traded += abs(paid)

@@ -598,7 +598,7 @@ class Runner:
         """Sell what is left at the broker; end the flatten once there is nothing."""
         if not self.flatten.is_due(now):
             return
-        orders = self.flatten.find_sales(self.execution, now)
+        orders = self.flatten.find_sales(self.execution, now, self.recorder.rows.history.last_close)
         if orders is None:
             self._end_flatten(now)
             return
@@ -646,9 +646,11 @@ class Runner:
         others = self.flatten.others
         self.journal.write(FlattenEnd(others), at=now)
         self.flatten.is_on = False
-        text = "flat: nothing is held of its symbols, and none of its orders is open"
+        text = (
+            "flat: nothing is held of its symbols that can be sold, and none of its orders is open"
+        )
         if others:
-            text += f"; {format_shares(others)} are not of its symbols and stay"
+            text += f"; {format_shares(others)} stay: of other symbols, or too few for an order"
         self._record_news("flat", text, now, is_repeated=True)
 
     def _report_left(self, now: int, *, is_repeated: bool = False) -> None:

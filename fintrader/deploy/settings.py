@@ -34,11 +34,12 @@ class PaperSettings(Settings):
     """`ensemble`, `best`, or a pod's name."""
     deployments_dir: str = "deployments"
     """Folder that holds the deployments."""
-    feed: Literal["replay", "alpaca"] = "replay"
-    """`replay`: the bars of the test window again; `alpaca`: bars as they are made (keys from the
-    environment)."""
-    broker: Literal["simulated", "alpaca"] = "simulated"
-    """`simulated`: the environment's own ledger; `alpaca`: its paper account."""
+    feed: Literal["replay", "alpaca", "binance", "bitstamp", "coinbase", "kraken"] = "replay"
+    """`replay`: the bars of the test window again; the others: bars as they are made, of Alpaca
+    (keys from the environment) or of an exchange of cryptocurrencies."""
+    broker: Literal["simulated", "alpaca", "binance"] = "simulated"
+    """`simulated`: the environment's own ledger; `alpaca`: its paper account; `binance`: the spot
+    account of its sandbox."""
     role: Literal["champion", "challenger"] = "champion"
     """A `challenger` trades the embedded broker next to a champion, whatever `broker` says: it
     never sends an order."""
@@ -58,8 +59,8 @@ class PaperSettings(Settings):
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Serve gauges to Prometheus on this port of the loopback interface."""
     endpoint: str | None = None
-    """A server on this machine in the place of Alpaca's paper account, for tests. Keys are sent
-    to no other host."""
+    """A server on this machine in the place of the broker's, for tests. Keys are sent to no other
+    host."""
 
     @property
     def suffix(self) -> str:

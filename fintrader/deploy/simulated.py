@@ -11,7 +11,7 @@ import numpy as np
 
 from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.bars.bars import MINUTE_NS, Array
-from fintrader.deploy.broker import Activity, BrokerAccount, Order, OrderReport
+from fintrader.deploy.broker import Activity, Broker, BrokerAccount, Order, OrderReport
 from fintrader.deploy.resting_orders import lay_out_orders, trace_order
 from fintrader.envs.settings import EnvSettings
 from fintrader.errors import BrokerError
@@ -48,7 +48,7 @@ class AccountState(NamedTuple):
         return account
 
 
-class SimulatedBroker:
+class SimulatedBroker(Broker):
     """A broker whose orders of a decision fill together at the next bar, with costs, as in a
     backtest; those that rest fill in the bars until the next decision, which replaces them.
 

@@ -114,7 +114,7 @@ data build Q --yes | --yes: only --prune asks for it
 data build Q --dry-run --data.start soon | --data.start: expected a date like 2024-01-31
 data compare bad.csv | needs A and B first
 paper nowhere --freeze | nowhere: no run lies here
-paper folder --feed smoke | --feed: choose one of 'replay' or 'alpaca'
+paper folder --feed smoke | --feed: choose one of 'replay', 'alpaca', 'binance'
 halt nobody | holds no deployment 'nobody'
 app --port x | --port: expected a whole number, got 'x'
 app --headless maybe | --headless: expected true, false or nothing behind it

@@ -4,6 +4,7 @@ import pytest
 
 from fintrader.deploy import broker
 from fintrader.deploy.journal import Journal
+from tests.engines import binance_loopback
 from tests.engines.alpaca_loopback import KEY, SECRET
 
 
@@ -12,6 +13,8 @@ def _own_state(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("APCA_API_KEY_ID", KEY)
     monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
+    monkeypatch.setenv("FINTRADER_CCXT_KEY", binance_loopback.KEY)
+    monkeypatch.setenv("FINTRADER_CCXT_SECRET", binance_loopback.SECRET)
 
 
 @pytest.fixture(autouse=True)

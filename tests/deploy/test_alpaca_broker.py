@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from fintrader.deploy import remote
 from fintrader.deploy.alpaca import AlpacaBroker, RequestLimits
 from fintrader.deploy.broker import Order
 from fintrader.deploy.journal import Journal
@@ -64,7 +65,8 @@ def clock():
 @pytest.fixture
 def broker(server, clock):
     return AlpacaBroker(
-        server.endpoint, limits=RequestLimits(2.0), monotonic=clock.monotonic, sleep=clock.sleep
+        server.endpoint,
+        limits=RequestLimits(2.0, monotonic=clock.monotonic, sleep=clock.sleep),
     )
 
 
@@ -293,9 +295,7 @@ def test_a_long_closure_is_no_wait(server, broker, clock):
 def test_no_more_requests_leave_in_a_minute_than_allowed(server, clock):
     broker = AlpacaBroker(
         server.endpoint,
-        limits=RequestLimits(per_minute=3),
-        monotonic=clock.monotonic,
-        sleep=clock.sleep,
+        limits=RequestLimits(per_minute=3, monotonic=clock.monotonic, sleep=clock.sleep),
     )
     left = []
     for _ in range(3):
@@ -510,8 +510,8 @@ def test_real_money_is_refused_by_the_broker_itself(endpoint, server, asked):
 
 
 def test_the_paper_account_is_no_real_one():
-    with pytest.raises(DeployError, match=r"allowed are https://api\.alpaca\.markets"):
-        AlpacaBroker(real_money=True)
+    with pytest.raises(DeployError, match="closed until a market-life simulator has passed"):
+        AlpacaBroker("https://paper-api.alpaca.markets", real_money=True)
     assert repr(AlpacaBroker()) == "AlpacaBroker('https://paper-api.alpaca.markets')"
     assert not AlpacaBroker().real_money
 
@@ -520,8 +520,10 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.delenv("APCA_API_SECRET_KEY")
     with pytest.raises(DeployError, match="set APCA_API_KEY_ID and APCA_API_SECRET_KEY"):
         AlpacaBroker()
-    with pytest.raises(DeployError, match="set FTL_KEY and FTL_SECRET"):
-        AlpacaBroker(variables=("FTL_KEY", "FTL_SECRET"))
+    monkeypatch.setattr(remote, "refuse_real_money", lambda is_wanted: None)
+    with pytest.raises(DeployError, match="set APCA_LIVE_API_KEY_ID and APCA_LIVE_API_SECRET_KEY"):
+        AlpacaBroker(real_money=True)
+    monkeypatch.setenv("APCA_API_SECRET_KEY", SECRET)
     monkeypatch.setitem(sys.modules, "alpaca.trading.client", None)
     with pytest.raises(DeployError, match=r"pip install 'alpaca-py"):
         AlpacaBroker()

@@ -26,6 +26,7 @@ from fintrader.deploy.drift_report import read_account
 from fintrader.deploy.entries import BarDecision, DeploymentStart
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
+from fintrader.deploy.remote import RequestLimits
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.files import read_json
@@ -230,7 +231,9 @@ def twenty_days_on_paper(server):
     until = time.time_ns() - 5 * MINUTE
     clock = Stepping(until - 21 * DAY, exchange, server)
     feed = open_live_feed("alpaca", bundle.data, bundle.symbols)
-    broker = AlpacaBroker(server.endpoint, monotonic=exchange, sleep=lambda seconds: None)
+    broker = AlpacaBroker(
+        server.endpoint, limits=RequestLimits(monotonic=exchange, sleep=lambda seconds: None)
+    )
     with Journal(home / JOURNAL, durable=False) as journal:
         Runner(
             bundle,

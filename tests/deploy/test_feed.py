@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fintrader.bars.sources.alpaca import Alpaca
 from fintrader.bars.sources.vendor_settings import AlpacaSettings
-from fintrader.deploy.feed import LIMIT_SECONDS, AlpacaFeed, ReplayFeed, open_live_feed
+from fintrader.deploy.feed import LIMIT_SECONDS, PolledFeed, ReplayFeed, open_live_feed
 from fintrader.errors import DataError, DeployError
 from fintrader.market.settings import read_settings
 from tests.bars.tables import minute_table
@@ -21,6 +22,11 @@ from tests.engines.servers import Fake, alpaca, serve
 pytest.importorskip("alpaca", reason="alpaca-py is not installed")
 
 
+def alpaca_feed(symbols, **chosen):
+    vendor = Alpaca(AlpacaSettings(**chosen), timeout_seconds=LIMIT_SECONDS)
+    return PolledFeed("alpaca", vendor, symbols)
+
+
 @pytest.fixture
 def fake(monkeypatch):
     monkeypatch.setenv("APCA_API_DATA_URL", "https://data.alpaca.markets")
@@ -30,7 +36,7 @@ def fake(monkeypatch):
 
 @pytest.fixture
 def feed():
-    return AlpacaFeed(AlpacaSettings(), ["AAA", "BBB"], "XNAS")
+    return alpaca_feed(["AAA", "BBB"])
 
 
 def moment(text):
@@ -123,7 +129,7 @@ def test_a_bar_of_five_minutes_that_is_not_over_is_none(monkeypatch):
     now = pd.Timestamp("2016-03-15 14:32:30", tz="UTC").timestamp()
     with LoopbackMarket(now=lambda: now) as server:
         monkeypatch.setenv("APCA_API_DATA_URL", server.endpoint)
-        feed = AlpacaFeed(AlpacaSettings(bar_minutes=5), ["AAA"], "24/7")
+        feed = alpaca_feed(["AAA"], bar_minutes=5)
         bars = feed.poll(int((now - 1200) * 1e9), int(now * 1e9))
         minutes = sorted(
             pd.Timestamp(moment, unit="ns").strftime("%H:%M") for moment in bars.ts.tolist()
@@ -137,7 +143,7 @@ def test_a_data_server_that_falls_silent_holds_nothing_up(monkeypatch):
     now = pd.Timestamp("2016-03-15 14:32:05", tz="UTC").timestamp()
     with LoopbackMarket(now=lambda: now, faults={1: "hang"}, hang_s=3000) as server:
         monkeypatch.setenv("APCA_API_DATA_URL", server.endpoint)
-        feed = AlpacaFeed(AlpacaSettings(), ["AAA"], "24/7")
+        feed = alpaca_feed(["AAA"])
         assert feed._vendor.timeout_seconds == LIMIT_SECONDS
         feed._vendor.timeout_seconds = 0.5
         since = int((now - 605) * 1e9)

@@ -390,7 +390,7 @@ def test_what_is_not_its_own_stays_and_is_named(deployed):
     assert deployed.is_flat()
     with deployed.journal() as journal:
         flat = journal.last(Alert, "flat")
-    assert "7 MINE are not of its symbols and stay" in flat.body.text
+    assert "7 MINE stay: of other symbols" in flat.body.text
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.cli import main
 from fintrader.deploy import broker, control, real_money, status
+from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.control import JOURNAL, REPORT
 from fintrader.deploy.deployment import describe_alarm
@@ -234,7 +235,7 @@ def ready(home, bundle, monkeypatch):
     """A deployment that meets every other condition: proven, with keys, with a consent."""
     shutil.copytree(bundle.folder, home / "bundle")
     consent(home, bundle, typed(NUMBER, "5000"))
-    for variable in real_money.VARIABLES:
+    for variable in AlpacaBroker.variables[True]:
         monkeypatch.setenv(variable, "key")
     return home
 

@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 KEY = "PKCANARYKEY0123456789"
@@ -126,8 +126,10 @@ class LoopbackAlpaca:
         self._cancel_left: dict[str, int] = {}
         self._on_the_way: list[tuple[int, Any]] = []
 
-    def __enter__(self) -> LoopbackAlpaca:
-        handler = type("Handler", (_Handler,), {"alpaca": self})
+    handler: type[Handler]
+
+    def __enter__(self) -> Self:
+        handler = type("Handler", (self.handler,), {"alpaca": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -370,8 +372,10 @@ class LoopbackAlpaca:
         return rows[: min(int(query.get("limit", 50)), 500)]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     alpaca: LoopbackAlpaca
+    word = "message"
+    """The field of an error's words."""
     protocol_version = "HTTP/1.1"
     wbufsize = -1
     disable_nagle_algorithm = True
@@ -393,7 +397,7 @@ class _Handler(BaseHTTPRequestHandler):
             alpaca.arrive()
             status = 0
             body = None
-            asked = json.loads(text) if text else None
+            asked = self._parse(text) if text else None
             if fault.endswith("_late"):
                 alpaca.delay(self.command, asked)
             if not fault or fault.endswith("_after"):
@@ -404,6 +408,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail(fault.removesuffix("_after").removesuffix("_late"), body)
 
     do_GET = do_POST = do_DELETE = _serve
+
+    def _parse(self, text: bytes) -> Any:
+        return json.loads(text)
 
     @property
     def _keys(self) -> tuple[str | None, str | None]:
@@ -442,9 +449,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault in BODIES:
             self._say(200, BODIES[fault])
         else:
-            told = {"code": int(fault) * 100_000, "message": f"status {fault}"}
+            told = {"code": int(fault) * 100_000, self.word: f"status {fault}"}
             if self.alpaca.echo:
-                told["message"] += f" for {self._keys}"
+                told[self.word] += f" for {self._keys}"
             headers = {}
             if fault == "429":
                 headers["Retry-After"] = self.alpaca.retry_after
@@ -461,3 +468,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+
+
+LoopbackAlpaca.handler = Handler

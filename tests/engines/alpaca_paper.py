@@ -85,8 +85,7 @@ def trade(
     broker = Timeless(
         server.endpoint,
         fractional=bundle.env.fractional,
-        limits=RequestLimits(per_minute=1_000_000),
-        sleep=lambda seconds: None,
+        limits=RequestLimits(per_minute=1_000_000, sleep=lambda seconds: None),
     )
     runner = live_runner(bundle, market, bars, clock, broker, journal, **chosen)
     change(runner)

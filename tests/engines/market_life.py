@@ -570,6 +570,7 @@ class MarketBroker:
     kind = "alpaca"
     real_money = False
     takes_baskets = False
+    takes_ids_once = True
 
     def __init__(
         self, world: World, troubles: Troubles, cross: Callable[[str], object] = lambda call: None
@@ -646,6 +647,9 @@ class MarketBroker:
             for line in lines[start:]
             if line.kind != "bust"
         ]
+
+    def size_sale(self, symbol: str, shares: float, price_usd: float) -> float:
+        return float(math.trunc(shares)) or shares
 
     def time(self) -> int | None:
         self._ask("time")

@@ -125,9 +125,10 @@ class MortalAlpaca(AlpacaBroker):
         self.life = life
         super().__init__(
             server.endpoint,
-            limits=RequestLimits(),
-            monotonic=lambda: life.world.now / SECOND,
-            sleep=lambda seconds: life.pass_until(life.world.now + int(seconds * SECOND) + 1),
+            limits=RequestLimits(
+                monotonic=lambda: life.world.now / SECOND,
+                sleep=lambda seconds: life.pass_until(life.world.now + int(seconds * SECOND) + 1),
+            ),
         )
 
     def submit(self, order: Order) -> OrderReport:

@@ -220,12 +220,20 @@ class RedirectError(OSError):
     """A server that points to another address; the keys do not follow."""
 
 
-def restrict(session: Any, endpoint: str, limit_s: float, pace: RateLimit | None = None) -> None:
+def restrict(
+    session: Any,
+    endpoint: str,
+    limit_s: float,
+    pace: RateLimit | None = None,
+    *,
+    host: str = "",
+) -> None:
     """Limit a session's requests in time and rate, and send its keys to the checked endpoint only.
 
     A third of the time is for the connection, the rest for the server to say something. A redirect
     raises RedirectError. Plain http, which only leads to this machine, passes by every proxy of the
-    environment: it would read the keys.
+    environment: it would read the keys. All requests go to `endpoint`, unless it is empty; with
+    `host` only those that are meant for it, by https.
     """
     from requests.adapters import HTTPAdapter
 
@@ -233,6 +241,10 @@ def restrict(session: Any, endpoint: str, limit_s: float, pace: RateLimit | None
         def send(self, request: Any, **how: Any) -> Any:  # type: ignore[override]
             if pace is not None:
                 pace.wait()
+            if host and not request.url.startswith(f"https://{host}/"):
+                raise RedirectError(f"an address that is not at {host}")
+            if endpoint:
+                request.url = f"{endpoint}/{request.url.split('/', 3)[3]}"
             limits = (0.3 * limit_s, 0.7 * limit_s)
             response = super().send(request, **{**how, "timeout": limits})
             if 300 <= response.status_code < 400:

@@ -11,18 +11,34 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import functools
+import os
 from collections.abc import Callable, Iterable, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import numpy as np
 
 from fintrader.bars.bars import COLUMNS, Bars, wrap_columns
+from fintrader.bars.sources.alpaca import checked_endpoint, restrict
 from fintrader.bars.sources.announced import Adjustment
 from fintrader.bars.sources.vendor import Busy, Vendor
 from fintrader.bars.sources.vendor_settings import CcxtSettings
 from fintrader.errors import DataError, install_command
 
 _NS = 1_000_000
+_OPTIONS = {
+    "binance": {
+        "fetchMarkets": {"types": ["spot"]},
+        "fetchCurrencies": False,
+        "fetchMargins": False,
+        "fetchOpenOrders": {"warnWithoutSymbol": False},
+        "recvWindow": 5000,
+    }
+}
+ENDPOINT = "FINTRADER_CCXT_DATA_URL"
+"""Environment variable with the address of a server on this machine in an exchange's place, for
+tests."""
 _PAGE = 500
 """Bars a request where ccxt does not know an exchange's own limit."""
 
@@ -39,17 +55,13 @@ class Ccxt(Vendor):
     settings: CcxtSettings
 
     def __init__(self, settings: CcxtSettings, client: Any = None) -> None:
-        try:
-            import ccxt
-        except ImportError:
-            raise DataError(f"the source ccxt needs ccxt: {install_command('crypto')}") from None
-        self._ccxt = ccxt
+        exchange = open_exchange(settings.exchange)
+        self._client = client or exchange
         self.settings = settings
-        if settings.exchange not in ccxt.exchanges:
-            known = ("yahoo", "alpaca", *ccxt.exchanges)
-            hint = _suggest(settings.exchange, known, "`ccxt.exchanges` lists them")
-            raise DataError(f"ccxt knows no exchange {settings.exchange!r}; {hint}")
-        self._client = client or getattr(ccxt, settings.exchange)({"enableRateLimit": True})
+        address = os.environ.get(ENDPOINT)
+        if address and client is None:
+            endpoint = checked_endpoint(address, "localhost", DataError)
+            restrict(self._client.session, endpoint, self._client.timeout / 1000)
         offered = self._client.timeframes or {}
         if not self._client.has.get("fetchOHLCV") or settings.interval not in offered:
             raise DataError(
@@ -70,25 +82,33 @@ class Ccxt(Vendor):
             "prices": "in the quote currency, counted as USD; all pairs should share one",
         }
 
-    def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
-        page = self.page
-        rows = fetch_pages(
-            lambda since: self._request(symbol, since, page),
-            (_midnight(first), _midnight(last + dt.timedelta(days=1))),
-            self.settings.bar_minutes * 60_000,
-            page,
-        )
-        return convert_rows(rows, symbol, f"ccxt {self.settings.exchange}") if rows else None
+    def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
+        return self.between(symbols, _midnight(first), _midnight(last + dt.timedelta(days=1)))
 
-    def _request(self, symbol: str, since: int, page: int) -> list[Any]:
-        errors = self._ccxt
+    def between(self, symbols: Sequence[str], first: int, stop: int) -> dict[str, Bars]:
+        """Bars that begin in `[first, stop)`, nanoseconds since 1970 UTC. Raises as `fetch`."""
+        length = self.settings.bar_minutes * 60_000
+        span = first // _NS, stop // _NS
+        found = {}
+        for symbol in symbols:
+            rows = fetch_pages(functools.partial(self._request, symbol), span, length, self.page)
+            if rows:
+                found[symbol] = convert_rows(rows, symbol, f"ccxt {self.settings.exchange}")
+        return found
+
+    def _request(self, symbol: str, since: int) -> list[Any]:
+        """Request a page of the bars that have closed by the clock of the server that answers."""
+        import ccxt as errors
+
         where = f"{self.settings.exchange} (ccxt)"
         try:
             self._client.load_markets()  # asked for once
             if symbol not in self._client.markets:
                 hint = _suggest(symbol, self._client.markets, "pairs are written like BTC/USDT")
                 raise DataError(f"{where} has no pair {symbol!r}; {hint}, or name another exchange")
-            found: list[Any] = self._client.fetch_ohlcv(symbol, self.settings.interval, since, page)
+            found: list[Any] = self._client.fetch_ohlcv(
+                symbol, self.settings.interval, since, self.page
+            )
         except errors.NetworkError as error:  # their text quotes the URL
             if " 451 " in str(error):
                 raise DataError(
@@ -101,7 +121,25 @@ class Ccxt(Vendor):
                 f"{where} refuses the request for {symbol} ({type(error).__name__}); check the pair"
                 " and the dates"
             ) from None
-        return found
+        date = (self._client.last_response_headers or {}).get("Date")
+        if not date:
+            return found
+        clock = parsedate_to_datetime(date).timestamp() * 1000
+        return [row for row in found if row[0] + self.settings.bar_minutes * 60_000 <= clock]
+
+
+def open_exchange(name: str) -> Any:
+    """Make ccxt's object for an exchange, of its spot market; nothing is asked yet. Raises
+    DataError when the package is missing, or ccxt knows no such exchange."""
+    try:
+        import ccxt
+    except ImportError:
+        raise DataError(f"the source ccxt needs ccxt: {install_command('crypto')}") from None
+    if name not in ccxt.exchanges:
+        known = ("yahoo", "alpaca", *ccxt.exchanges)
+        hint = _suggest(name, known, "`ccxt.exchanges` lists them")
+        raise DataError(f"ccxt knows no exchange {name!r}; {hint}")
+    return getattr(ccxt, name)({"enableRateLimit": True, "options": _OPTIONS.get(name, {})})
 
 
 def _suggest(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -136,5 +174,5 @@ def convert_rows(rows: Sequence[Sequence[Any]], symbol: str, origin: str) -> Bar
 
 
 def _midnight(day: dt.date) -> int:
-    """Milliseconds since 1970, UTC."""
-    return int(dt.datetime.combine(day, dt.time(), dt.UTC).timestamp() * 1000)
+    """Nanoseconds since 1970, UTC."""
+    return int(dt.datetime.combine(day, dt.time(), dt.UTC).timestamp()) * 1000 * _NS
