@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from fintrader.bars.bars import COLUMNS, Bars, bar_length, concat, wrap_columns
+from fintrader.bars.bars import Bars, bar_length, concat
 from fintrader.bars.calendar import SessionGrid, day_starts
 from fintrader.bars.checks import KINDS, Fault, find_faults
 from fintrader.bars.chunks import verify_store
@@ -29,8 +29,9 @@ from fintrader.bars.corporate_actions import (
     load_actions,
     with_announced,
 )
-from fintrader.bars.sources.bar_files import iterate, own_files, read_columns, read_files
+from fintrader.bars.sources.bar_files import own_files, read_columns, read_files
 from fintrader.bars.sources.feed import Feed
+from fintrader.bars.sources.feeds import FilesFeed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.vendor import Request, VendorFeed
@@ -217,70 +218,24 @@ def quality_report(
 ) -> QualityReport:
     """Report on the bars that these settings name, without changing them.
 
-    Files are read whole and unchanged. A vendor's bars are those of the store, so they need the
-    `cache` of a build. Raises DataError when the bars cannot be read at all.
+    Rows of files are cut into chunks of a temporary folder as they are. A vendor's bars are those
+    of the store, so they need the `cache` of a build. Raises DataError when the bars cannot be read
+    at all.
     """
     settings = settings.effective()
-    with progress.task("quality", total=2) as task:
-        with tempfile.TemporaryFile() as scratch:
-            feed = open_raw(settings, cache, progress, scratch)
-            task.advance(note=f"{len(feed.symbols)} symbols read")
-            report = examine(feed, settings)
+    source = settings.source
+    with progress.task("quality", total=2) as task, tempfile.TemporaryDirectory() as folder:
+        feed: Feed
+        if isinstance(source, FilesSettings):
+            store = ObjectStore(folder)
+            feed = FilesFeed(source, settings.bar_path, store, settings.calendar, is_raw=True)
+        else:
+            feed = open_source(settings, cache)
+        feed.prepare(progress)
+        task.advance(note=f"{len(feed.symbols)} symbols read")
+        report = examine(feed, settings)
         task.advance()
     return report
-
-
-class RawRows:
-    """Rows as they are and in their order, in a file: those of one symbol at a time are in
-    memory."""
-
-    actions: tuple[Action, ...] = ()
-    """Splits and dividends that the source itself announces."""
-
-    def __init__(self, batches: Iterable[Bars], scratch: IO[bytes]) -> None:
-        """Write the rows to the empty file `scratch`, which stays open."""
-        self._file = scratch
-        self._places: dict[str, list[tuple[int, int]]] = {}
-        for batch in batches:
-            self._names = (*COLUMNS, *batch.extras)
-            self._origin = batch.origin
-            by_symbol = batch.take(np.argsort(batch.symbol, kind="stable")).by_symbol()
-            for name, rows in by_symbol.items():
-                columns = {**vars(rows), **rows.extras}
-                values = rows.ts.view(np.float64), *(columns[one] for one in self._names)
-                self._places.setdefault(name, []).append((self._file.tell(), len(rows)))
-                self._file.write(np.stack(values).data)
-        self.symbols = sorted(self._places)
-
-    def bars(self, symbol: str) -> Bars:
-        """Read all rows of one symbol."""
-        parts = []
-        for place, rows in self._places[symbol]:
-            self._file.seek(place)
-            stored = self._file.read(8 * rows * (1 + len(self._names)))
-            parts.append(np.frombuffer(stored).reshape(-1, rows))
-        ts, *columns = np.concatenate(parts, axis=1)
-        values = dict(zip(self._names, columns, strict=True))
-        extras = {name: values.pop(name) for name in self._names[len(COLUMNS) :]}
-        return wrap_columns(symbol, ts.view(np.int64), values, self._origin, extras=extras)
-
-
-def open_raw(
-    settings: DataSettings, cache: Path | None, progress: Progress, scratch: IO[bytes]
-) -> Feed | RawRows:
-    """Read files in pieces to `scratch`, or open another source. Raises DataError."""
-    source = settings.source
-    if not isinstance(source, FilesSettings):
-        feed = open_source(settings, cache)
-        feed.prepare(progress)
-        return feed
-    files = own_files(source, settings.bar_path)
-    batches = (
-        replace(batch, ts=day_starts(settings.calendar, source.timezone, batch.ts))
-        for file in files
-        for batch in iterate(file, source, is_alone=len(files) == 1)
-    )
-    return RawRows(batches, scratch)
 
 
 def read_source(
@@ -298,9 +253,7 @@ def read_source(
     return bars.without_empty(), feed.actions
 
 
-def examine(
-    feed: Feed | RawRows, settings: DataSettings, *, now: float | None = None
-) -> QualityReport:
+def examine(feed: Feed, settings: DataSettings, *, now: float | None = None) -> QualityReport:
     """Report on a feed's bars. Splits are compared with the declared and the announced ones."""
     wanted = settings.universe.symbols
     symbols = tuple(name for name in feed.symbols if not wanted or name in wanted)

@@ -17,7 +17,7 @@ import numpy as np
 from fintrader.bars.bars import Bars, concat
 from fintrader.bars.calendar import day_starts
 from fintrader.bars.chunks import Collection
-from fintrader.bars.sources.bar_files import own_files
+from fintrader.bars.sources.bar_files import iterate, own_files
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.ingest import (
     continue_from,
@@ -59,8 +59,16 @@ class FilesFeed(Feed):
     _collections: list[Collection]
 
     def __init__(
-        self, settings: FilesSettings, path: str, store: ObjectStore, calendar: str
+        self,
+        settings: FilesSettings,
+        path: str,
+        store: ObjectStore,
+        calendar: str,
+        *,
+        is_raw: bool = False,
     ) -> None:
+        """`is_raw`: keep bad rows, too."""
+        self._iterate = iterate if is_raw else iterate_checked
         self.settings = settings
         self.calendar = calendar
         self.store = store
@@ -112,7 +120,7 @@ class FilesFeed(Feed):
             assert before.next_row is not None
             continue_from(collection, before)
             after = (content.grown_from, before.next_row)
-        batches = iterate_checked(file, self.settings, after, is_alone=len(self.files) == 1)
+        batches = self._iterate(file, self.settings, after, is_alone=len(self.files) == 1)
         ingest(batches, collection, progress, file.name, before=None if after else before)
         return before if content.superseded else None
 
@@ -127,7 +135,8 @@ class FilesFeed(Feed):
         if before and grown:
             continue_from(collection, before)
         name = f"{len(named) - len(collection.files)} files of days"
-        batches = iterate_days(files, named, self.settings, collection)
+        read = partial(self._iterate, settings=self.settings)
+        batches = iterate_days(files, named, read, collection)
         ingest(batches, collection, progress, name, before=None if grown else before)
         return before if grown else None
 

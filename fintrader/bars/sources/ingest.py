@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -106,20 +106,20 @@ def iterate_checked(
 def iterate_days(
     files: Sequence[BarFile],
     named: Sequence[tuple[str, str]],
-    settings: FilesSettings,
+    read: Callable[[BarFile], Iterator[Bars]],
     collection: Collection,
 ) -> Iterator[Bars]:
     """The rows of the files of days that the collection does not hold yet, numbered on from file to
     file; adds each file to it. Raises BarError for a bad one.
 
-    `named`: each one's name and the SHA-256 of its content.
+    `named`: each one's name and the SHA-256 of its content; `read` iterates over one.
     """
     waiting: list[Bars] = []
     base = collection.next_row or 0
     done = len(collection.files)
     for file, (name, sha256) in zip(files[done:], named[done:], strict=True):
         collection.files = (*collection.files, (name, sha256, base))
-        for batch in iterate_checked(file, settings):
+        for batch in read(file):
             assert batch.row is not None
             waiting.append(replace(batch, row=batch.row + base))
             rows = int(batch.row[-1]) + 1
