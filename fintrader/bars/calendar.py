@@ -321,8 +321,8 @@ def _calendar(name: str, first_year: int, last_year: int) -> Any:
     # imported late: a second of start-up that most commands never need
     import exchange_calendars as xc
 
-    if name == FX and FX not in xc.get_calendar_names():
-        xc.register_calendar_type(FX, _define_fx())
+    if name in (FX, NASDAQ_NIGHT) and name not in xc.get_calendar_names():
+        xc.register_calendar_type(name, _define_own()[name])
     try:
         _LATEST[name] = xc.get_calendar(name, start=f"{first_year}-01-01", end=f"{last_year}-12-31")
         return _LATEST[name]
@@ -341,8 +341,15 @@ FX = "FX"
 17:00; a day ends at 17:00. exchange_calendars has no such calendar: its 24/5 has no Sundays."""
 
 
-def _define_fx() -> Any:
+NASDAQ_NIGHT = "23/5"
+"""NASDAQ with its night session, by SR-NASDAQ-2025-109: a day begins at 21:00 in New York of the
+evening before and ends at 20:00, on a half day at 17:00 as extended hours do. XNAS has the regular
+session."""
+
+
+def _define_own() -> dict[str, Any]:
     from exchange_calendars import ExchangeCalendar
+    from exchange_calendars.exchange_calendar_xnys import XNYSExchangeCalendar
 
     class Currencies(ExchangeCalendar):  # type: ignore[misc]
         name = FX
@@ -350,7 +357,14 @@ def _define_fx() -> Any:
         open_times = close_times = ((None, dt.time(17)),)
         open_offset = -1
 
-    return Currencies
+    class NightAndDay(XNYSExchangeCalendar):  # type: ignore[misc]
+        name = NASDAQ_NIGHT
+        open_times = ((None, dt.time(21)),)
+        close_times = ((None, dt.time(20)),)
+        open_offset = -1
+        regular_early_close = dt.time(17)
+
+    return {FX: Currencies, NASDAQ_NIGHT: NightAndDay}
 
 
 DateRange = tuple[dt.date, dt.date]
