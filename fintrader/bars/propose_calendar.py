@@ -374,11 +374,3 @@ def move(ts: Array, zone: str) -> Array:
     utc = placed.tz_convert("UTC").tz_localize(None)
     moved = utc.to_numpy().astype("datetime64[ns]").astype(np.int64)
     return np.where(np.asarray(placed.isna()), ts, moved)
-
-
-def usual_step(bars: Bars) -> int:
-    """Minutes between most bars of a symbol, across nights too."""
-    steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
-    steps = steps[steps > 0]
-    values, counts = np.unique(steps, return_counts=True)
-    return int(values[counts.argmax()]) if len(values) else DAY_MINUTES
