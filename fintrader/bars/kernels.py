@@ -178,25 +178,15 @@ def backward_votes(open_: Any, close: Any, first: Any) -> Any:
 
 
 @_njit
-def add_rows(values: Any, total: Any, count: Any) -> None:
-    """Add the finite values of `[R, F]` to `total` `[F]`, row after row, and their number to
-    `count` `[F]`."""
-    for row in range(values.shape[0]):
-        for f in range(values.shape[1]):
-            value = np.float64(values[row, f])
-            finite = np.isfinite(value)
-            total[f] += value if finite else 0.0
-            count[f] += 1.0 if finite else 0.0
-
-
-@_njit
-def add_squares(values: Any, mean: Any, total: Any) -> None:
-    """Add the squared distances of the finite values of `[R, F]` from `mean` `[F]` to `total`
-    `[F]`, row after row."""
+def add_distances(values: Any, mean: Any, is_squared: bool, total: Any, count: Any) -> None:
+    """Add the finite distances of `[R, F]` from `mean` `[F]`, or their squares, to `total` `[F]`,
+    row after row, and their number to `count` `[F]`."""
     for row in range(values.shape[0]):
         for f in range(values.shape[1]):
             distance = np.float64(values[row, f]) - mean[f]
-            total[f] += distance * distance if np.isfinite(distance) else 0.0
+            if np.isfinite(distance):
+                total[f] += distance * distance if is_squared else distance
+                count[f] += 1.0
 
 
 @_njit

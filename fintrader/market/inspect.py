@@ -24,7 +24,6 @@ from fintrader.bars.calendar import SessionGrid, day_starts
 from fintrader.bars.checks import KINDS, Fault, find_faults
 from fintrader.bars.chunks import verify_store
 from fintrader.bars.corporate_actions import (
-    Action,
     as_traded,
     load_actions,
     with_announced,
@@ -131,7 +130,7 @@ def check_stored_files(
     Raises StorageError when the store cannot be reached.
     """
     store = bar_store(settings, cache)
-    markets = sorted(Path(cache).glob("*/market.safetensors"))
+    markets = sorted(cache.glob("*/market.safetensors"))
     with progress.task("verify", total=1 + len(markets), unit="files") as task:
         problems = verify_store(store)
         task.advance(note="chunks of bars")
@@ -238,19 +237,16 @@ def quality_report(
     return report
 
 
-def read_source(
-    settings: DataSettings, cache: Path | None = None
-) -> tuple[Bars, tuple[Action, ...]]:
-    """Read all bars of the source into memory, those of files unchanged and in their order; and the
-    actions that it announces. Raises DataError."""
+def read_source(settings: DataSettings, cache: Path | None = None) -> Bars:
+    """Read all bars of the source into memory, those of files unchanged and in their order. Raises
+    DataError."""
     source = settings.source
     if isinstance(source, FilesSettings):
         bars = read_files(source, settings.bar_path, settings.universe.symbols).without_empty()
-        return replace(bars, ts=day_starts(settings.calendar, source.timezone, bars.ts)), ()
+        return replace(bars, ts=day_starts(settings.calendar, source.timezone, bars.ts))
     feed = open_source(settings, cache)
     feed.prepare(SILENT)
-    bars = concat([feed.bars(symbol) for symbol in feed.symbols])
-    return bars.without_empty(), feed.actions
+    return concat([feed.bars(symbol) for symbol in feed.symbols]).without_empty()
 
 
 def examine(feed: Feed, settings: DataSettings, *, now: float | None = None) -> QualityReport:
@@ -287,7 +283,6 @@ def examine(feed: Feed, settings: DataSettings, *, now: float | None = None) -> 
 def write_quality(report: QualityReport, folder: Path) -> tuple[Path, Path]:
     """Write `quality.json` and `quality.html` (self-contained, with a heat map of the coverage);
     returns both paths."""
-    folder = Path(folder)
     write_json(folder / "quality.json", to_json(report))
     write_text(folder / "quality.html", quality_page(report))
     return folder / "quality.json", folder / "quality.html"

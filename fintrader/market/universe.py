@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from fintrader.bars.bars import Array
-from fintrader.bars.companies import Interval, index_companies, overlaps, read_interval
+from fintrader.bars.companies import NEVER, Interval, index_companies, overlaps, read_interval
 from fintrader.config import Count, Fraction, PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError
 from fintrader.market.features import mean_return
@@ -145,44 +145,23 @@ def read_membership(path: Path | str) -> dict[str, list[Interval]]:
                 f"{strip_folders(str(path))}, line {line}: expected ticker, member_from, member_to"
                 " as dates like 2016-01-04"
             ) from None
-    return _sort(found)
-
-
-def _sort(found: dict[str, list[Interval]]) -> dict[str, list[Interval]]:
     return {
-        ticker: sorted(intervals, key=lambda pair: pair[0])
-        for ticker, intervals in sorted(found.items())
+        ticker: sorted(intervals, key=lambda pair: pair[0]) for ticker, intervals in found.items()
     }
-
-
-def index_membership(index: str, as_of: dt.date | None = None) -> dict[str, list[Interval]]:
-    """Members of an index by ticker: as they traded on each day, or by their tickers of one day for
-    all years."""
-    found: dict[str, list[Interval]] = {}
-    for company in index_companies(index):
-        for first, stop in company.member:
-            if as_of is not None:
-                found.setdefault(company.ticker(as_of), []).append((first, stop))
-                continue
-            end = stop or dt.date.max
-            for name in company.names:
-                if name.start < end and name.stop > first:
-                    until = min(name.stop, end)
-                    found.setdefault(name.ticker, []).append(
-                        (max(name.start, first), None if until == dt.date.max else until)
-                    )
-    return _sort(found)
 
 
 def index_tickers(index: str, start: dt.date, end: dt.date, as_of: dt.date) -> list[str]:
     """List all tickers of the members between `start` and `end`: those they traded under then, and
     those of the day `as_of`."""
-    return sorted(
-        ticker
-        for membership in (index_membership(index), index_membership(index, as_of))
-        for ticker, intervals in membership.items()
-        if any(overlaps(interval, start, end) for interval in intervals)
-    )
+    found = set[str]()
+    for company in index_companies(index):
+        for interval in company.member:
+            if overlaps(interval, start, end):
+                first = max(interval[0], start)
+                stop = min(interval[1] or NEVER, end + dt.timedelta(days=1))
+                names = [name for name in company.names if name.start < stop and name.stop > first]
+                found |= {company.ticker(as_of), *(name.ticker for name in names)}
+    return sorted(found)
 
 
 def member_days(

@@ -241,7 +241,7 @@ def test_clean_bars_raise_no_alarm(healthy):
 def test_false_alarms_stay_below_a_thousandth():
     wild = {"kind": "synthetic", "num_sessions": 60, "missing": 0.3, "volatility_bps": 15}
     settings = validate(DataSettings, {"source": wild}, "test")
-    bars, _ = read_source(settings)
+    bars = read_source(settings)
     report = examine(RawFeed(bars), settings)
     alarms = sum(fault.count for fault in report.faults)
     assert len(bars) > 150_000
