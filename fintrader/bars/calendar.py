@@ -223,16 +223,15 @@ def session_edges(calendar: str, start: dt.date, end: dt.date) -> tuple[Array, A
     Raises DataError when the calendar is unknown or does not cover the range.
     """
     exchange = _calendar(calendar, start.year, end.year)
-    table = exchange.schedule.loc[str(start) : str(end)]
-    close = _nanoseconds(table["close"].array)
-    pauses = [
-        _nanoseconds(table[name].fillna(table["close"]).array)
-        for name in ("break_start", "break_end")
-    ]
-    open_ = _nanoseconds(table["open"].array)
+    rows = exchange.sessions.slice_indexer(str(start), str(end))
+    open_ = exchange.opens_nanos[rows]
+    close = exchange.closes_nanos[rows]
+    breaks = np.stack([exchange.break_starts_nanos[rows], exchange.break_ends_nanos[rows]])
+    pauses = np.where(np.isnat(breaks.view("datetime64[ns]")), close, breaks)
     before, after = EXTENDED_MINUTES.get(exchange.name, (0, 0))
     edges = [open_ - before * MINUTE_NS, open_, *pauses, close, close + after * MINUTE_NS]
-    return table.index.to_numpy().astype("datetime64[D]"), np.stack(edges)
+    dates = exchange.sessions_nanos[rows].astype("datetime64[ns]").astype("datetime64[D]")
+    return dates, np.stack(edges)
 
 
 def to_wall(ts: Array, zone: str) -> pd.DatetimeIndex:
@@ -260,10 +259,9 @@ def day_starts(calendar: str, timezone: str, ts: Array) -> Array:
     if not (local == local.normalize()).all():
         return ts
     days = local.to_numpy().astype("datetime64[D]")
-    opens = _calendar(calendar, days.min().item().year, days.max().item().year).opens
-    dates = opens.index.to_numpy().astype("datetime64[D]")
-    at = np.minimum(np.searchsorted(dates, days), len(dates) - 1)
-    return np.where(dates[at] == days, _nanoseconds(opens.array)[at], ts)
+    dates, edges = session_edges(calendar, days.min().item(), days.max().item())
+    at = np.searchsorted(dates, days)
+    return np.where(np.isin(days, dates), np.append(edges[1], 0)[at], ts)
 
 
 def session_date(calendar: str, ts: int) -> dt.date:
@@ -303,10 +301,6 @@ def sessions_a_year(calendar: str) -> int:
     return 365 if every_day else TRADING_DAYS
 
 
-def _nanoseconds(stamps: Any) -> Array:
-    return np.asarray(stamps.tz_localize(None).to_numpy().astype("datetime64[ns]").astype(np.int64))
-
-
 _LATEST: dict[str, Any] = {}
 """The last calendar opened under each name."""
 
@@ -321,8 +315,9 @@ def _calendar(name: str, first_year: int, last_year: int) -> Any:
     # imported late: a second of start-up that most commands never need
     import exchange_calendars as xc
 
-    if name == FX and FX not in xc.get_calendar_names():
-        xc.register_calendar_type(FX, _define_fx())
+    if name in (FX, NASDAQ_NIGHT) and name not in xc.get_calendar_names():
+        for own in _define_own():
+            xc.register_calendar_type(own.name, own)
     try:
         _LATEST[name] = xc.get_calendar(name, start=f"{first_year}-01-01", end=f"{last_year}-12-31")
         return _LATEST[name]
@@ -341,8 +336,15 @@ FX = "FX"
 17:00; a day ends at 17:00. exchange_calendars has no such calendar: its 24/5 has no Sundays."""
 
 
-def _define_fx() -> Any:
+NASDAQ_NIGHT = "23/5"
+"""NASDAQ with its night session, by SR-NASDAQ-2025-109: a day begins at 21:00 in New York of the
+evening before and ends at 20:00, on a half day at 17:00 as extended hours do. XNAS has the regular
+session."""
+
+
+def _define_own() -> tuple[Any, ...]:
     from exchange_calendars import ExchangeCalendar
+    from exchange_calendars.exchange_calendar_xnys import XNYSExchangeCalendar
 
     class Currencies(ExchangeCalendar):  # type: ignore[misc]
         name = FX
@@ -350,7 +352,14 @@ def _define_fx() -> Any:
         open_times = close_times = ((None, dt.time(17)),)
         open_offset = -1
 
-    return Currencies
+    class NightAndDay(XNYSExchangeCalendar):  # type: ignore[misc]
+        name = NASDAQ_NIGHT
+        open_times = ((None, dt.time(21)),)
+        close_times = ((None, dt.time(20)),)
+        open_offset = -1
+        regular_early_close = dt.time(17)
+
+    return Currencies, NightAndDay
 
 
 DateRange = tuple[dt.date, dt.date]

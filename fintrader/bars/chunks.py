@@ -206,12 +206,8 @@ class Collection(ChunkManifest):
 
     def bars(self, symbol: str, months: Sequence[str] | None = None) -> Bars:
         """All bars of a symbol in the order in which they came. Raises DataError when a chunk is
-        missing or damaged."""
+        missing or damaged, or there is none."""
         chunks = self.list_chunks(symbol, months)
-        if not chunks:
-            raise DataError(
-                f"no bars of {symbol} in {self.objects}; check the symbol and the range"
-            )
         origin = str(self.identity.get("name", self.objects))
         bars = concat([decode(self.read(chunk), symbol, origin, chunk.row) for chunk in chunks])
         if self.files:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import NamedTuple
@@ -109,13 +110,17 @@ def _names() -> dict[str, list[Name]]:
     return found
 
 
+def read_interval(row: Mapping[str, str]) -> Interval:
+    """Read `member_from` and `member_to` (included, or empty) of a table's row. Raises KeyError,
+    TypeError or ValueError for anything but dates."""
+    stop = _after(row["member_to"]) if row["member_to"] else None
+    return dt.date.fromisoformat(row["member_from"]), stop
+
+
 def _nasdaq100() -> dict[str, list[Interval]]:
     found: dict[str, list[Interval]] = {}
     for row in _table("nasdaq100.csv"):
-        stop = _after(row["member_to"]) if row["member_to"] else None
-        found.setdefault(row["company"], []).append(
-            (dt.date.fromisoformat(row["member_from"]), stop)
-        )
+        found.setdefault(row["company"], []).append(read_interval(row))
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars, concat
+from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, PRICES, Array, Bars, bar_length, concat
 from fintrader.bars.calendar import (
     SessionGrid,
     day_starts,
@@ -27,28 +27,27 @@ from fintrader.bars.calendar import (
     timezone_of,
     to_wall,
 )
+from fintrader.bars.checks.bad_rows import mask_outside
 from fintrader.bars.checks.gates import Gate, name_faults, suggest_waivers
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.clean import clean, refuse_bad_values
 from fintrader.bars.evidence import (
     BarsByDay,
-    Votes,
     days_of,
     has_opening_prints,
     label_votes,
     merge_opening_prints,
+    sum_votes,
 )
-from fintrader.bars.folder import choose_kind, choose_layout, has_date
 from fintrader.bars.propose_calendar import (
     ZONES,
     Proposal,
     find_calendar,
     move,
     propose,
-    usual_step,
 )
-from fintrader.bars.sniff import Known, Layout, name_pattern
-from fintrader.bars.sources.bar_files import iterate
+from fintrader.bars.sniff import Known, Layout, name_pattern, sniff
+from fintrader.bars.sources.bar_files import csv_line, iterate, present_columns, share_layout
 from fintrader.bars.sources.cells import UNITS
 from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
 from fintrader.bars.sources.listing import BarFile, files_of, list_files
@@ -155,18 +154,18 @@ def detect(
     found = Detection(path, calendar or "", known)
     layout, files = _layout(found, preset)
     try:
-        bars, span = _sample(found, files, layout.zoned)
+        bars = _sample(found, files, layout.zoned)
     except BarError as error:
         other = "" if len(files) == 1 else "; or give fewer files (a pattern, or --name-pattern)"
         raise BarError(f"{error}{other}") from None
     if found.source.get("price_divisor") is None and "preset" not in found.source:
         bars = _price_unit(found, bars, layout.vendor)
-    bars, span, midnight = _recognise_days(found, layout, bars, span)
+    bars, midnight = _recognise_days(found, layout, bars)
     _refuse_idle(found, layout)
     bars = _drop_stale(bars) if layout.whole_days else _round_late_ends(bars, layout)
     zone = known.get("timezone", layout.zone)
     is_naive = not (layout.zoned or layout.whole_days)
-    step = known.get("bar_minutes", usual_step(bars))
+    step = known.get("bar_minutes", bar_length(bars, DAY_MINUTES))
     tried = ((zone,) if zone else ZONES) if is_naive else ("UTC",)
     if calendar is None:
         proposal = find_calendar(bars, tried, step, found.spans)
@@ -176,11 +175,11 @@ def detect(
     if is_naive:
         if zone is None and found.calendar == "24/7" and proposal.best.filled > _NEVER_CLOSED:
             _refuse_shifted(found, bars, step)
-        bars, span = _zone(found, bars, span, proposal, zone)
+        bars = _zone(found, bars, proposal, zone)
     else:
         _note_zone(found, layout, midnight)
     grid = _grid(found, bars, step)
-    _sessions_and_label(found, bars, grid, span, layout)
+    _sessions_and_label(found, bars, grid, layout)
     _calendar(found, bars, grid, proposal, calendar, layout)
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
@@ -247,6 +246,75 @@ def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFi
     if left_out:
         found.note("left out", len(left_out), "sure", "; ".join(left_out))
     return layout, files
+
+
+def has_date(file: BarFile) -> bool:
+    """True where the file's name says a date."""
+    return re.search(r"(19|20)\d\d-?[01]\d-?[0-3]\d", file.stem) is not None
+
+
+_PRICE_KINDS = "ask|bid|last|mid|quote|trade"
+_LENGTHS = r"\d+ ?(?:m|mins?|minutes?|h|hours?|d|days?)|m(?:1|5|15|30)|h[14]|d1|daily|hourly"
+"""MetaTrader's M30, but not a future of June 2024 (M24)."""
+
+
+def choose_kind(files: Sequence[BarFile]) -> list[BarFile]:
+    """Choose the files of trades among those whose names say bid, ask or trade. Raises BarError for
+    bids and asks alone, and for several lengths of bars."""
+    for said, words in (("kinds of prices", _PRICE_KINDS), ("lengths of bars", _LENGTHS)):
+        kinds: dict[str, list[BarFile]] = {}
+        for file in files:
+            found = re.findall(rf"[._\s-]({words})(?![^._\s-])", file.stem, re.I)
+            kinds.setdefault(found[-1].lower() if found else "", []).append(file)
+        if len(kinds) < 2 or "" in kinds:
+            continue
+        chosen = kinds.get("trade") or kinds.get("last")
+        if chosen is None:
+            kind, chosen = next(iter(kinds.items()))
+            raise BarError(
+                f"{chosen[0].name}: by their names the files hold several {said}"
+                f" ({', '.join(kinds)}); choose one, such as {kind}:"
+                f" --name-pattern '{name_pattern(chosen, needs_date=False)}'"
+            )
+        files = chosen
+    return list(files)
+
+
+def choose_layout(
+    files: Sequence[BarFile], known: Known
+) -> tuple[Layout, list[BarFile], list[str]]:
+    """Choose the layout of bars that most files have; return it, those files, and why each other
+    one is left out. `known`: settings that the user gave.
+
+    Raises BarError when no file has the layout of bars.
+    """
+    alike: dict[str, list[BarFile]] = {}
+    for file in files:
+        alike.setdefault(_describe_columns(file) if len(files) > 1 else "", []).append(file)
+    faults = []
+    for first, *_ in sorted(alike.values(), key=len, reverse=True):
+        try:
+            layout = sniff(first, has_date(first), known, is_alone=len(files) == 1)
+        except BarError as error:
+            faults.append(error)
+            continue
+        values = {name: value for name, value in layout.values.items() if value}
+        values.pop("symbol", None)
+        pattern = {"name_pattern": "{symbol}"} if layout.single else {}
+        settings = validate(FilesSettings, values | pattern, "detected")
+        return layout, *share_layout(files, settings)
+    raise faults[0]
+
+
+def _describe_columns(file: BarFile) -> str:
+    """The names of the columns, or the first line without its numbers; empty where it cannot be
+    read."""
+    try:
+        if file.kind != "csv":
+            return ",".join(present_columns(file, FilesSettings()))
+        return re.sub(r"\d+(\.\d+)?", "0", csv_line(file))
+    except BarError:
+        return ""
 
 
 def _refuse_idle(found: Detection, layout: Layout) -> None:
@@ -321,9 +389,9 @@ def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
         found.note(setting, value, sure, why.removeprefix("guess: "))
 
 
-def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, tuple[int, int]]:
-    """Read rows unchanged, times without a zone taken for UTC, and their first and last time; note
-    their symbols."""
+def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
+    """Read rows unchanged, times without a zone taken for UTC; note their symbols, and the first
+    and last time of each part."""
     reading = found.settings().model_copy(update={"timezone": "UTC", "label": "start"})
     places = np.unique(np.linspace(0, len(files) - 1, _FILES).round().astype(int)).tolist()
     parts: list[Bars] = []
@@ -368,8 +436,7 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> tuple[Bars, 
         found.note("files", len(files), "sure", f"{len(spans)} of them were looked at")
     found.note("symbols", len(symbols), "sure", shorten_list(found.symbols))
     found.spans = _join_spans(spans)
-    firsts, lasts = zip(*itertools.chain(*spans.values()), strict=True)
-    return bars, (min(firsts), max(lasts))
+    return bars
 
 
 def _join_spans(spans: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
@@ -406,9 +473,7 @@ def _price_unit(found: Detection, bars: Bars, vendor: str | None) -> Bars:
     return bars
 
 
-def _recognise_days(
-    found: Detection, layout: Layout, bars: Bars, span: tuple[int, int]
-) -> tuple[Bars, tuple[int, int], str]:
+def _recognise_days(found: Detection, layout: Layout, bars: Bars) -> tuple[Bars, str]:
     """Recognise bars of days by their steps, whatever their clock, and move their times to
     midnight; also return the zone in which they were stamped so. Raises BarError for longer
     bars."""
@@ -421,7 +486,7 @@ def _recognise_days(
         )
     if not layout.whole_days:
         if not len(steps) or np.quantile(steps, 0.05) < _DAY - 4 * _HOUR:
-            return bars, span, "UTC"
+            return bars, "UTC"
         layout.whole_days = True
     for one in _each(bars):
         if len(one) > 1 and 0 < np.median(np.diff(one.ts)) < _DAY - 4 * _HOUR:
@@ -440,8 +505,7 @@ def _recognise_days(
         return np.asarray(wall.normalize().asi8)
 
     found.spans = [tuple(to_day(np.array(part)).tolist()) for part in found.spans]
-    low, high = to_day(np.array(span)).tolist()
-    return replace(bars, ts=to_day(bars.ts)), (low, high), zone
+    return replace(bars, ts=to_day(bars.ts)), zone
 
 
 def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str | None]:
@@ -512,10 +576,8 @@ def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
     )
 
 
-def _zone(
-    found: Detection, bars: Bars, span: tuple[int, int], proposal: Proposal, named: str | None
-) -> tuple[Bars, tuple[int, int]]:
-    """The bars and their span in UTC, and `timezone`; `named`: by the user or the file."""
+def _zone(found: Detection, bars: Bars, proposal: Proposal, named: str | None) -> Bars:
+    """The bars in UTC, and `timezone`; `named`: by the user or the file."""
     zone = named or proposal.best.zone
     is_usual = zone == timezone_of(found.calendar) == FilesSettings().timezone
     if named or not is_usual:
@@ -540,8 +602,8 @@ def _zone(
         sure = "sure"
         why += ", and in no other zone as many"
     found.note("timezone", zone, sure, why)
-    low, high = move(np.array(span), zone).tolist()
-    return replace(bars, ts=move(bars.ts, zone)).sorted(), (low, high)
+    found.spans = [tuple(move(np.array(part), zone).tolist()) for part in found.spans]
+    return replace(bars, ts=move(bars.ts, zone)).sorted()
 
 
 def _calendar(
@@ -598,16 +660,15 @@ def _calendar(
     )
 
 
-def _sessions_and_label(
-    found: Detection, bars: Bars, grid: SessionGrid, span: tuple[int, int], layout: Layout
-) -> None:
+def _sessions_and_label(found: Detection, bars: Bars, grid: SessionGrid, layout: Layout) -> None:
     """Label, length, opening prints and extended hours; the range and its sessions."""
     looked = [days_of(one, grid) for one in _each(bars)]
     found.session_minutes = int(grid.session_minutes.max())
+    span = np.min(found.spans), np.max(found.spans)
     if layout.whole_days:
         found.bar_minutes = found.session_minutes
         found.note("bar_minutes", "a day", "sure", "times are dates")
-        first, last = (np.datetime64(ts, "ns").astype("datetime64[D]").item() for ts in span)
+        first, last = np.array(span, "datetime64[ns]").astype("datetime64[D]").tolist()
     else:
         _length(found, looked)
         _label(found, looked, layout.has_late_ends)
@@ -646,7 +707,7 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
 
 
 def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool) -> None:
-    votes = sum(map(label_votes, looked), Votes())
+    votes = sum_votes(map(label_votes, looked))
     given = found.known.get("label")
     if not given and has_late_ends:
         found.decide("label", "end", "sure", "times lie in the second before a full minute")
@@ -694,8 +755,7 @@ def _adjustment(found: Detection, bars: Bars, splits: list[Fault]) -> None:
 def _note_outside_range(found: Detection, bars: Bars) -> None:
     """Note opens or closes that lie outside of their bars' range in most rows."""
     for role in ("open", "close"):
-        price = getattr(bars, role)
-        share = np.mean((price > bars.high * 1.0001) | (price < bars.low * 0.9999))
+        share = mask_outside(bars, role).mean()
         if share > 0.8:
             said = f"in {share:.0%} of the rows outside of low and high: another column (--{role})"
             found.note(f"{role}s", "doubtful", "assumed", f"{said}, or only some are adjusted")

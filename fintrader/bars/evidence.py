@@ -9,11 +9,11 @@ certain: a pattern must hold on nearly all days. Thin symbols, daily bars and od
 
 from __future__ import annotations
 
-import operator
 from collections import Counter, defaultdict
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -134,8 +134,7 @@ def days_of(bars: Bars, grid: SessionGrid) -> BarsByDay:
     )
 
 
-@dataclass(frozen=True)
-class Votes:
+class Votes(NamedTuple):
     """Days on which the bars look as if their times were ends, or starts, of bars; taken as starts
     they were."""
 
@@ -148,9 +147,6 @@ class Votes:
     prints: int = 0
     """Days in place with an auction's print one bar before the open."""
     days: int = 0
-
-    def __add__(self, other: Votes) -> Votes:
-        return Votes(*map(operator.add, astuple(self), astuple(other)))
 
     def displaced(self) -> Literal["end", "start"] | None:
         """What the times are instead of what they were taken for, where it is as good as
@@ -168,7 +164,12 @@ def label_votes(days: BarsByDay) -> Votes:
     """Count votes on the label from the bars at open and close."""
     if not days.has_edges:
         return Votes()
-    return _votes_at_the_edges(days) + _votes_of_volume(days)
+    return sum_votes([_votes_at_the_edges(days), _votes_of_volume(days)])
+
+
+def sum_votes(votes: Iterable[Votes]) -> Votes:
+    """Sum votes of several kinds or symbols."""
+    return Votes(*map(sum, zip(*votes, strict=True)))
 
 
 def _votes_at_the_edges(days: BarsByDay) -> Votes:
@@ -289,7 +290,7 @@ class SessionEvidence:
             found[season][by] += 1
             self._moved[season][by] += 1
         self._refuse_zone(found, of)
-        self._votes += votes
+        self._votes = sum_votes([self._votes, votes])
         return days
 
     def judge(self) -> None:

@@ -103,70 +103,19 @@ def moving_deviation(values: Any, mean: Any, window: int) -> Any:
     return result
 
 
-# One pass instead of two exponential means: sums and weights decay together at each bar.
+# The sum and its weights decay together at each bar: a recursion, which no array operation does.
 @_njit
-def rsi(close: Any, alpha: float) -> Any:
-    """100 · up / (up + down) of the exponential means of rises and falls, 50 if there is no move,
-    `[L]`.
-
-    The means have the weights' sum as divisor (pandas `ewm(adjust=True)`), so no bar is invented
-    before the first: y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k.
-    """
+def exponential_mean(values: Any, alpha: float) -> Any:
+    """Exponential mean `[L]`: y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k. The
+    weights' sum is the divisor (pandas `ewm(adjust=True)`), so no bar is invented before the
+    first."""
     decay = 1.0 - alpha
-    result = np.empty(len(close))
-    rises = falls = weight = 0.0
-    before = close[0] if len(close) else 0.0
-    for t in range(len(close)):
-        change = close[t] - before
-        before = close[t]
-        rises = rises * decay + max(change, 0.0)
-        falls = falls * decay + max(-change, 0.0)
+    result = np.empty(len(values))
+    total = weight = 0.0
+    for t in range(len(values)):
+        total = total * decay + values[t]
         weight = weight * decay + 1.0
-        up = rises / weight
-        down = falls / weight
-        total = up + down
-        result[t] = 100.0 * up / total if total > 0 else 50.0
-    return result
-
-
-# As `rsi`; the larger of the two movements counts at a bar, the other one as 0.
-@_njit
-def dx(high: Any, low: Any, alpha: float) -> Any:
-    """100 · |+DI − −DI| / (+DI + −DI) of the exponential means of the movements, 0 if there is
-    none, `[L]`."""
-    decay = 1.0 - alpha
-    result = np.empty(len(high))
-    ups = downs = weight = 0.0
-    top, bottom = (high[0], low[0]) if len(high) else (0.0, 0.0)
-    for t in range(len(high)):
-        rise = high[t] - top
-        fall = -(low[t] - bottom)
-        top = high[t]
-        bottom = low[t]
-        ups = ups * decay + (rise if rise > fall and rise > 0 else 0.0)
-        downs = downs * decay + (fall if fall > rise and fall > 0 else 0.0)
-        weight = weight * decay + 1.0
-        plus = ups / weight
-        minus = downs / weight
-        total = plus + minus
-        result[t] = 100.0 * abs(plus - minus) / total if total > 0 else 0.0
-    return result
-
-
-# As `rsi`, with one decay for each of the two means.
-@_njit
-def macd(close: Any, fast_alpha: float, slow_alpha: float) -> Any:
-    """(fast exponential mean − slow one) / close, `[L]`."""
-    result = np.empty(len(close))
-    fast_decay = 1.0 - fast_alpha
-    slow_decay = 1.0 - slow_alpha
-    fast = slow = fast_weight = slow_weight = 0.0
-    for t in range(len(close)):
-        fast = fast * fast_decay + close[t]
-        slow = slow * slow_decay + close[t]
-        fast_weight = fast_weight * fast_decay + 1.0
-        slow_weight = slow_weight * slow_decay + 1.0
-        result[t] = (fast / fast_weight - slow / slow_weight) / close[t]
+        result[t] = total / weight
     return result
 
 
@@ -229,25 +178,15 @@ def backward_votes(open_: Any, close: Any, first: Any) -> Any:
 
 
 @_njit
-def add_rows(values: Any, total: Any, count: Any) -> None:
-    """Add the finite values of `[R, F]` to `total` `[F]`, row after row, and their number to
-    `count` `[F]`."""
-    for row in range(values.shape[0]):
-        for f in range(values.shape[1]):
-            value = np.float64(values[row, f])
-            finite = np.isfinite(value)
-            total[f] += value if finite else 0.0
-            count[f] += 1.0 if finite else 0.0
-
-
-@_njit
-def add_squares(values: Any, mean: Any, total: Any) -> None:
-    """Add the squared distances of the finite values of `[R, F]` from `mean` `[F]` to `total`
-    `[F]`, row after row."""
+def add_distances(values: Any, mean: Any, is_squared: bool, total: Any, count: Any) -> None:
+    """Add the finite distances of `[R, F]` from `mean` `[F]`, or their squares, to `total` `[F]`,
+    row after row, and their number to `count` `[F]`."""
     for row in range(values.shape[0]):
         for f in range(values.shape[1]):
             distance = np.float64(values[row, f]) - mean[f]
-            total[f] += distance * distance if np.isfinite(distance) else 0.0
+            if np.isfinite(distance):
+                total[f] += distance * distance if is_squared else distance
+                count[f] += 1.0
 
 
 @_njit

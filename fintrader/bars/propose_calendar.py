@@ -20,6 +20,7 @@ import pandas as pd
 from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import (
     FX,
+    NASDAQ_NIGHT,
     QUARTER_NS,
     session_edges,
     since_midnight,
@@ -30,7 +31,7 @@ from fintrader.results.market_description import MOST_OUTSIDE
 
 USUAL = (
     *("XNAS", "CMES", "XTSE", "XLON", "XETR", "XTKS", "XKRX", "XHKG", "XSHG", "XBOM", "XASX"),
-    *("XTAI", "BVMF", "XIST", "24/7", FX, "24/5"),
+    *("XTAI", "BVMF", "XIST", "24/7", FX, "24/5", NASDAQ_NIGHT),
 )
 """Calendars that are proposed, the likelier first. XBOM's sessions are those of India's NSE."""
 RARER = (
@@ -46,7 +47,7 @@ ZONES = (
 )
 """Zones of naive times. Athens is the clock of MetaTrader's servers."""
 _UTC_ONLY = ("24/7", "24/5")
-_OPEN = (*_UTC_ONLY, FX, "CMES")
+_OPEN = (*_UTC_ONLY, FX, NASDAQ_NIGHT, "CMES")
 """Calendars that are open at nearly all hours, so that few rows can lie outside."""
 _FILLED = (0.8, 0.98)
 """They hold rows at so much of that time, or on so many days."""
@@ -195,8 +196,8 @@ def propose(
     stop = max(table.base + len(table.rows) for _, _, table in tables)
     found = []
     for calendar in calendars:
-        if is_daily and calendar == FX and len(calendars) > 1:
-            continue  # its days are those of 24/5
+        if is_daily and calendar in (FX, NASDAQ_NIGHT) and len(calendars) > 1:
+            continue  # their days are those of 24/5 and XNAS
         try:
             masks = _session_masks(calendar, first, stop, DAY_MINUTES if is_daily else step)
         except DataError:
@@ -373,11 +374,3 @@ def move(ts: Array, zone: str) -> Array:
     utc = placed.tz_convert("UTC").tz_localize(None)
     moved = utc.to_numpy().astype("datetime64[ns]").astype(np.int64)
     return np.where(np.asarray(placed.isna()), ts, moved)
-
-
-def usual_step(bars: Bars) -> int:
-    """Minutes between most bars of a symbol, across nights too."""
-    steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
-    steps = steps[steps > 0]
-    values, counts = np.unique(steps, return_counts=True)
-    return int(values[counts.argmax()]) if len(values) else DAY_MINUTES

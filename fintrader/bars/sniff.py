@@ -296,10 +296,14 @@ def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
     return bool(parse_numbers(cells, decimal).notna().mean() >= 0.4)
 
 
-def _to_numbers(table: pd.DataFrame, layout: Layout) -> pd.DataFrame:
-    """Convert a table's cells to numbers; NaN for other text."""
-    decimal = layout.values.get("decimal", ".")
-    return table.apply(lambda column: parse_numbers(column.astype(str).str.strip(), decimal))
+def _to_numbers(cells: Any, layout: Layout) -> pd.Series[float]:
+    """Convert a column to numbers; NaN for other text."""
+    return parse_numbers(cells.astype(str).str.strip(), layout.values.get("decimal", "."))
+
+
+def _list_others(table: pd.DataFrame, roles: Roles) -> list[Any]:
+    """List the columns without a role."""
+    return [column for column in table.columns if column not in roles.values()]
 
 
 def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
@@ -445,7 +449,7 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
         or len(symbols) < 2
     ):
         return {}
-    numbers = _to_numbers(table.iloc[:, 1:], layout)
+    numbers = table.iloc[:, 1:].apply(_to_numbers, layout=layout)
     if not ((numbers > 0).sum() > 100 * (numbers <= 0).sum()).all():
         return {}
     layout.note("wide", "{symbol}", f"guess: closes of {len(symbols)} symbols, a column each")
@@ -498,7 +502,7 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
 
 def _note_volumes(table: pd.DataFrame, found: Roles, given: Roles, layout: Layout) -> None:
     """Note the columns that may be the volume, where none is `given` or known by its name."""
-    others = [column for column in table.columns if column not in found.values()]
+    others = _list_others(table, found)
     counts = [str(column) for column in others if _holds_counts(table[column], layout)]
     if counts and found["volume"] is None and "volume" not in given:
         said = ", ".join(counts[:3])
@@ -508,7 +512,7 @@ def _note_volumes(table: pd.DataFrame, found: Roles, given: Roles, layout: Layou
 def _holds_counts(cells: pd.Series, layout: Layout) -> bool:
     """Report whether a column holds whole numbers that rise and fall and are seldom below 100, as
     volumes do."""
-    numbers = _to_numbers(pd.DataFrame({"": cells}), layout)[""].dropna()
+    numbers = _to_numbers(cells, layout).dropna()
     if len(numbers) < len(cells) / 2 or numbers.is_monotonic_increasing:
         return False
     is_large = (numbers >= 100) & (numbers % 1 == 0)
@@ -540,20 +544,20 @@ def _list_missing(table: pd.DataFrame, found: Roles, layout: Layout) -> list[str
     """List the required roles without a column: only the close if too few numbers are left for four
     prices; else the volume, too, if a column is left for it."""
     missing = [role for role in ("ts", *PRICES) if role not in found]
-    others = [column for column in table.columns if column not in found.values()]
-    numbers = _to_numbers(table[others], layout).notna().mean() > 0.5
+    cells = [_to_numbers(table[column], layout) for column in _list_others(table, found)]
+    count = sum(numbers.notna().mean() > 0.5 for numbers in cells)
     prices = [role for role in missing if role != "ts"]
-    if len(prices) == len(PRICES) and int(numbers.sum()) < len(PRICES):
+    if count < len(PRICES) == len(prices):
         return [role for role in missing if role in ("ts", "close")]
-    spare = int(numbers.sum()) > len(prices)
-    return [*missing, "volume"] if prices and spare and found.get("volume") is None else missing
+    is_spare = count > len(prices) > 0
+    return [*missing, "volume"] if is_spare and found.get("volume") is None else missing
 
 
 def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool:
     """Report whether three columns without a role are close to the closes in size."""
-    others = table[[column for column in table.columns if column not in found.values()]]
-    close = _to_numbers(table[[found["close"]]], layout).median().iloc[0]
-    return int((_to_numbers(others, layout).median() / close).between(0.5, 2).sum()) >= 3
+    close = _to_numbers(table[found["close"]], layout).median()
+    others = [_to_numbers(table[one], layout).median() for one in _list_others(table, found)]
+    return sum(0.5 <= median / close <= 2 for median in others) >= 3
 
 
 def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
@@ -571,12 +575,10 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
         )
         return next((by_name[name] for name in spelt), None)
     if "close" in roles:  # as `quoteVolume` and its value, `volume`
-        volumes = [column for column in table.columns if column not in roles.values()]
-        used = [roles["close"], found, *volumes]
-        numbers = _to_numbers(table[used], layout).replace(0, np.nan)
-        close = numbers[roles["close"]]
-        for column in volumes:
-            share = (numbers[found] / (close * numbers[column])).median()
+        close, own = (_to_numbers(table[one], layout) for one in (roles["close"], found))
+        for column in _list_others(table, roles):
+            turnover = close * _to_numbers(table[column], layout)
+            share = (own / turnover)[own * turnover != 0].median()
             if abs(share - 1) < 0.02 and abs(close.median() - 1) > 0.05:  # at 1 they are equal
                 return column
     if layout.is_alone and {*_clean(table[found])} <= {"-1", "-1.0"}:  # written for none
@@ -611,9 +613,8 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     ]
     if dates or indices:
         return {"ts": (dates + indices)[0]}
-    left = [column for column in table.columns if column not in found.values()]
     dated, clocked = (
-        [column for column in left if _holds_all(table[column], pattern)]
+        [column for column in _list_others(table, found) if _holds_all(table[column], pattern)]
         for pattern in (_MARKED_DATE, _CLOCK)
     )
     if len(dated) != 1 or len(clocked) > 1:
@@ -643,7 +644,8 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
     """Roles of columns without names: the four prices hold each other, times and dates look like
     such; some are `given`."""
     text = table.astype(str).fillna("").apply(lambda column: column.str.strip())
-    numbers = _to_numbers(table, layout).dropna(axis=1, thresh=int(0.9 * len(table)))
+    numbers = table.apply(_to_numbers, layout=layout)
+    numbers = numbers.dropna(axis=1, thresh=int(0.9 * len(table)))
     if {*PRICES} <= {*given}:
         found = dict(given)
     else:
@@ -803,7 +805,7 @@ def _recognise_excel_days(cells: pd.Series[Any], layout: Layout) -> bool:
     format."""
     if not cells.str.fullmatch(r"[2-6]\d{4}([.,]\d+)?").all():
         return False
-    counts = _to_numbers(cells.to_frame(), layout).iloc[:, 0]
+    counts = _to_numbers(cells, layout)
     days = np.unique(np.floor(counts))
     today = (pd.Timestamp.now() - pd.Timestamp("1899-12-30")).days
     if len(days) < 2 or np.median(np.diff(days)) > 5 or days[-1] > today + 1:
@@ -822,7 +824,7 @@ def _set_known_format(
     written = layout.known["time_format"]
     layout.note("time_format", written, "")
     if written == EXCEL:
-        layout.whole_days = not (_to_numbers(column.to_frame(), layout) % 1).any(axis=None)
+        layout.whole_days = not (_to_numbers(column, layout) % 1).any()
     elif written in UNITS:
         a_day = 86_400 * UNITS["s"] // UNITS[written]
         is_clock = has_date or (date_in_name and pd.to_numeric(column).max() < a_day)
@@ -963,6 +965,15 @@ _NOISE = re.compile(
     re.IGNORECASE,
 )
 """Dates and lengths of bars in names of files."""
+_WHOLE_YEAR = r"(?<![^_\s,-])(?:19|20)\d\d"
+_DASH = rf"(?:(?<={_WHOLE_YEAR})|(?<={_WHOLE_YEAR}-\d\d))-\d\d(?![^_\s,-])"
+"""A dash within 2024-01-05 or 2024-01."""
+_MARKS = re.compile(
+    rf"((?<=^DAT)_M[ST]_|(?!{_DASH})[_\s,-]+|\.(?=(?:ask|bid|last|mid)$)"
+    r"|(?<=[A-Z]{6})(?=(?:[hmd]\d{1,2}|1|5|15|30|60|240|1440)$))",
+    re.IGNORECASE,
+)
+"""Marks between the parts of a file's name."""
 
 
 def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
@@ -980,17 +991,7 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
     if needs_date and all(re.fullmatch(r"\d{8}", stem) for stem in stems):
         return "{symbol}/{date}"
     # Parts at even places, marks between them at odd ones.
-    split = [
-        _join_dates(
-            re.split(
-                r"((?<=^DAT)_M[ST]_|[_\s,-]+|\.(?=(?:ask|bid|last|mid)$)"
-                r"|(?<=[A-Z]{6})(?=(?:[hmd]\d{1,2}|1|5|15|30|60|240|1440)$))",
-                stem,
-                flags=re.IGNORECASE,
-            )
-        )
-        for stem in stems
-    ]
+    split = [_MARKS.split(stem) for stem in stems]
     if len({(len(parts), *parts[1::2]) for parts in split}) > 1:
         return f"{{symbol}}{_share_ending(split, needs_date)}"
     columns = [{parts[place] for parts in split} for place in range(len(split[0]))]
@@ -1030,21 +1031,6 @@ def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
     while last + 2 in places:
         last += 2
     return places[0], last
-
-
-def _join_dates(parts: list[str]) -> list[str]:
-    """Join the parts of dates like 2024-01-05 and of months like 2024-01 again."""
-    joined = parts[:1]
-    for mark, part in zip(parts[1::2], parts[2::2], strict=True):
-        if (
-            mark == "-"
-            and re.fullmatch(r"(19|20)\d\d(-\d\d)?", joined[-1])
-            and re.fullmatch(r"\d\d", part)
-        ):
-            joined[-1] += mark + part
-        else:
-            joined += [mark, part]
-    return joined
 
 
 def _is_noise(word: str) -> bool:

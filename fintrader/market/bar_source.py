@@ -18,8 +18,7 @@ from fintrader.bars.sources.bar_files import own_files, read_rows, share_layout
 from fintrader.bars.sources.by_company import join_by_company
 from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.feed import Feed, MemoryFeed
-from fintrader.bars.sources.feeds import FilesFeed, file_inputs
-from fintrader.bars.sources.ingest import iterate_checked
+from fintrader.bars.sources.feeds import FilesFeed, file_inputs, iterate_checked
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import files_of
 from fintrader.bars.sources.vendor import CalendarDays, VendorFeed
@@ -99,7 +98,7 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
         found = own_files(files, settings.bar_path)
         bars = read_rows(found, files)
         bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
-        feed: Feed = MemoryFeed(bars, file_inputs(found, [file.sha256() for file in found]))
+        feed: Feed = MemoryFeed(bars, file_inputs(found, [file.digest()[0] for file in found]))
     else:
         feed = FilesFeed(files, settings.bar_path, bar_store(settings, cache), settings.calendar)
     feed.inputs = {**feed.inputs, "kind": source.kind}
@@ -162,5 +161,4 @@ def bar_store(settings: DataSettings, cache: Path) -> ObjectStore:
     markets."""
     if settings.store is not None:
         return ObjectStore(settings.store)
-    cache = Path(cache)
     return ObjectStore(cache.parent / "bars" if cache.name == "tensors" else cache / "bars")

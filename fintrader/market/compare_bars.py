@@ -168,9 +168,9 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
         zone = {} if settings.timezone is None else {"timezone": settings.timezone}
         found = detect(what, calendar=settings.calendar, known=zone)
         chosen = DataSettings(path=what, source=found.settings(), calendar=settings.calendar)
-        return Side(path.name, read_source(chosen)[0]), settings.calendar
+        return Side(path.name, read_source(chosen)), settings.calendar
     chosen = read_settings(what).effective()
-    return Side(path.stem, read_source(chosen, cache)[0]), chosen.calendar
+    return Side(path.stem, read_source(chosen, cache)), chosen.calendar
 
 
 def _market_bars(market: MarketTensors) -> Bars:

@@ -3,7 +3,8 @@ Needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -22,11 +23,20 @@ from fintrader.config import (
     refuse_url,
     validate,
 )
-from fintrader.errors import ConfigError, DataError, RunError
+from fintrader.errors import ConfigError, FintraderError
 from fintrader.files import is_run_folder, refuse_irregular
 from fintrader.market.settings import DataSettings
 from fintrader.reproducible import Reproducible
 from fintrader.storage.mirror import Markets, find_mirror
+
+
+@contextlib.contextmanager
+def _as_value_error(prefix: str) -> Iterator[None]:
+    """Raise our errors as ValueError, which pydantic reports with the name of the field."""
+    try:
+        yield
+    except FintraderError as error:
+        raise ValueError(str(error).removeprefix(prefix)) from None
 
 
 class DataConfig(Settings):
@@ -51,27 +61,21 @@ class DataConfig(Settings):
     @field_validator("name")
     @classmethod
     def _plain_name(cls, name: str) -> str:
-        try:
+        with _as_value_error(""):
             runs.RunFolder.named(name, Path())
-        except RunError as error:
-            raise ValueError(str(error)) from None
         return name
 
     @field_validator("store")
     @classmethod
     def _url(cls, store: str | None) -> str | None:
-        try:
+        with _as_value_error("store: "):
             return None if store is None else check_url(store)
-        except ConfigError as error:
-            raise ValueError(str(error).removeprefix("store: ")) from None
 
     @field_validator("runs_dir", "cache", mode="before")
     @classmethod
     def _local(cls, folder: Any, info: ValidationInfo) -> Any:
-        try:
+        with _as_value_error(f"{info.field_name}: "):
             refuse_url(str(folder), str(info.field_name))
-        except DataError as error:
-            raise ValueError(str(error).removeprefix(f"{info.field_name}: ")) from None
         return folder
 
     @property

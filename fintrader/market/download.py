@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fintrader.bars.bars import DAY_MINUTES
+from fintrader.bars.bars import DAY_MINUTES, bar_length
 from fintrader.bars.calendar import session_date
 from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.detect import Detection, Sure
-from fintrader.bars.propose_calendar import USUAL, propose, usual_step
+from fintrader.bars.propose_calendar import USUAL, propose
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.tickers import calendar_of, read_pair
 from fintrader.bars.sources.vendor import VendorFeed
@@ -175,7 +175,7 @@ def _choose_calendar(found: Download, calendar: str | None, tickers: Sequence[st
         if bars is None:
             raise DataError(_explain_missing(found, [named[None]]))
         spans = [(int(bars.ts.min()), int(bars.ts.max()))]
-        proposal = propose(bars, USUAL, ("UTC",), usual_step(bars), spans)
+        proposal = propose(bars, USUAL, ("UTC",), bar_length(bars, DAY_MINUTES), spans)
         calendar = proposal.best.calendar
         others = ", ".join(proposal.calendars[:3])
         why = f"fits the days of {named[None]}" + f"; {others} would fit, too" * bool(others)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -264,14 +264,27 @@ def relative_volume(bars: SymbolBars, window: int) -> Array:
     return np.asarray(np.log1p(short) - np.log1p(long))
 
 
+def _exponential_mean(values: Array, alpha: float) -> Array:
+    from fintrader.bars import kernels
+
+    return by_series(kernels.exponential_mean, values, with_=(alpha,))
+
+
+def _percentage(part: Array, total: Array, otherwise: float, window: int) -> Array:
+    """100 · part / total, `otherwise` where the total is 0; NaN on the first `window` bars."""
+    result = np.divide(100.0 * part, total, out=np.full(total.shape, otherwise), where=total > 0)
+    result[..., :window] = np.nan
+    return np.asarray(result)
+
+
 def rsi(bars: SymbolBars, window: int) -> Array:
     """Relative strength index, 0 to 100: 100 · up / (up + down), Wilder means of rises and falls
     (50 if no move)."""
-    from fintrader.bars import kernels
-
-    result = by_series(kernels.rsi, bars.close, with_=(1.0 / window,))
-    result[..., :window] = np.nan
-    return result
+    change = np.diff(bars.close, prepend=bars.close[..., :1])
+    up, down = (
+        _exponential_mean(np.maximum(moved, 0.0), 1.0 / window) for moved in (change, -change)
+    )
+    return _percentage(up, up + down, 50.0, window)
 
 
 def cci(bars: SymbolBars, window: int) -> Array:
@@ -293,35 +306,30 @@ def cci(bars: SymbolBars, window: int) -> Array:
 
 def dx(bars: SymbolBars, window: int) -> Array:
     """Directional movement index, 0 to 100: 100 · |+DI − −DI| / (+DI + −DI), Wilder means of the
-    movements (the true range divides both and cancels)."""
-    from fintrader.bars import kernels
-
-    result = by_series(kernels.dx, bars.high, bars.low, with_=(1.0 / window,))
-    result[..., :window] = np.nan
-    return result
+    movements, the larger of the two at each bar (the true range divides both and cancels)."""
+    rise = np.diff(bars.high, prepend=bars.high[..., :1])
+    fall = -np.diff(bars.low, prepend=bars.low[..., :1])
+    plus, minus = (
+        _exponential_mean(np.where(own > np.maximum(other, 0.0), own, 0.0), 1.0 / window)
+        for own, other in ((rise, fall), (fall, rise))
+    )
+    return _percentage(np.abs(plus - minus), plus + minus, 0.0, window)
 
 
 def macd(bars: SymbolBars, window: int) -> Array:
     """(EMA of span 12 − EMA of span 26) / close; `window` stretches both spans (macd_2 has 24 and
     52)."""
-    from fintrader.bars import kernels
-
-    alphas = (2.0 / (12 * window + 1), 2.0 / (26 * window + 1))
-    result = by_series(kernels.macd, bars.close, with_=alphas)
+    fast, slow = (_exponential_mean(bars.close, 2.0 / (span * window + 1)) for span in (12, 26))
+    result = (fast - slow) / bars.close
     result[..., : 26 * window - 1] = np.nan
-    return result
+    return np.asarray(result)
 
 
-def bollinger_upper(bars: SymbolBars, window: int) -> Array:
-    """(mean + 2 standard deviations) / close − 1, of the last `window` closes."""
+def bollinger(bars: SymbolBars, window: int, deviations: float) -> Array:
+    """(mean + 2 standard deviations) / close − 1, of the last `window` closes; − 2 for the lower
+    band."""
     mean, deviation = _moments(bars, window)
-    return (mean + 2.0 * deviation) / bars.close - 1.0
-
-
-def bollinger_lower(bars: SymbolBars, window: int) -> Array:
-    """(mean − 2 standard deviations) / close − 1, of the last `window` closes."""
-    mean, deviation = _moments(bars, window)
-    return (mean - 2.0 * deviation) / bars.close - 1.0
+    return (mean + deviations * deviation) / bars.close - 1.0
 
 
 @lru_cache(maxsize=1)  # both bands are made of them, one after the other
@@ -403,8 +411,8 @@ _FEATURES = {
     "cci": _Kind(cci, 30, 2.0),
     "dx": _Kind(dx, 30, 40.0, is_endless=True),
     "macd": _Kind(macd, 1, 520.0, is_endless=True),
-    "bollinger_upper": _Kind(bollinger_upper, 20),
-    "bollinger_lower": _Kind(bollinger_lower, 20),
+    "bollinger_upper": _Kind(partial(bollinger, deviations=2.0), 20),
+    "bollinger_lower": _Kind(partial(bollinger, deviations=-2.0), 20),
     "sma": _Kind(sma, 30),
     "age": _Kind(age, 60),
 }

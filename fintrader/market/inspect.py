@@ -14,23 +14,23 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 
-from fintrader.bars.bars import COLUMNS, Bars, bar_length, concat, wrap_columns
+from fintrader.bars.bars import Bars, bar_length, concat
 from fintrader.bars.calendar import SessionGrid, day_starts
 from fintrader.bars.checks import KINDS, Fault, find_faults
 from fintrader.bars.chunks import verify_store
 from fintrader.bars.corporate_actions import (
-    Action,
     as_traded,
     load_actions,
     with_announced,
 )
-from fintrader.bars.sources.bar_files import iterate, own_files, read_columns, read_files
+from fintrader.bars.sources.bar_files import own_files, read_columns, read_files
 from fintrader.bars.sources.feed import Feed
+from fintrader.bars.sources.feeds import FilesFeed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.vendor import Request, VendorFeed
@@ -130,7 +130,7 @@ def check_stored_files(
     Raises StorageError when the store cannot be reached.
     """
     store = bar_store(settings, cache)
-    markets = sorted(Path(cache).glob("*/market.safetensors"))
+    markets = sorted(cache.glob("*/market.safetensors"))
     with progress.task("verify", total=1 + len(markets), unit="files") as task:
         problems = verify_store(store)
         task.advance(note="chunks of bars")
@@ -217,90 +217,39 @@ def quality_report(
 ) -> QualityReport:
     """Report on the bars that these settings name, without changing them.
 
-    Files are read whole and unchanged. A vendor's bars are those of the store, so they need the
-    `cache` of a build. Raises DataError when the bars cannot be read at all.
+    Rows of files are cut into chunks of a temporary folder as they are. A vendor's bars are those
+    of the store, so they need the `cache` of a build. Raises DataError when the bars cannot be read
+    at all.
     """
     settings = settings.effective()
-    with progress.task("quality", total=2) as task:
-        with tempfile.TemporaryFile() as scratch:
-            feed = open_raw(settings, cache, progress, scratch)
-            task.advance(note=f"{len(feed.symbols)} symbols read")
-            report = examine(feed, settings)
+    source = settings.source
+    with progress.task("quality", total=2) as task, tempfile.TemporaryDirectory() as folder:
+        feed: Feed
+        if isinstance(source, FilesSettings):
+            store = ObjectStore(folder)
+            feed = FilesFeed(source, settings.bar_path, store, settings.calendar, is_raw=True)
+        else:
+            feed = open_source(settings, cache)
+        feed.prepare(progress)
+        task.advance(note=f"{len(feed.symbols)} symbols read")
+        report = examine(feed, settings)
         task.advance()
     return report
 
 
-class RawRows:
-    """Rows as they are and in their order, in a file: those of one symbol at a time are in
-    memory."""
-
-    actions: tuple[Action, ...] = ()
-    """Splits and dividends that the source itself announces."""
-
-    def __init__(self, batches: Iterable[Bars], scratch: IO[bytes]) -> None:
-        """Write the rows to the empty file `scratch`, which stays open."""
-        self._file = scratch
-        self._places: dict[str, list[tuple[int, int]]] = {}
-        for batch in batches:
-            self._names = (*COLUMNS, *batch.extras)
-            self._origin = batch.origin
-            by_symbol = batch.take(np.argsort(batch.symbol, kind="stable")).by_symbol()
-            for name, rows in by_symbol.items():
-                columns = {**vars(rows), **rows.extras}
-                values = rows.ts.view(np.float64), *(columns[one] for one in self._names)
-                self._places.setdefault(name, []).append((self._file.tell(), len(rows)))
-                self._file.write(np.stack(values).data)
-        self.symbols = sorted(self._places)
-
-    def bars(self, symbol: str) -> Bars:
-        """Read all rows of one symbol."""
-        parts = []
-        for place, rows in self._places[symbol]:
-            self._file.seek(place)
-            stored = self._file.read(8 * rows * (1 + len(self._names)))
-            parts.append(np.frombuffer(stored).reshape(-1, rows))
-        ts, *columns = np.concatenate(parts, axis=1)
-        values = dict(zip(self._names, columns, strict=True))
-        extras = {name: values.pop(name) for name in self._names[len(COLUMNS) :]}
-        return wrap_columns(symbol, ts.view(np.int64), values, self._origin, extras=extras)
-
-
-def open_raw(
-    settings: DataSettings, cache: Path | None, progress: Progress, scratch: IO[bytes]
-) -> Feed | RawRows:
-    """Read files in pieces to `scratch`, or open another source. Raises DataError."""
-    source = settings.source
-    if not isinstance(source, FilesSettings):
-        feed = open_source(settings, cache)
-        feed.prepare(progress)
-        return feed
-    files = own_files(source, settings.bar_path)
-    batches = (
-        replace(batch, ts=day_starts(settings.calendar, source.timezone, batch.ts))
-        for file in files
-        for batch in iterate(file, source, is_alone=len(files) == 1)
-    )
-    return RawRows(batches, scratch)
-
-
-def read_source(
-    settings: DataSettings, cache: Path | None = None
-) -> tuple[Bars, tuple[Action, ...]]:
-    """Read all bars of the source into memory, those of files unchanged and in their order; and the
-    actions that it announces. Raises DataError."""
+def read_source(settings: DataSettings, cache: Path | None = None) -> Bars:
+    """Read all bars of the source into memory, those of files unchanged and in their order. Raises
+    DataError."""
     source = settings.source
     if isinstance(source, FilesSettings):
         bars = read_files(source, settings.bar_path, settings.universe.symbols).without_empty()
-        return replace(bars, ts=day_starts(settings.calendar, source.timezone, bars.ts)), ()
+        return replace(bars, ts=day_starts(settings.calendar, source.timezone, bars.ts))
     feed = open_source(settings, cache)
     feed.prepare(SILENT)
-    bars = concat([feed.bars(symbol) for symbol in feed.symbols])
-    return bars.without_empty(), feed.actions
+    return concat([feed.bars(symbol) for symbol in feed.symbols]).without_empty()
 
 
-def examine(
-    feed: Feed | RawRows, settings: DataSettings, *, now: float | None = None
-) -> QualityReport:
+def examine(feed: Feed, settings: DataSettings, *, now: float | None = None) -> QualityReport:
     """Report on a feed's bars. Splits are compared with the declared and the announced ones."""
     wanted = settings.universe.symbols
     symbols = tuple(name for name in feed.symbols if not wanted or name in wanted)
@@ -334,7 +283,6 @@ def examine(
 def write_quality(report: QualityReport, folder: Path) -> tuple[Path, Path]:
     """Write `quality.json` and `quality.html` (self-contained, with a heat map of the coverage);
     returns both paths."""
-    folder = Path(folder)
     write_json(folder / "quality.json", to_json(report))
     write_text(folder / "quality.html", quality_page(report))
     return folder / "quality.json", folder / "quality.html"

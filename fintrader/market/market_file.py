@@ -198,11 +198,6 @@ def read_description(path: Path | str) -> tuple[MarketDescription, str]:
         raise MarketError(f"{path} is damaged ({error}); delete it and build it again") from None
 
 
-def stored_hash(path: Path | str) -> str:
-    """Read the content hash that a market file claims, and no array. Raises MarketError."""
-    return read_description(path)[1]
-
-
 def stored_minutes(path: Path | str) -> Array:
     """`[T]` int64: when the bars of a market file begin, without reading its other arrays. Raises
     MarketError."""

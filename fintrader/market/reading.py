@@ -46,14 +46,8 @@ def candidates_of(
     """Map the symbols that may be in the market, sorted, to their member days `[S]` bool, and the
     others to the reasons against them; bars are not read for it."""
     universe = settings.universe
-    available = feed.symbols
-    missing = [name for name in universe.symbols if name not in available]
-    if missing:
-        raise DataError(
-            f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their"
-            " bars"
-        )
-    candidates = sorted(universe.symbols or available)
+    universe.refuse_missing(feed.symbols)
+    candidates = sorted(universe.symbols or feed.symbols)
     days = member_days(candidates, membership, grid.dates, {**universe.aliases, **feed.companies})
     member = dict(zip(candidates, days.T, strict=True))
     if not days.any():

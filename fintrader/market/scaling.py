@@ -8,7 +8,7 @@ by the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -78,50 +78,39 @@ def scale(values: Array | Sheet, train: tuple[int, int], scaled: Array) -> tuple
     """
     if not scaled.any():
         return np.zeros(len(scaled)), np.ones(len(scaled))
-    width = values.shape[2]
-    count = np.zeros(width)
-    total = np.zeros(width)
-    square = np.zeros(width)
-    for block in _blocks(values, train):
-        total += _sum(block, np.zeros(width), count)
-    mean = total / np.maximum(count, 1)
-    for block in _blocks(values, train):
-        square += _sum(block, mean)
-    spread = np.sqrt(square / np.maximum(count, 1))
+    mean = _average(values, train, np.zeros(len(scaled)), is_squared=False)
+    spread = np.sqrt(_average(values, train, mean, is_squared=True))
     varies = scaled & (spread > 1e-12 * np.maximum(1.0, np.abs(mean)))
     return np.where(scaled, mean, 0.0), np.where(varies, spread, 1.0)
 
 
-def _blocks(values: Array | Sheet, train: tuple[int, int]) -> Iterator[Array]:
-    """`[R, F]`: the rows of the training window, in blocks of `_BLOCK` bars, which are summed
-    separately."""
-    for start in range(*train, _BLOCK):
-        block = values[start : min(start + _BLOCK, train[1])]
-        yield block.reshape(len(block) * block.shape[1], block.shape[2])
+def _average(
+    values: Array | Sheet, train: tuple[int, int], mean: Array, *, is_squared: bool
+) -> Array:
+    """`[F]`: the average of the finite distances from `mean`, or of their squares, over the
+    training window of `[T, N, F]`.
 
-
-def _sum(rows: Array, mean: Array, count: Array | None = None) -> Array:
-    """`[F]`: with `count`, the sum of the finite values of `[R, F]`, whose number is added to
-    `count`; without it, the sum of their squared distances from `mean`.
-
-    The order is numpy's: several columns row by row, a single one in pairs.
+    Blocks of `_BLOCK` bars are summed separately. The order is numpy's: several columns row by row,
+    a single one in pairs.
     """
     from fintrader.bars import kernels
 
-    if rows.shape[1] == 1:
-        column = rows.astype(np.float64) - mean
-        finite = np.isfinite(column)
-        column = np.where(finite, column, 0.0)
-        if count is None:
-            return np.asarray(np.square(column).sum(axis=0))
-        count += finite.sum(axis=0)
-        return np.asarray(column.sum(axis=0))
-    total = np.zeros(rows.shape[1])
-    if count is None:
-        kernels.add_squares(rows, mean, total)
-    else:
-        kernels.add_rows(rows, total, count)
-    return total
+    total = np.zeros(len(mean))
+    count = np.zeros(len(mean))
+    for start in range(*train, _BLOCK):
+        block = values[start : min(start + _BLOCK, train[1])]
+        rows = block.reshape(len(block) * block.shape[1], block.shape[2])
+        part = np.zeros(len(mean))
+        if len(mean) == 1:
+            distance = rows.astype(np.float64) - mean
+            finite = np.isfinite(distance)
+            distance = np.where(finite, distance, 0.0)
+            part = (np.square(distance) if is_squared else distance).sum(axis=0)
+            count += finite.sum(axis=0)
+        else:
+            kernels.add_distances(rows, mean, is_squared, part, count)
+        total += part
+    return total / np.maximum(count, 1)
 
 
 def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: float) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
 import logging
-import re
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from fintrader.bars.calendar import WindowSettings
 from fintrader.bars.checks.kinds import STOPPING
@@ -311,16 +312,6 @@ def _cut_windows(sessions: Sequence[dt.date]) -> list[tuple[dt.date, dt.date]]:
 
 
 def _plain(value: Any) -> str:
-    """Write a value as YAML in one line; JSON is YAML."""
-    if isinstance(value, dt.date):
-        return str(value)
-    if isinstance(value, list):
-        return f"[{', '.join(map(_plain, value))}]"
-    if isinstance(value, str) and re.fullmatch(
-        r"[A-Za-z0-9_./-]*[A-Za-z_/][A-Za-z0-9_./-]*", value
-    ):
-        return json.dumps(value) if value.lower() in _WORDS else value
-    return json.dumps(value, ensure_ascii=False)
-
-
-_WORDS = {"null", "true", "false", "yes", "no", "on", "off", "y", "n"}
+    """Write a value as YAML in one line."""
+    text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True)
+    return text.partition("\n")[0]

@@ -7,14 +7,14 @@ today's members would be survivorship bias. Changed tickers are resolved to thos
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from pydantic import Field
 
 from fintrader.bars.bars import Array
-from fintrader.bars.companies import Interval, index_companies, overlaps
+from fintrader.bars.companies import NEVER, Interval, index_companies, overlaps, read_interval
 from fintrader.config import Count, Fraction, PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError
 from fintrader.market.features import mean_return
@@ -56,6 +56,15 @@ class UniverseSettings(Settings):
         """Name of the index whose members count."""
         return self.members if self.members in INDICES else None
 
+    def refuse_missing(self, available: Collection[str]) -> None:
+        """Raise DataError for an explicit symbol that is not available."""
+        missing = [name for name in self.symbols if name not in available]
+        if missing:
+            raise DataError(
+                f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add"
+                " their bars"
+            )
+
     @property
     def membership(self) -> str | None:
         """Path of the list of members."""
@@ -96,12 +105,7 @@ def choose(
 
     Raises DataError when an explicit symbol was not added, or nothing is left.
     """
-    missing = [name for name in settings.symbols if name not in coverage.share]
-    if missing:
-        raise DataError(
-            f"no bars of {', '.join(missing)}; remove them from data.universe.symbols or add their"
-            " bars"
-        )
+    settings.refuse_missing(coverage.share)
     chosen = sorted(settings.symbols or coverage.share)
     sparse = {
         name: f"traded on {coverage.share[name]:.1%} of its days in the training window, below"
@@ -135,14 +139,7 @@ def read_membership(path: Path | str) -> dict[str, list[Interval]]:
     found: dict[str, list[Interval]] = {}
     for line, row in read_csv(str(path), "data.universe.members"):
         try:
-            last = (
-                dt.date.fromisoformat(row["member_to"]) + dt.timedelta(days=1)
-                if row["member_to"]
-                else None
-            )
-            found.setdefault(row["ticker"], []).append(
-                (dt.date.fromisoformat(row["member_from"]), last)
-            )
+            found.setdefault(row["ticker"], []).append(read_interval(row))
         except (KeyError, ValueError, TypeError):
             raise DataError(
                 f"{strip_folders(str(path))}, line {line}: expected ticker, member_from, member_to"
@@ -153,37 +150,18 @@ def read_membership(path: Path | str) -> dict[str, list[Interval]]:
     }
 
 
-def index_membership(index: str, as_of: dt.date | None = None) -> dict[str, list[Interval]]:
-    """Members of an index by ticker: as they traded on each day, or by their tickers of one day for
-    all years."""
-    found: dict[str, list[Interval]] = {}
-    for company in index_companies(index):
-        for first, stop in company.member:
-            if as_of is not None:
-                found.setdefault(company.ticker(as_of), []).append((first, stop))
-                continue
-            end = stop or dt.date.max
-            for name in company.names:
-                if name.start < end and name.stop > first:
-                    until = min(name.stop, end)
-                    found.setdefault(name.ticker, []).append(
-                        (max(name.start, first), None if until == dt.date.max else until)
-                    )
-    return {
-        ticker: sorted(intervals, key=lambda pair: pair[0])
-        for ticker, intervals in sorted(found.items())
-    }
-
-
 def index_tickers(index: str, start: dt.date, end: dt.date, as_of: dt.date) -> list[str]:
     """List all tickers of the members between `start` and `end`: those they traded under then, and
     those of the day `as_of`."""
-    return sorted(
-        ticker
-        for membership in (index_membership(index), index_membership(index, as_of))
-        for ticker, intervals in membership.items()
-        if any(overlaps(interval, start, end) for interval in intervals)
-    )
+    found = set[str]()
+    for company in index_companies(index):
+        for interval in company.member:
+            if overlaps(interval, start, end):
+                first = max(interval[0], start)
+                stop = min(interval[1] or NEVER, end + dt.timedelta(days=1))
+                names = [name for name in company.names if name.start < stop and name.stop > first]
+                found |= {company.ticker(as_of), *(name.ticker for name in names)}
+    return sorted(found)
 
 
 def member_days(

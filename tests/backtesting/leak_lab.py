@@ -29,7 +29,7 @@ from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.bars.calendar import session_grid
 from fintrader.config import validate
 from fintrader.envs import EnvSettings
-from fintrader.market import build, draft, reading
+from fintrader.market import build, reading
 from fintrader.market.settings import DataSettings
 from tests import ROOT
 from tests.factories import joined, make_market
@@ -316,12 +316,12 @@ def shown_before_it_was_known():
 
 
 def ranked_with_tomorrows_members():
-    honest = draft.cross_section
+    honest = build.cross_section
 
     def relative(values, member, *how):
         honest(values, np.concatenate([member[13:], member[-13:]]), *how)
 
-    draft.cross_section = relative
+    build.cross_section = relative
 
 
 def split_before_its_date():

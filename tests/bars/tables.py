@@ -1,14 +1,13 @@
 """Small tables of minute bars as a user would bring them, for the data tests."""
 
-import io
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from fintrader.bars.bars import Bars
+from fintrader.bars.sources.feed import Feed
 from fintrader.config import validate
-from fintrader.market.inspect import RawRows
 from fintrader.market.settings import DataSettings
 from tests import ROOT
 
@@ -111,10 +110,13 @@ def assert_same_market(one, other):
         np.testing.assert_array_equal(tensor.numpy(), getattr(other, name).numpy(), err_msg=name)
 
 
-def raw_rows(bars, announced=()):
-    """Bars as a report on their quality reads them: in two pieces."""
-    half = len(bars) // 2
-    pieces = [bars.take(slice(0, half)), bars.take(slice(half, None))]
-    rows = RawRows(pieces, io.BytesIO())
-    rows.actions = tuple(announced)
-    return rows
+class RawFeed(Feed):
+    """Bars in their order, each symbol's as a report on their quality reads them."""
+
+    def __init__(self, bars, announced=()):
+        self._bars = bars.take(np.argsort(bars.symbol, kind="stable")).by_symbol()
+        self.symbols = sorted(self._bars)
+        self.actions = tuple(announced)
+
+    def bars(self, symbol):
+        return self._bars[symbol]

@@ -13,11 +13,11 @@ from tests.bars.tables import (
     PRICES,
     REAL_2016,
     REAL_FOLDER,
+    RawFeed,
     as_bars,
     file_settings,
     merged,
     minute_table,
-    raw_rows,
     write_csv,
 )
 from tests.engines import partial_faults as engine
@@ -47,7 +47,7 @@ def found(market, table, folder, scale=1.0):
     path = write_csv(folder, days_of(market, scale), "days.csv")
     length = market.grid.bar_minutes
     settings = DataSettings(calendar=market.grid.calendar, bar_minutes=length, daily=str(path))
-    faults = examine(raw_rows(engine.as_bars(table)), settings).faults
+    faults = examine(RawFeed(engine.as_bars(table)), settings).faults
     wanted = ("misaligned", "unlike_daily", "price_spike")
     return [(fault.kind, fault.day) for fault in faults if fault.kind in wanted]
 
@@ -133,5 +133,5 @@ def test_real_minutes_agree_with_real_days():
     table = pd.read_parquet(REAL_2016)
     table["ts"] = table.ts.dt.tz_localize(None)
     daily = REAL_FOLDER / "daily_n100_20151001_20180215.parquet"
-    faults = examine(raw_rows(as_bars(table)), DataSettings(daily=str(daily))).faults
+    faults = examine(RawFeed(as_bars(table)), DataSettings(daily=str(daily))).faults
     assert not {fault.kind for fault in faults} & {"misaligned", "unlike_daily"}

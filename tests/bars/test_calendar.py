@@ -67,6 +67,21 @@ def test_a_session_that_opens_on_sunday_is_mondays():
         assert session_date(calendar, friday) == dt.date(2024, 3, 8)
 
 
+def test_nasdaq_nearly_around_the_clock():
+    """SR-NASDAQ-2025-109: from 21:00 of the evening before to 20:00; Thanksgiving week of 2026."""
+    grid = session_grid("23/5", dt.date(2026, 11, 23), dt.date(2026, 11, 30), 60)
+    assert [day.day for day in grid.dates.tolist()] == [23, 24, 25, 27, 30]
+    assert np.diff(grid.first_bar).tolist() == [23, 23, 23, 20, 23]
+    edges = grid.times[[0, 22, 23]].strftime("%d %H:%M").tolist()
+    assert edges == ["22 21:00", "23 19:00", "23 21:00"]
+    pause, night, holiday = (
+        pd.Timestamp(f"2026-11-{clock}", tz="America/New_York").value
+        for clock in ("24 20:30", "24 21:00", "25 22:00")
+    )
+    assert (grid.locate(np.array([pause, night, holiday])) >= 0).tolist() == [False, True, False]
+    assert session_date("23/5", night) == dt.date(2026, 11, 25)
+
+
 def test_a_lunch_break_has_no_minutes():
     grid = session_grid("XHKG", dt.date(2019, 7, 2), dt.date(2019, 7, 2))
     assert grid.num_bars == 330  # 09:30-12:00 and 13:00-16:00

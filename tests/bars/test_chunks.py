@@ -44,7 +44,7 @@ def test_the_order_of_a_file_does_not_change_the_market(tmp_path, order, monkeyp
         table = table.sort_values(["ts", "ticker"])
     elif order == "shuffled":
         table = table.sample(frac=1, random_state=0)
-    monkeypatch.setattr("fintrader.bars.sources.ingest._BUFFER_ROWS", 5_000)
+    monkeypatch.setattr("fintrader.bars.sources.feeds._BUFFER_ROWS", 5_000)
     monkeypatch.setattr("fintrader.bars.sources.bar_files.BATCH_ROWS", 2_000)
     table.to_parquet(tmp_path / "bars.parquet", index=False)
     built = MarketTensors.load(

@@ -21,7 +21,7 @@ from fintrader.errors import ConfigError, DataError
 from fintrader.market.inspect import examine
 from fintrader.market.settings import DataSettings
 from fintrader.storage.objects import ObjectStore
-from tests.bars.tables import COLUMNS, as_bars, minute_table, raw_rows
+from tests.bars.tables import COLUMNS, RawFeed, as_bars, minute_table
 
 DAY = pd.Timedelta("1D")
 FIRST = pd.Timestamp("2024-02-28", tz="UTC")
@@ -247,5 +247,5 @@ def test_whole_days_and_quality_around_the_clock():
     market = fintrader.load_market(table, calendar="24/7", features={"names": ["return_1"]})
     assert (market.num_bars, market.bar_minutes) == (40, 1440)
     np.testing.assert_array_equal(market.close[:, 0].numpy(), close.astype(np.float32))
-    report = examine(raw_rows(as_bars(minute_table())), DataSettings(calendar="24/7"))
+    report = examine(RawFeed(as_bars(minute_table())), DataSettings(calendar="24/7"))
     assert set(report.minutes) == {1440}

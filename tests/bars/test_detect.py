@@ -353,6 +353,7 @@ MARKETS = {
     "Frankfurt or Paris": ("XETR", SPRING, 90, 15, "Europe/Berlin", "assumed"),
     "currencies by a broker's clock": ("24/5", SPRING, 19, 60, "UTC", "assumed"),
     "New York or Toronto": ("XNAS", SPRING, 19, 1, None, "assumed"),
+    "NASDAQ by night": ("23/5", dt.date(2026, 1, 5), 19, 5, "America/New_York", SURE),
 }
 
 
@@ -364,7 +365,8 @@ MARKETS = {
         6,
         8,
         11,
-        14,
+        13,
+        15,
         every=[
             *((name, 0.0) for name in MARKETS),
             *((name, 0.6) for name in MARKETS if SURE in MARKETS[name]),

@@ -26,10 +26,10 @@ from tests.bars.tables import (
     PRICES,
     REAL_2016,
     REAL_2019,
+    RawFeed,
     as_bars,
     file_settings,
     merged,
-    raw_rows,
     write_actions,
     write_csv,
 )
@@ -212,7 +212,7 @@ FAULTS = {name: (*fault, DAY)[:3] for name, fault in _FAULTS.items()}
 
 
 def examined(table, *announced, **settings):
-    return examine(raw_rows(as_bars(table), announced), DataSettings(**settings), now=NOW)
+    return examine(RawFeed(as_bars(table), announced), DataSettings(**settings), now=NOW)
 
 
 @pytest.mark.parametrize("name", slow_but(*range(0, len(FAULTS), 3), every=FAULTS))
@@ -241,8 +241,8 @@ def test_clean_bars_raise_no_alarm(healthy):
 def test_false_alarms_stay_below_a_thousandth():
     wild = {"kind": "synthetic", "num_sessions": 60, "missing": 0.3, "volatility_bps": 15}
     settings = validate(DataSettings, {"source": wild}, "test")
-    bars, _ = read_source(settings)
-    report = examine(raw_rows(bars), settings)
+    bars = read_source(settings)
+    report = examine(RawFeed(bars), settings)
     alarms = sum(fault.count for fault in report.faults)
     assert len(bars) > 150_000
     assert alarms < 1e-3 * len(bars), report.kinds

@@ -12,7 +12,7 @@ from fintrader.market.inspect import examine
 from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
 from tests import ROOT
-from tests.bars.tables import REAL_2019, WINDOWS, as_bars, raw_rows
+from tests.bars.tables import REAL_2019, WINDOWS, RawFeed, as_bars
 from tests.engines import partial_faults as engine
 from tests.engines.partial_faults import (
     FAULTS,
@@ -113,7 +113,7 @@ def test_dividends_that_are_in_the_prices_already_are_named(clean):
             one.loc[one.ts >= first[day], engine.PRICES] *= 1 - paid / close
         one[engine.PRICES] = one[engine.PRICES].round(2)
     for table, kinds in ((bars, {"paid_twice": 1}), (engine.as_bars(adjusted), {})):
-        assert examine(raw_rows(table, actions), DataSettings(calendar="XNAS")).kinds == kinds
+        assert examine(RawFeed(table, actions), DataSettings(calendar="XNAS")).kinds == kinds
 
 
 @pytest.mark.slow
@@ -129,6 +129,6 @@ def test_early_bars_of_real_days_are_found():
     )
     moved = table.assign(ts=table.ts.where(~hit, table.ts - pd.Timedelta("1min")))
     for bars, symbols in ((table, set()), (moved, {"V"})):
-        faults = examine(raw_rows(as_bars(bars)), DataSettings()).faults
+        faults = examine(RawFeed(as_bars(bars)), DataSettings()).faults
         found = {fault.symbol for fault in faults if fault.kind in ("misaligned", "shifted_day")}
         assert found == symbols

@@ -12,7 +12,7 @@ from fintrader.errors import BarError
 from fintrader.market.inspect import examine
 from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
-from tests.bars.tables import PRICES, WINDOWS, as_bars, raw_rows
+from tests.bars.tables import PRICES, WINDOWS, RawFeed, as_bars
 from tests.quick import slow_but
 
 DATES = pd.bdate_range("2016-01-04", "2019-12-31")
@@ -50,7 +50,7 @@ def make_days(seed, *, tick=0.01, volatility=0.015, nights=0.5, names=1, price=6
 def find(table, calendar="24/5", minutes=1440):
     """Count by kind the faults that stop a build, and those that are named."""
     settings = DataSettings(calendar=calendar, bar_minutes=minutes)
-    counts = Counter(fault.kind for fault in examine(raw_rows(as_bars(table)), settings).faults)
+    counts = Counter(fault.kind for fault in examine(RawFeed(as_bars(table)), settings).faults)
     return tuple(
         {kind: counts[kind] for kind in kinds if kind in counts} for kinds in (STOPPING, DOUBTFUL)
     )

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 
 from fintrader.bars.calendar import timezone_of
-from fintrader.bars.detect import detect
-from fintrader.bars.folder import choose_kind
+from fintrader.bars.detect import choose_kind, detect
 from fintrader.bars.sources.listing import list_files
 from fintrader.errors import BarError
 from fintrader.market.build import make_market

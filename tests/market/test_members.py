@@ -15,7 +15,7 @@ import pytest
 
 from fintrader.bars.companies import NEVER, index_companies, index_digest
 from fintrader.errors import DataError
-from fintrader.market.universe import index_membership, index_tickers
+from fintrader.market.universe import index_tickers
 from tests.bars.tables import REAL_FOLDER
 from tests.quick import slow_but
 
@@ -201,36 +201,41 @@ def test_no_day_has_too_few_or_too_many_members_and_no_letters_two_owners():
     ],
 )
 def test_a_ticker_is_a_member_while_its_company_is(ticker, spans):
-    found = index_membership("nasdaq100").get(ticker)
     expected = spans and [
         (dt.date.fromisoformat(a), b and dt.date.fromisoformat(b)) for a, b in spans
     ]
-    assert found == expected
+    assert tickers_of_members("nasdaq100").get(ticker) == expected
+
+
+def tickers_of_members(index):
+    """Ticker -> intervals in which a member traded under it."""
+    found = {}
+    for company in index_companies(index):
+        for (first, stop), name in itertools.product(company.member, company.names):
+            since, until = max(name.start, first), min(name.stop, stop or dt.date.max)
+            if since < until:
+                end = None if until == dt.date.max else until
+                found.setdefault(name.ticker, []).append((since, end))
+    return {ticker: sorted(spans, key=lambda span: span[0]) for ticker, spans in found.items()}
 
 
 def test_by_the_tickers_of_one_day_the_same_members_have_other_names():
-    now = index_membership("nasdaq100", dt.date(2023, 1, 3))
-    assert now["WTW"] == [(dt.date(2018, 12, 24), dt.date(2020, 4, 30))]
-    assert now["META"] == [(dt.date(2012, 12, 12), None)]
-    assert "FB" not in now
-    assert "FB" in index_membership("nasdaq100", dt.date(2021, 8, 2))
-    asked = index_tickers(
-        "nasdaq100", dt.date(2016, 1, 4), dt.date(2022, 7, 1), dt.date(2026, 1, 2)
-    )
-    assert {
-        "FB",
-        "META",
-        "PCLN",
-        "BKNG",
-        "SYMC",
-        "NLOK",
-        "GEN",
-        "WLTW",
-        "WTW",
-        "CTRP",
-        "TCOM",
-    } <= set(asked)
-    assert not {"BRCM", "KFT", "HANS"} & set(asked)
+    members = {one.ticker(dt.date(2023, 1, 3)): one.member for one in index_companies("nasdaq100")}
+    assert members["WTW"] == ((dt.date(2018, 12, 24), dt.date(2020, 4, 30)),)
+    assert members["META"] == ((dt.date(2012, 12, 12), None),)
+    assert "FB" not in members
+    assert "FB" in {one.ticker(dt.date(2021, 8, 2)) for one in index_companies("nasdaq100")}
+    first, last, as_of = dt.date(2016, 1, 4), dt.date(2022, 7, 1), dt.date(2026, 1, 2)
+    asked = set(index_tickers("nasdaq100", first, last, as_of))
+    traded = {
+        ticker
+        for ticker, spans in tickers_of_members("nasdaq100").items()
+        if any(start <= last and (stop is None or stop > first) for start, stop in spans)
+    }
+    assert traded < asked
+    assert {"FB", "PCLN", "BKNG", "SYMC", "NLOK", "WLTW", "CTRP", "TCOM"} <= traded
+    assert {"META", "GEN", "WTW"} <= asked
+    assert not {"BRCM", "KFT", "HANS"} & asked
 
 
 @pytest.mark.parametrize("index", ["sp500", "dow30"])
@@ -247,6 +252,7 @@ def test_other_indices_come_with_what_is_known_of_their_tickers():
     members = {one.key: one for one in index_companies("sp500")}
     assert members["META"].ticker(dt.date(2020, 1, 2)) == "FB"
     assert [name.ticker for name in members["CPRI"].names] == ["KORS", "CPRI"]
-    assert index_membership("sp500")["WLTW"] == [(dt.date(2016, 1, 5), dt.date(2022, 1, 10))]
-    assert "WTW" in index_membership("sp500")
+    traded = tickers_of_members("sp500")
+    assert traded["WLTW"] == [(dt.date(2016, 1, 5), dt.date(2022, 1, 10))]
+    assert "WTW" in traded
     assert len({index_digest(name) for name in ("nasdaq100", "sp500", "dow30")}) == 3

@@ -1,6 +1,6 @@
 """Faults of bars: their kinds, and detectors that find them without changing anything."""
 
-from fintrader.bars.checks.find import find_faults
+from fintrader.bars.checks.gates import find_faults
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
 from fintrader.results.market_description import Fault
 

@@ -1,4 +1,5 @@
-"""Rows that cannot be bars, and rows where the exchange is closed."""
+"""Rows that cannot be bars, rows where the exchange is closed, and prices and volumes that reach far,
+stand still or do not fit each other within a day."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.kinds import group_by_day
+from fintrader.bars.checks.kinds import group_by_day, runs
 from fintrader.results.market_description import Fault
 
 
@@ -60,13 +61,20 @@ def find_broken_ranges(bars: Bars, days: Array) -> Iterator[Fault]:
     crossed = mask_crossed(bars)
     if crossed.mean() > 0.01:
         yield from group_by_day("crossed_range", bars, crossed, days)
-    for kind, price in (("open_outside_range", bars.open), ("close_outside_range", bars.close)):
-        outside = ~crossed & ((price > bars.high * 1.0001) | (price < bars.low * 0.9999))
+    for role in ("open", "close"):
+        outside = ~crossed & mask_outside(bars, role)
         share = float(outside.mean())
         if share > 0.01:
             first = str(days[outside.argmax()])
             detail = f"in {share:.1%} of the rows"
+            kind = f"{role}_outside_range"
             yield Fault(kind, bars.symbols[0], first, int(outside.sum()), detail)
+
+
+def mask_outside(bars: Bars, role: str) -> Array:
+    """`[R]` bool: rows whose `open` or `close` lies outside low and high by more than rounding."""
+    price = getattr(bars, role)
+    return np.asarray((price > bars.high * 1.0001) | (price < bars.low * 0.9999))
 
 
 def find_placement_faults(bars: Bars, grid: SessionGrid, days: Array) -> Iterator[Fault]:
@@ -89,3 +97,35 @@ def mask_valid_rows(bars: Bars, now: float | None) -> Array:
 
 def _future(bars: Bars, now: float | None) -> Array:
     return np.asarray(bars.ts > np.int64((time.time() if now is None else now) * 1e9))
+
+
+def find_price_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
+    """Find odd prices and volumes in valid bars sorted by symbol and time, each inside a bar of the
+    grid."""
+    for one in bars.by_symbol().values():
+        if len(one) >= 2:
+            session = grid.session[grid.locate(one.ts)]
+            yield from _check_symbol(one, session, grid.dates[session])
+
+
+def _check_symbol(bars: Bars, session: Array, dates: Array) -> Iterator[Fault]:
+    """Find one symbol's faults; `session` and `dates` `[R]` are those of its rows."""
+    open_, high, low, close = (getattr(bars, column) for column in PRICES)
+    volume = bars.volume
+    top = np.maximum(open_, close)
+    bottom = np.minimum(open_, close)
+    reach = np.maximum(high / top - 1, 1 - low / bottom)
+    same = np.diff(session, prepend=-1) == 0
+    for values in (open_, high, low, close, volume):
+        same[1:] &= np.diff(values) == 0
+    stale = np.zeros(len(close), dtype=bool)
+    for start, stop in runs(same):
+        stale[start:stop] = stop - start >= 9  # ten bars alike
+    found = {
+        "wick": reach > max(0.1, 50 * float(np.median(high / low - 1))),
+        "zero_volume": (volume == 0) & (high > low),
+        "volume_outlier": volume > 20_000 * max(float(np.median(volume)), 1.0),
+        "stale_run": stale,
+    }
+    for kind, mask in found.items():
+        yield from group_by_day(kind, bars, mask, dates)

@@ -157,12 +157,9 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
     found += _find_repeated(days)
     found += _find_excursions(bars, days) if len(bars) > 1 else []
     if length > 0:
-        found += _find_reversed(bars, days)
-        found += _find_frozen(bars, days)
         found += _find_spread_out(bars, days, grid)
-        found += _find_last_jump(bars, days)
-        found += _find_middles(bars, days)
-        found += _find_adjusted(bars, days)
+        for find in (_find_reversed, _find_frozen, _find_last_jump, _find_middles, _find_adjusted):
+            found += find(bars, days)
     return days, found
 
 

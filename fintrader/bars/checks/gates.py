@@ -1,7 +1,9 @@
 """The gate of a build: bars that no market can have made stop it, unless `data.waive` names them.
 
 It checks each symbol while the build reads it, keeps a summary of the symbol's days and a byte for
-each of its returns, and judges when all are read.
+each of its returns, and judges when all are read. `find_faults` lists all faults, also those that
+stop nothing, for the report on the bars' quality. It reports a price that jumps and comes back; no
+build drops it: that would take the next bar.
 """
 
 from __future__ import annotations
@@ -10,16 +12,23 @@ import contextlib
 import datetime as dt
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fintrader.bars.bars import Bars
+from fintrader.bars.bars import Array, Bars
 from fintrader.bars.calendar import SessionGrid, exchange_days
 from fintrader.bars.checks.against_daily import compare_with_daily
 from fintrader.bars.checks.alignment import find_misaligned, find_missing_edges
-from fintrader.bars.checks.bad_rows import find_broken_ranges
+from fintrader.bars.checks.bad_rows import (
+    find_broken_ranges,
+    find_placement_faults,
+    find_price_faults,
+    find_row_faults,
+    mask_valid_rows,
+)
+from fintrader.bars.checks.coverage import find_coverage_faults
 from fintrader.bars.checks.days import Days, check_days
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
 from fintrader.bars.checks.nights import compare_days
@@ -202,3 +211,39 @@ def _explain_refusal(faults: Sequence[Fault]) -> str:
         f" Correct the bars{action if has_split else ''}, or let them pass: data.waive:"
         f" [{', '.join(suggest_waivers(faults))}]"
     )
+
+
+def find_faults(
+    parts: Iterable[Bars],
+    grid: SessionGrid,
+    *,
+    actions: Sequence[Action] = (),
+    daily: Mapping[str, Bars] | None = None,
+    now: float | None = None,
+) -> list[Fault]:
+    """Find all faults of raw bars, sorted by kind, symbol and day; the bars stay as they are.
+
+    parts: those of one symbol each, in the order of their files; grid: spans the bars and has their bar length; actions: known splits and dividends; daily: daily
+    bars of another source by symbol; now: seconds since 1970, for tests.
+    """
+    found: list[Fault] = []
+    traded: dict[str, Array] = {}
+    gate = Gate(grid, (), actions, daily=daily)
+    for raw in parts:
+        found += find_row_faults(raw, exchange_days(grid.calendar, raw.ts), now)
+        bars = raw.take(mask_valid_rows(raw, now)).sorted()
+        bars = bars.take(~bars.repeats())
+        gate.see(bars)
+        found += find_placement_faults(bars, grid, exchange_days(grid.calendar, bars.ts))
+        at = grid.locate(bars.ts)
+        found += find_price_faults(bars.take(at >= 0), grid)
+        traded[bars.symbols[0]] = mask = np.zeros(grid.num_bars, dtype=bool)
+        mask[at[at >= 0]] = True
+    gate_faults = gate.faults([*traded])
+    shifted = {(fault.symbol, fault.day) for fault in gate_faults if fault.kind == "shifted_day"}
+    found = [
+        fault
+        for fault in found
+        if fault.kind != "outside_session" or (fault.symbol, fault.day) not in shifted
+    ]
+    return sorted([*found, *gate_faults, *find_coverage_faults(traded, grid)])

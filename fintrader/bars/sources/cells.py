@@ -161,10 +161,10 @@ def table_bars(
         tickers = (symbol.upper() if settings.uppercase else symbol,)
     days = _date_text(column(names["date"])) if "date" in names else date
     ts = _times(column(names["ts"]), days, settings)
-    numbers = {name: Column(table[name], name, origin, rows) for name in settings.extra}
     parts = split_sum(names.get("volume"), table.column_names)
-    numbers |= {name: Column(table[names[name]], names[name], origin, rows) for name in PRICES}
-    numbers |= {f"volume {part}": Column(table[part], part, origin, rows) for part in parts}
+    numeric = {name: name for name in settings.extra} | {name: names[name] for name in PRICES}
+    numeric |= {f"volume {part}": part for part in parts}
+    numbers = {role: Column(table[name], name, origin, rows) for role, name in numeric.items()}
     values: dict[str, Any] = _read_numbers(numbers, settings)
     if parts:
         values["volume"] = np.sum([values.pop(f"volume {part}") for part in parts], axis=0)

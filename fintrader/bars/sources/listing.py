@@ -186,10 +186,6 @@ class BarFile:
         is_plain = self.member is None and self.path.lower().endswith(".csv")
         return is_plain and not is_url(self.path)
 
-    def sha256(self) -> str:
-        """SHA-256 of its content, in hex."""
-        return self.digest()[0]
-
     def digest(self, prefix: int = 0) -> tuple[str, int, str | None]:
         """SHA-256 of its content, how many bytes that is, and the SHA-256 of the first `prefix` of
         them.

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -93,51 +94,50 @@ def _json(stream: Any) -> _Table:
     except json.JSONDecodeError:  # one for each line?
         content = [json.loads(line) for line in text.splitlines() if line.strip()]
     try:
-        rows = _rows(content)
-    except TypeError:  # a number, say, in a table's place
+        table = _to_frame(content)
+    except (AttributeError, TypeError):  # a number, say, in a table's place
         raise TableError(_NO_TABLE) from None
-    if rows and all(isinstance(row, dict) for row in rows):
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        return _build(names, ([row.get(name) for row in rows] for name in names))
-    if not all(isinstance(row, list) for row in rows):
-        raise TableError(_NO_TABLE)
-    columns = list(zip(*rows, strict=True))
-    return _build([str(number) for number in range(len(columns))], columns)
+    cells = table.where(table.notna(), None)
+    return _build([str(name) for name in cells], (cells[name].tolist() for name in cells))
 
 
-def _rows(content: Any) -> list[Any]:
-    """The rows of JSON, each an object (name -> cell) or a list of cells.
+def _to_frame(content: Any) -> pd.DataFrame:
+    """The table of JSON, of objects whose columns have numbers where they have no names.
 
-    They are a list; or stand below a key like `bars`, or below each symbol; or are columns, as
-    lists or as pandas' `to_json` writes them (`orient` columns, index, split). Raises TableError
-    for anything else.
+    Its rows, objects (name -> cell) or lists of cells, are a list; or stand below a key like
+    `bars`, or below each symbol; or it consists of columns, as lists or as pandas' `to_json` writes
+    them (`orient` columns, index, split). Raises TableError for anything else.
     """
     if isinstance(content, list):
-        return content
-    if not isinstance(content, dict):
-        raise TableError(_NO_TABLE)
+        kinds = {*map(type, content)}
+        if not kinds <= {dict} and not kinds <= {list}:
+            raise TableError(_NO_TABLE)
+        if kinds == {list} and len({*map(len, content)}) > 1:
+            raise ValueError("its rows have several lengths")
+        return pd.DataFrame(content, dtype=object)
     nested = {key: value for key, value in content.items() if isinstance(value, list | dict)}
     if not nested:
-        return [content]
-    frame = _frame_rows(nested)
+        return pd.DataFrame([content], dtype=object)
+    frame = _frame_of_columns(nested)
     if frame is not None:
         return _add_symbol(_find_symbol(content), frame)
     symbol = next(filter(None, map(_find_symbol, (content, *nested.values()))), None)
     tables = {key: value for key, value in nested.items() if not _is_flat(value)}
     for key, value in tables.items():
         if key.lower() in _WRAPPERS:
-            return _add_symbol(symbol, _rows(value))
+            return _add_symbol(symbol, _to_frame(value))
     if not tables:
         raise TableError(_NO_TABLE)
-    return [row for key, value in tables.items() for row in _add_symbol(key, _rows(value))]
+    parts = [_add_symbol(key, _to_frame(value)) for key, value in tables.items()]
+    return pd.concat(parts, ignore_index=True)
 
 
-def _frame_rows(nested: Mapping[str, Any]) -> list[Any] | None:
-    """The rows of columns, or of rows by label; None for anything else."""
-    first = next(iter(nested.values()))
+def _frame_of_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
+    """The table of columns, or of rows by label; None for anything else."""
     if {"columns", "data"} <= nested.keys():
-        split = [dict(zip(nested["columns"], row, strict=True)) for row in nested["data"]]
-        return _add_index(nested.get("index", ()), split)
+        return _add_index(
+            pd.DataFrame(nested["data"], nested.get("index"), nested["columns"], dtype=object)
+        )
     # tickers are called like columns, too (C, H, L, O): their values are no cells
     if not all(map(_is_flat, nested.values())) or len({*map(type, nested.values())}) > 1:
         return None
@@ -145,15 +145,12 @@ def _frame_rows(nested: Mapping[str, Any]) -> list[Any] | None:
         label: row for label, row in nested.items() if isinstance(row, dict) and _is_header(row)
     }
     if 2 * len(rows) > len(nested):  # the others are metadata
-        return _add_index(rows, rows.values())
+        return _add_index(pd.DataFrame([*rows.values()], [*rows], dtype=object))
     if not _is_header(nested):
         return None
-    columns = (value.values() if isinstance(value, dict) else value for value in nested.values())
-    cells = [*columns]
-    if len({*map(len, cells)}) > 1:
+    if len({*map(len, nested.values())}) > 1:
         raise TableError("its columns have several lengths; make them alike, or save it as CSV")
-    whole = [dict(zip(nested, row, strict=True)) for row in zip(*cells, strict=True)]
-    return _add_index(first if isinstance(first, dict) else (), whole)
+    return _add_index(pd.DataFrame(nested, dtype=object))
 
 
 def _is_flat(value: Any) -> bool:
@@ -171,18 +168,20 @@ def _find_symbol(value: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _add_symbol(symbol: str | None, rows: list[Any]) -> list[Any]:
-    if symbol is None:
-        return rows
-    return [{"symbol": symbol, **row} if isinstance(row, dict) else [symbol, *row] for row in rows]
+def _add_symbol(symbol: str | None, table: pd.DataFrame) -> pd.DataFrame:
+    is_named = not isinstance(table.columns, pd.RangeIndex)
+    if symbol is None or "symbol" in table:
+        return table
+    table.insert(0, "symbol", symbol)
+    return table if is_named else table.set_axis(range(table.shape[1]), axis=1)
 
 
-def _add_index(labels: Iterable[Any], rows: Iterable[Any]) -> list[Any]:
-    """Rows with their labels as a column, unless those are numbers of rows."""
-    named = list(map(str, labels))
-    if named == list(map(str, range(len(named)))):
-        return list(rows)
-    return [{INDEX: label, **row} for label, row in zip(named, rows, strict=True)]
+def _add_index(table: pd.DataFrame) -> pd.DataFrame:
+    """Make a column of the rows' labels, unless those are the rows' numbers."""
+    labels = list(map(str, table.index))
+    if labels != list(map(str, range(len(labels)))):
+        table.insert(0, INDEX, labels)
+    return table
 
 
 def _excel(stream: Any) -> _Table:

@@ -278,7 +278,12 @@ class VendorFeed(Feed):
 
     def _warn_of_silence(self) -> None:
         """Warn of sessions without bars, once for all tickers."""
-        named = [f"{name} on {_name_days(days)}" for name, days in self._silent.items()]
+        named = [
+            f"{name} on {days[0]}"
+            if len(days) == 1
+            else f"{name} on {len(days)} sessions from {days[0]} to {days[-1]}"
+            for name, days in self._silent.items()
+        ]
         if named:
             log.warning("%s has no bars of %s", self.vendor.name, shorten_list(named))
         self._silent.clear()
@@ -567,7 +572,3 @@ class VendorFeed(Feed):
             problem = str(error).partition("; correct")[0]
             raise BarError(f"{problem}; try again later, or leave the ticker out") from None
         return bars
-
-
-def _name_days(days: Sequence[dt.date]) -> str:
-    return f"{days[0]}" if len(days) == 1 else f"{len(days)} sessions from {days[0]} to {days[-1]}"
