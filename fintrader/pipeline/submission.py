@@ -22,6 +22,7 @@ from fintrader.config import Settings, dump_yaml, is_url, list_shipped_configs
 from fintrader.errors import ConfigError, install_command
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.inputs import named_files
+from fintrader.yaml_text import parse_yaml
 
 JOB_PORT = 8265
 """Port of Ray's job server, which `ray://HOST` stands for."""
@@ -151,7 +152,8 @@ def build_manifests(config: RunConfig, name: str, image: str) -> tuple[Any, Any]
     """Build the ConfigMap of the configuration and its Job, by the shipped manifest of a run on one
     machine."""
     template = list_shipped_configs()["quickstart"].parent / "kubernetes" / "job" / "job.yaml"
-    job: Any = next(yaml.safe_load_all(template.read_text(encoding="utf-8")))
+    first, _, _ = template.read_text(encoding="utf-8").partition("\n---\n")
+    job: Any = parse_yaml(first, template.name)
     job["metadata"]["name"] = name
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
