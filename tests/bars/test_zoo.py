@@ -1004,7 +1004,7 @@ def test_days_of_worked_saturdays_count_on_a_calendar_of_all_days(tmp_path):
     found, stamps = build_alone(frame, tmp_path / "ABCD.csv", tmp_path)
     noted = {one.setting: one for one in found.findings}
     assert (noted["calendar"].value, noted["calendar"].sure) == ("24/7", "assumed")
-    assert "lie outside of 24/5" in noted["calendar"].why
+    assert "24/5 fits worse: 2.3% lie outside" in noted["calendar"].why
     assert list(stamps.tz_localize(None)) == list(days)
 
 
