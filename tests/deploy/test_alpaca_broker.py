@@ -5,7 +5,6 @@ import datetime as dt
 import logging
 import socket
 import sys
-import traceback
 from dataclasses import replace
 
 import pytest
@@ -16,6 +15,7 @@ from fintrader.deploy.broker import Order
 from fintrader.deploy.journal import Journal
 from fintrader.errors import BrokerError, BrokerUnsureError, DataError, DeployError, OrderTakenError
 from tests.engines.alpaca_loopback import KEY, REFUSALS, SECRET, TRANSIENT, LoopbackAlpaca
+from tests.engines.broker_words import collect_words
 from tests.engines.order_driver import OPENED, trade
 
 pytest.importorskip("alpaca", reason="alpaca-py is not installed")
@@ -534,12 +534,6 @@ def test_a_blocked_account_says_why(server, broker):
     assert broker.account().blocked == "trading_blocked"
 
 
-def chain(error):
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def test_no_key_is_written_anywhere(server, tmp_path, caplog):
     """Whatever the server sends back, and it sends back the keys."""
     caplog.set_level(logging.DEBUG)
@@ -555,14 +549,7 @@ def test_no_key_is_written_anywhere(server, tmp_path, caplog):
         broker.account,
         broker.time,
     )
-    for fault in (*TRANSIENT, *REFUSALS):
-        for call in calls:
-            server.faults = {len(server.seen) + 1: fault}
-            try:
-                said.append(repr(call()))
-            except DeployError as error:
-                said += traceback.format_exception(error)
-                said += [repr(one) + str(vars(one)) + str(one.args) for one in chain(error)]
+    said += collect_words(server, calls, (*TRANSIENT, *REFUSALS))
     server.faults = {
         number: REFUSALS[number % 5] for number in range(len(server.seen) + 3, 2000, 7)
     }

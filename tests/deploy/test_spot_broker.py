@@ -4,7 +4,6 @@ becomes, what is sent again and what never."""
 import logging
 import re
 import sys
-import traceback
 from decimal import Decimal
 from typing import get_args
 
@@ -30,6 +29,7 @@ from fintrader.errors import (
 )
 from tests.engines.alpaca_loopback import TRANSIENT
 from tests.engines.binance_loopback import KEY, SECRET, LoopbackBinance
+from tests.engines.broker_words import collect_words
 from tests.engines.order_driver import OPENED
 
 PAIRS = ("BTC/USDT", "ETH/USDT")
@@ -527,12 +527,6 @@ def test_a_redirect_takes_no_key_along(server, broker):
         assert elsewhere.seen == []
 
 
-def chain(error):
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def test_no_key_is_written_anywhere(server, tmp_path, caplog):
     """Whatever the server sends back, and it sends back the keys."""
     caplog.set_level(logging.DEBUG)
@@ -552,15 +546,8 @@ def test_no_key_is_written_anywhere(server, tmp_path, caplog):
         lambda: broker.activities(OPENED),
     )
     broker._client.milliseconds = lambda: int(server.clock() * 1000)
-    for fault in (None, *TRANSIENT, "400", "401", "403", "404", "418", "422"):
-        for call in calls:
-            server.faults = {len(server.seen) + 1: fault} if fault else {}
-            try:
-                said.append(repr(call()))
-            except DeployError as error:
-                said += traceback.format_exception(error)
-                said += [repr(one) + str(vars(one)) + str(one.args) for one in chain(error)]
-    server.faults = {}
+    refusals = ("400", "401", "403", "404", "418", "422")
+    said += collect_words(server, calls, (None, *TRANSIENT, *refusals))
     with Journal(tmp_path / "journal.sqlite") as journal:
         carry_out(broker, journal, seconds=30)
     said += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*")]
