@@ -141,7 +141,7 @@ def measure_cpu() -> float:
 
 
 def measure_rllib(python: str, config: RunConfig, seconds: float) -> dict[str, Any]:
-    """RLlib's PPO in its own interpreter, with so many CPU seconds."""
+    """Train RLlib's PPO in its own interpreter for `seconds` of CPU."""
     market = Manifest.load(RunFolder.named(config.name, config.runs_dir).manifest).values["market"]
     asked = {
         "market": str(market),

@@ -65,7 +65,7 @@ def store(path: Path, page: Page) -> None:
 
 
 def clean(notebook: Any, page: Page, folder: str) -> None:
-    """Make a PNG of each chart, drop what varies between runs, and put the first on top."""
+    """Make a PNG of each chart, drop parts that vary between runs, and put the first on top."""
     first = ""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)

@@ -5,7 +5,7 @@ returns are cut into equal parts; the score is
 
     mean over parts of metric(part)  -  standard error of this mean
 
-so that a pod ranks by the lower bound of what its parts say. The score of one part has no error.
+so that a pod ranks by a lower bound. The score of one part has no error.
 
 In a classic environment the score is the mean undiscounted return of the validation episodes.
 

@@ -84,8 +84,8 @@ def ask_options(paths: list[Path]) -> JudgeOptions | None:
 
 
 def judge_file(path: Path, options: JudgeOptions) -> tuple[BacktestView, Hashable]:
-    """Judge a file and count the look; return the result, and what identifies it. Raises
-    ReturnsError, LedgerError."""
+    """Judge a file and count the look; return the result and its identity. Raises ReturnsError,
+    LedgerError."""
     given = options.model_dump(exclude_defaults=True)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     command = shlex.join(["fintrader", "judge", path.name, *words])
