@@ -159,9 +159,9 @@ class TournamentSettings(Settings):
     leaderboard_size: Count = 16
     """Rows of the leaderboard, hence the number of possible parents."""
     fresh: Fraction = 1.0
-    """Share of pods that start from scratch once parents exist. 1: a race of seeds, which on one
-    machine does as well as anything else here (docs/results.md); below 1 pods descend from each
-    other, e.g. 0.25 with a `search`."""
+    """Share of pods that start from scratch once parents exist. 1: a race of seeds, than
+    which nothing was found better (docs/results.md); below 1 pods descend from each other, e.g.
+    0.25 with a `search`."""
     founders: Count = 2
     """Results on the leaderboard before a pod becomes a parent."""
     temperature: PositiveFloat = 1.0
