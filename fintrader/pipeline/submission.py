@@ -6,12 +6,15 @@ there. Bars and results must be where the job reaches them.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -27,6 +30,8 @@ from fintrader.yaml_text import parse_yaml
 JOB_PORT = 8265
 """Port of Ray's job server, which `ray://HOST` stands for."""
 NAMESPACE = "fintrader"
+KUBECTL_SECONDS = 30
+"""Patience with a cluster that does not answer."""
 _FILE = "run.yaml"
 _MOUNT = "/config"
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")
@@ -48,14 +53,34 @@ def submit(config: RunConfig, options: SubmitOptions) -> str:
     if options.to is None:
         raise ConfigError("`fintrader submit` needs --to: ray://HOST, or kubernetes")
     to_ray = is_url(options.to)
-    if not to_ray and options.to != "kubernetes":
+    if to_ray:
+        _check_address(options.to)
+    elif options.to != "kubernetes":
         raise ConfigError(f"--to {options.to}: expected ray://HOST, http://HOST:PORT or kubernetes")
+    elif config.launcher.kind == "ray":
+        raise ConfigError(
+            "--to kubernetes starts a job of one machine; leave launcher.kind: ray out, or submit to"
+            " the Ray cluster: --to ray://HOST"
+        )
     problems = list(_find_unreachable(config, to_ray))
     if problems:
         raise ConfigError("; ".join(problems))
     if to_ray:
         return _submit_to_ray(config, options.to)
     return _submit_to_kubernetes(config, options.image)
+
+
+def _check_address(address: str) -> None:
+    """Raise ConfigError for an address that is no job server's, or holds a secret: it is printed,
+    and stands in the shell's history."""
+    parts = urlsplit(address)
+    if "@" in parts.netloc or parts.query:
+        raise ConfigError(
+            f"--to {parts.scheme}://…: the address holds more than a host and a port; give Ray's"
+            " client its credentials in RAY_JOB_HEADERS"
+        )
+    if parts.scheme not in ("ray", "http", "https") or not parts.hostname:
+        raise ConfigError(f"--to {address}: expected ray://HOST or http://HOST:PORT")
 
 
 def _find_unreachable(config: RunConfig, to_ray: bool) -> Iterator[str]:
@@ -91,13 +116,14 @@ def _submit_to_ray(config: RunConfig, address: str) -> str:
     with tempfile.TemporaryDirectory(prefix="submit-") as folder:
         (Path(folder) / _FILE).write_text(dump_yaml(config), encoding="utf-8")
         try:
-            job = JobSubmissionClient(address).submit_job(
+            headers = json.loads(os.environ.get("RAY_JOB_HEADERS", "{}"))
+            job = JobSubmissionClient(address, headers=headers).submit_job(
                 entrypoint=command,
                 # A run may be submitted again, to go on; its lease keeps two apart.
                 submission_id=f"{config.name}-{time.time_ns() // 10**6}",
                 runtime_env={"working_dir": folder},
             )
-        except (ConnectionError, RuntimeError) as error:
+        except (ConnectionError, RuntimeError, JSONDecodeError) as error:
             text = str(error).strip().splitlines()[0]
             raise ConfigError(
                 f"--to {address}: the job server does not take the job: {text}"
@@ -123,7 +149,7 @@ def _submit_to_kubernetes(config: RunConfig, image: str) -> str:
         )
     manifests = build_manifests(config, name, image)
     done = subprocess.run(
-        ["kubectl", "-n", NAMESPACE, "apply", "-f", "-"],
+        ["kubectl", "-n", NAMESPACE, f"--request-timeout={KUBECTL_SECONDS}s", "apply", "-f", "-"],
         input=yaml.safe_dump_all(manifests, sort_keys=False),
         capture_output=True,
         text=True,

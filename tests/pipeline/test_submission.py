@@ -100,6 +100,11 @@ def test_a_server_that_does_not_answer_is_named():
     [
         ([], "needs --to"),
         (["--to", "somewhere"], "expected ray://HOST"),
+        (["--to", "https://me:canary@head"], "--to https://…: the address holds more than a host"),
+        (["--to", "ray://head?token=canary"], "--to ray://…: the address holds more than a host"),
+        (["--to", "s3://bucket/runs"], "expected ray://HOST or http://HOST:PORT"),
+        (["--to", "ray://"], "expected ray://HOST"),
+        (["--to", "kubernetes", "--launcher.kind", "ray"], "leave launcher.kind: ray out"),
         (["--to", "ray://head"], "runs_dir: a folder of the job's own would be lost"),
         (["--to", "kubernetes", "--from", "runs/old"], "from_run: runs/old lies on this machine"),
     ],
@@ -108,7 +113,9 @@ def test_what_cannot_run_there_is_refused_here(words, message, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["submit", "quickstart", *words])
     assert stop.value.code == 2
-    assert message in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "canary" not in shown
 
 
 def test_bars_of_this_machine_are_refused(tmp_path, capsys, monkeypatch):
@@ -140,7 +147,7 @@ def test_kubernetes_gets_a_job_with_its_configuration(kubectl, capsys):
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is missing")
     words = ["--to", "kubernetes", "--image", "registry.example.com/fintrader:1", "--name", "far"]
     main(["submit", "quickstart", *words, "--tournament.pods", "3"])
-    assert (kubectl / "words").read_text() == "-n fintrader apply -f -"
+    assert (kubectl / "words").read_text() == "-n fintrader --request-timeout=30s apply -f -"
     settings, job = yaml.safe_load_all((kubectl / "got.yaml").read_text())
     for manifest in (settings, job):
         validator.validate(manifest, "1.30", strict=True)

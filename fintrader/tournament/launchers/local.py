@@ -63,6 +63,15 @@ class Slot:
     """`CUDA_VISIBLE_DEVICES` of the process."""
 
 
+@dataclass
+class _PodAtWork:
+    """A pod that a worker trains or scores, or that waits for an evaluator."""
+
+    task: PodTask
+    future: Future[PodResult]
+    progress: PodProgress
+
+
 @dataclass(eq=False)
 class _Worker:
     """One child process, kept between pods so that the imports are paid once."""
@@ -72,10 +81,8 @@ class _Worker:
     process: subprocess.Popen[str]
     log: Path
     is_evaluator: bool = False
-    task: PodTask | None = None
-    future: Future[PodResult] | None = None
+    work: _PodAtWork | None = None
     last_message: float = field(default_factory=time.monotonic)
-    progress: PodProgress = field(default_factory=PodProgress)
     lost_by: tuple[Reason, str] | None = None
     """Reason and detail, if this launcher ends it."""
     oom_kills: int = 0
@@ -88,26 +95,17 @@ class _Worker:
     @property
     def spec(self) -> PodSpec | None:
         """The pod at work."""
-        return None if self.task is None else self.task.spec
+        return None if self.work is None else self.work.task.spec
 
     @property
     def is_usable(self) -> bool:
         """True if alive, idle, and not about to end."""
         return (
-            self.task is None
+            self.work is None
             and not self.is_retired
             and self.leaves is None
             and self.process.poll() is None
         )
-
-
-@dataclass
-class _Trained:
-    """A pod that waits for an evaluator."""
-
-    task: PodTask
-    future: Future[PodResult]
-    progress: PodProgress
 
 
 class LocalLauncher(Launcher):
@@ -142,14 +140,14 @@ class LocalLauncher(Launcher):
         self._farewell = signal.SIGTERM if self._stores_state else KILL
         self._workers: dict[str, _Worker] = {}
         self._lock = threading.RLock()
-        self._trained: deque[_Trained] = deque()
+        self._trained: deque[_PodAtWork] = deque()
         self._is_closed = False
 
     def measure_capacity(self) -> int:
         """Count the slots and the pods under evaluation; those that wait for an evaluator keep
         room from new ones."""
         with self._lock:
-            busy = [one for one in self._workers.values() if one.is_evaluator and one.task]
+            busy = [one for one in self._workers.values() if one.is_evaluator and one.work]
         return len(self.list_slots()) + len(busy)
 
     def list_orphans(self) -> frozenset[str]:
@@ -185,24 +183,20 @@ class LocalLauncher(Launcher):
             if task.evaluate_elsewhere:  # its imports are done while the pod trains
                 self._start_evaluator()
             future: Future[PodResult] = Future()
-            self._assign(worker, task, future, PodProgress(since=time.time()))
+            self._assign(worker, _PodAtWork(task, future, PodProgress(since=time.time())))
             return future
 
     def _evaluates_apart(self) -> bool:
         asked = self.access.operations.evaluators
         return len(self.list_slots()) > FEW_SLOTS if asked is None else asked
 
-    def _assign(
-        self, worker: _Worker, task: PodTask, future: Future[PodResult], progress: PodProgress
-    ) -> None:
-        """Send a task to an idle worker."""
-        worker.task = task
-        worker.future = future
+    def _assign(self, worker: _Worker, work: _PodAtWork) -> None:
+        """Send a pod's task to an idle worker."""
+        worker.work = work
         worker.lost_by = None
         worker.last_message = time.monotonic()
-        worker.progress = progress
-        progress.device = worker.slot.name
-        send_task(worker.process, task)
+        work.progress.device = worker.slot.name
+        send_task(worker.process, work.task)
 
     def _evaluate(self) -> None:
         """Give trained pods to idle evaluators, or to new ones while there are few; a closed
@@ -216,25 +210,20 @@ class LocalLauncher(Launcher):
                 return
             worker = self._start_evaluator(number)
             if worker.is_usable:
-                waiting = self._trained.popleft()
-                self._assign(worker, waiting.task, waiting.future, waiting.progress)
+                self._assign(worker, self._trained.popleft())
 
     def _start_evaluator(self, number: int = 0) -> _Worker:
         """Start the evaluator of that number, unless there is one."""
         slot = Slot(f"evaluator-{number}")
         worker = self._workers.get(slot.name)
-        if worker is None or (worker.task is None and not worker.is_usable):
+        if worker is None or (worker.work is None and not worker.is_usable):
             worker = self._workers[slot.name] = self._spawn(slot, is_evaluator=True)
         return worker
 
     def report_progress(self) -> dict[str, PodProgress]:
         with self._lock:
-            waiting = {one.task.spec.pod: one.progress for one in self._trained}
-            return waiting | {
-                worker.spec.pod: worker.progress
-                for worker in self._workers.values()
-                if worker.spec is not None
-            }
+            works = [worker.work for worker in self._workers.values()]
+            return {one.task.spec.pod: one.progress for one in (*self._trained, *works) if one}
 
     def check_pods(self) -> None:
         now = time.monotonic()
@@ -329,44 +318,41 @@ class LocalLauncher(Launcher):
     def _lose(self, worker: _Worker, code: int) -> None:
         """Give a worker up that ended with this status."""
         with self._lock:
-            future = worker.future
-            worker.future = worker.task = None
+            work = worker.work
+            worker.work = None
             if self._workers.get(worker.slot.name) is worker:
                 del self._workers[worker.slot.name]
-        if future is not None:
+        if work is not None:
             reason, detail = worker.lost_by or _explain_exit(
                 code, worker.log, count_oom_kills() > worker.oom_kills
             )
-            future.set_exception(PodFailure(reason, detail))
+            work.future.set_exception(PodFailure(reason, detail))
         with self._lock:
             self._evaluate()
 
     def _receive(self, worker: _Worker, message: Message) -> None:
         with self._lock:
             worker.last_message = time.monotonic()
-            pod = "" if worker.spec is None else worker.spec.pod
+            work = worker.work
+            pod = "" if work is None else work.task.spec.pod
             match message:
                 case ReadyMessage():
                     worker.is_ready = True
-                case ProgressMessage() if message.pod == pod:
-                    worker.progress.update(message)
-                case TrainedMessage() if worker.task and message.trained.pod == pod:
-                    task = replace(worker.task, trained=message.trained, device="cpu")
-                    worker.progress.note = "waiting for an evaluator"
-                    self._trained.append(_Trained(task, self._free(worker), worker.progress))
-                case ResultMessage() if message.result.pod == pod:
-                    self._free(worker).set_result(message.result)
-                case FailureMessage() if message.pod == pod:
+                case ProgressMessage() if work and message.pod == pod:
+                    work.progress.update(message)
+                case TrainedMessage() if work and message.trained.pod == pod:
+                    work.task = replace(work.task, trained=message.trained, device="cpu")
+                    work.progress.note = "waiting for an evaluator"
+                    worker.work = None
+                    self._trained.append(work)
+                case ResultMessage() if work and message.result.pod == pod:
+                    worker.work = None
+                    work.future.set_result(message.result)
+                case FailureMessage() if work and message.pod == pod:
                     worker.is_retired = worker.is_retired or message.is_last
-                    self._free(worker).set_exception(PodFailure(message.reason, message.detail))
+                    worker.work = None
+                    work.future.set_exception(PodFailure(message.reason, message.detail))
             self._evaluate()
-
-    def _free(self, worker: _Worker) -> Future[PodResult]:
-        """Take the ended pod's future out of a worker."""
-        future = worker.future
-        assert future is not None
-        worker.future = worker.task = None
-        return future
 
 
 _spare: ContextVar[list[_Worker] | None] = ContextVar("fintrader_spare_workers", default=None)
