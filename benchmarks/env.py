@@ -123,7 +123,7 @@ def run_policy(env: Any) -> Run:
 
 def run_single(market: MarketTensors) -> Run:
     """One account through `gymnasium.make`."""
-    rules = EnvSettings(random_start=False)
+    rules = EnvSettings(start="first")
     env = gymnasium.make("fintrader/Trading-v0", market=market, settings=rules)
     return make_single_run(env, ASSETS)
 

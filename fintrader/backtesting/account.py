@@ -60,7 +60,7 @@ class BacktestAccount:
     """An account that stands at a decision: a strategy reads it and gives it the next order."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
-        settings = settings.model_copy(update={"random_start": False, "episode_bars": None})
+        settings = settings.model_copy(update={"start": "first", "episode_bars": None})
         self._device = market.device  # observations go where the policy is
         market = market if market.device.type == "cpu" else market.to("cpu")
         view = build_market_view(market, settings, getattr(torch, settings.observation_dtype))

@@ -101,6 +101,10 @@ class MarketView(NamedTuple):
     clock: Tensor
     """`[T]` float64: `time_left` at a bar's close; negative where the episode's own share
     counts."""
+    starts: Tensor
+    """`[S]` int64: first bars of the sessions of two bars or more."""
+    stops: Tensor
+    """`[T]` int64: the last bar of the session in which an order of this bar fills."""
     per_bar: float
     """A bar's share of the time that an order may rest."""
     underlying: Tensor
@@ -183,6 +187,12 @@ def build_market_view(
     ends = find_ends(last_bar, bars)
     kind = benchmark_kind(market, settings.benchmark)
     option_value, option_scale = tabulate_option(settings.option, market.device)
+    starts, stops = bound_sessions(market.session)
+    if settings.start == "session" and not len(starts):
+        raise EnvError(
+            "no session of the window has two bars, so that none can hold an episode; set start to"
+            " bar"
+        )
     nanoseconds = market.minutes.diff(prepend=market.minutes[:1]).double()
     quotes, roots = build_once(
         _quote_bars, market, settings.fill, settings.participation, settings.fractional
@@ -205,6 +215,8 @@ def build_market_view(
         has_events=len(splits) > 1,
         max_changes=count_changes(ends, event_row, settings),
         clock=session_clock(market.session, settings.clock),
+        starts=starts,
+        stops=stops,
         per_bar=1.0 / settings.order_bars,
         underlying=follow_underlying(market, quotes, event_row, splits, settings.option),
         option_value=option_value,
@@ -290,6 +302,15 @@ def _find_cuts(market: MarketTensors) -> Tensor:
     final = market.last_bar
     bars = market.num_bars
     return torch.where((final >= 0) & (final < bars - 1), final, bars)
+
+
+def bound_sessions(session: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the first bars of sessions of two bars or more, `[S]`, and for each bar the last one of
+    the next bar's session, `[T]`, both int64; `session` `[T]` differs between neighbours."""
+    length = torch.unique_consecutive(session, return_counts=True)[1]
+    last = length.cumsum(0) - 1
+    stop = torch.repeat_interleave(last, length)
+    return (last - length + 1)[length > 1], torch.cat((stop[1:], stop[-1:]))
 
 
 def _quote_bars(

@@ -26,6 +26,7 @@ from fintrader.envs.joined import SeveralEnvs
 from fintrader.envs.market_view import (
     LARGEST,
     MarketView,
+    bound_sessions,
     count_changes,
     find_ends,
     follow_underlying,
@@ -109,6 +110,9 @@ def resample_view(
     ends = find_ends(last_bar, bars)
     quotes = pack_quotes(limit, view.fill[source] * ratio, buyable, price)
     splits = torch.cat([view.splits[:1], view.splits[row[happens]]])
+    # A session that is drawn twice in a row is two sessions.
+    begins = (market.session[source].diff() != 0) | (source.diff() != 1)
+    starts, stops = bound_sessions(torch.cat([begins[:1] * 0, begins]).cumsum(0))
     return view._replace(
         quotes=quotes,
         inverse_root_volume=inverse_root_volume.clamp(max=LARGEST).float(),
@@ -118,6 +122,8 @@ def resample_view(
         years=view.years[source],
         risk_off=view.risk_off[source],
         clock=view.clock[source],
+        starts=starts,
+        stops=stops,
         ends=ends,
         has_ends=bool(ends.any()),
         event_row=event_row,

@@ -256,8 +256,9 @@ class TradingSettings(Settings):
     # --- episodes ---------------------------------------------------------------------------------
     episode_bars: Count | None = None
     """Bars of an episode; none: to the window's end."""
-    random_start: bool = True
-    """Draw the first bar of each group's episode uniformly; otherwise it is the window's first."""
+    start: Literal["bar", "session", "first"] = "bar"
+    """First bar of each group's episode. bar: drawn from all; session: drawn from the first bars of
+    sessions, and the episode ends with its session; first: the window's first."""
 
     # --- observation ------------------------------------------------------------------------------
     clock: Literal["episode", "session", "none"] = "episode"

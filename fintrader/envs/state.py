@@ -70,7 +70,7 @@ def start_groups(settings: EnvSettings, accounts: int) -> int:
     if settings.start_groups == "auto":
         return min(games, AUTO_GROUPS)
     groups = settings.start_groups
-    if settings.random_start and games % groups:
+    if settings.start != "first" and games % groups:
         nearest = max(number for number in range(1, min(groups, games) + 1) if games % number == 0)
         kind = "accounts" if games == accounts else "games"
         raise EnvError(

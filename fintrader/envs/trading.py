@@ -249,7 +249,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         """Make an environment that plays the whole window once, from its first bar (autoreset is
         disabled)."""
         settings = (settings or EnvSettings()).model_copy(
-            update={"random_start": False, "episode_bars": None}
+            update={"start": "first", "episode_bars": None}
         )
         if settings.traders is not None:
             alone = settings.traders.model_copy(update={"teams": (1,)})
@@ -561,8 +561,11 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         owned = endow.shares[endow.cash == 0]
         if self.autoreset_mode is AutoresetMode.DISABLED or not len(owned):
             return
-        starts = self.market.num_bars - 1 if self.settings.random_start else 1
-        there = is_listed(self.view, torch.arange(starts, device=self.device)).float()
+        starts = self.view.starts
+        if self.settings.start != "session":
+            bars = self.market.num_bars - 1 if self.settings.start == "bar" else 1
+            starts = torch.arange(bars, device=self.device)
+        there = is_listed(self.view, starts).float()
         if ((owned != 0).float() @ there.T == 0).any():
             raise EnvError(
                 "without cash, a later episode may begin where none of options['shares'] is listed;"

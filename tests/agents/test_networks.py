@@ -300,9 +300,7 @@ def test_the_action_is_the_aim():
 
 def seen(market, lookback=BARS, count=30, **values):
     """Observations of one account that does nothing, from the first bar on."""
-    env = TradingEnv(
-        market, EnvSettings(random_start=False, lookback=lookback, **values), num_envs=1
-    )
+    env = TradingEnv(market, EnvSettings(start="first", lookback=lookback, **values), num_envs=1)
     rows = [env.reset(seed=0)[0]]
     rows += [env.step(torch.zeros(1, market.num_assets))[0] for _ in range(count - 1)]
     return torch.cat(rows)

@@ -38,7 +38,7 @@ ENDS_AND_IS_CALLED_IN = EnvSettings(
     ruin_fraction=0.0,
     max_leverage=2.5,
     maintenance_margin=0.37,
-    random_start=False,
+    start="first",
 )
 """With seed 387 one symbol ends at the bar of a margin call."""
 
@@ -198,7 +198,7 @@ def test_a_stretch_reports_and_ends_where_single_decisions_do():
 
     done = []
     market = crashing_market()
-    chosen = EnvSettings(decision_interval=7, cost_bps=20, random_start=False)
+    chosen = EnvSettings(decision_interval=7, cost_bps=20, start="first")
     layout = ObservationLayout.of(market)
     head = ActionHeadSettings(kind="direct")
     policy = ActorPolicy(layout, NetworkSettings(kind="market_once"), head)
@@ -231,7 +231,7 @@ def test_a_diverged_network_is_named_however_it_is_asked():
 def test_ruin_as_in_the_environment():
     for interval in (1, 7):
         chosen = EnvSettings(
-            decision_interval=interval, cost_bps=20, min_commission_usd=1, random_start=False
+            decision_interval=interval, cost_bps=20, min_commission_usd=1, start="first"
         )
         account = BacktestAccount(crashing_market(), chosen)
         fast = trade(lambda account: torch.full((1, 2), 0.5), account, name="kernel")
@@ -245,7 +245,7 @@ def test_ruin_as_in_the_environment():
 
 def test_waiting_longer_than_the_interval_still_sees_ruin_and_endings():
     def once_at_first(market, share):
-        account = BacktestAccount(market, EnvSettings(random_start=False))
+        account = BacktestAccount(market, EnvSettings(start="first"))
         action = torch.full((1, market.num_assets), share)
         return trade(lambda account: action, account, name="once", due=lambda bar: market.num_bars)
 
@@ -267,7 +267,7 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later():
     tradable = market.tradable.clone()
     tradable[gone, 1] = False
     ending = reprice(market, close=close, open=open_, tradable=tradable)
-    account = BacktestAccount(ending, EnvSettings(random_start=False))
+    account = BacktestAccount(ending, EnvSettings(start="first"))
     result = trade(
         lambda account: torch.full((1, 2), 0.5),
         account,

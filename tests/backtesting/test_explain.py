@@ -16,7 +16,7 @@ from fintrader.records import from_json, to_json
 from fintrader.results.explanation import Explanation
 from tests.factories import make_market
 
-SETTINGS = EnvSettings(random_start=False, participation="none", dead_band=0.0)
+SETTINGS = EnvSettings(start="first", participation="none", dead_band=0.0)
 
 
 def explained(policy, market, settings=SETTINGS):

@@ -73,7 +73,7 @@ def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
     if not hasattr(sb3, algo):
         sb3 = pytest.importorskip("sb3_contrib", reason=f"sb3-contrib is missing, so {algo} is")
     test = market.split().test
-    settings = EnvSettings(random_start=False)
+    settings = EnvSettings(start="first")
     model = trained(sb3, algo, market, normalise=normalise)
     normaliser = model.get_vec_normalize_env()
     assert (normaliser is not None) == normalise
@@ -121,7 +121,7 @@ def test_a_model_keeps_the_wrappers_of_its_single_account(sb3, rescale, market):
     model = sb3.PPO("MlpPolicy", env, n_steps=16, batch_size=16, seed=1, device="cpu")
     model.learn(16)
     test = market.split().test
-    settings = EnvSettings(random_start=False)
+    settings = EnvSettings(start="first")
     tests = fintrader.backtest(model, test, settings)
     wrappers = "observations without the gymnasium wrappers"
     assert any(wrappers in caveat for caveat in tests.verdict.caveats) == (not rescale)

@@ -78,7 +78,7 @@ def env_settings(
         "risk_aversion": draw(st.sampled_from([0.0, 1.0, 40.0])),
         "reward_scale": draw(st.sampled_from([1.0, 100.0])),
         "episode_bars": draw(st.sampled_from([None, 7, 30])),
-        "random_start": draw(st.booleans()),
+        "start": draw(st.sampled_from(["bar", "session", "first"])),
         "clock": draw(st.sampled_from(["episode", "session", "none"])),
     }
     return EnvSettings(**values)

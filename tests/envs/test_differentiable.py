@@ -30,7 +30,7 @@ CASES = [
 
 def test_steps_with_and_without_gradients_take_turns():
     market = make_market(30, 3, gaps=False)
-    config = EnvSettings(fractional=True, random_start=False)
+    config = EnvSettings(fractional=True, start="first")
     env, plain = (TradingEnv(market, config, num_envs=2) for _ in range(2))
     assert env.engine == "fused"
     action = torch.tensor([[0.2, 0.3, 0.1], [0.5, 0.1, 0.0]])
@@ -63,7 +63,7 @@ def draw_actions(steps):
 
 @pytest.mark.parametrize("case", slow_but(0, 2, every=CASES), ids=str)
 def test_gradients_through_the_environment_are_finite_differences(case):
-    config = EnvSettings(fractional=True, random_start=False, initial_cash_usd=1e5, **case)
+    config = EnvSettings(fractional=True, start="first", initial_cash_usd=1e5, **case)
     env = TradingEnv(make_market(30, 3, gaps=False, events=True), config, num_envs=2)
 
     def three_steps(*actions):
@@ -83,9 +83,7 @@ def test_gradients_through_the_environment_are_finite_differences(case):
 
 @pytest.mark.parametrize("reward_name", slow_but(0, 2, 4, every=REWARDS))
 def test_gradients_of_rewards_and_observations_are_finite_differences(reward_name):
-    config = EnvSettings(
-        fractional=True, random_start=False, reward=reward_name, reward_scale=100.0
-    )
+    config = EnvSettings(fractional=True, start="first", reward=reward_name, reward_scale=100.0)
     view = build_market_view(make_market(30, 3, gaps=False), config)
     reward = make_reward(config)
     key = torch.zeros(2, dtype=torch.int64)

@@ -87,9 +87,17 @@ class Episodes:
         account = self.env.account
         start = int(account.bar[i])
         end = int(account.end_bar[i])
-        assert end == (
-            min(start + self.length[i], NUM_BARS - 1) if self.length[i] else NUM_BARS - 1
-        )
+        last = NUM_BARS - 1
+        if self.env.settings.start == "session":
+            sessions = self.env.market.session.tolist()
+            assert (
+                self.given & {"start", "shares"}
+                or start == 0
+                or sessions[start] != sessions[start - 1]
+            )
+            while sessions[last] != sessions[start + 1]:
+                last -= 1
+        assert end == (min(start + self.length[i], last) if self.length[i] else last)
         kind = LimitOracle if self.env.settings.orders_rest else LedgerOracle
         return kind(
             self.env.market,

@@ -130,7 +130,7 @@ def open_account(engine, *assets, cash=1000.0, shares=None, given=None, **rules)
     free = {"limit_offset_bps": 100.0, "cost_bps": 0.0, "participation": None, "ruin_fraction": 0.0}
     env = TradingEnv(
         market,
-        EnvSettings(random_start=False, **{"action": "limit"} | free | rules),
+        EnvSettings(start="first", **{"action": "limit"} | free | rules),
         num_envs=1,
         seed=0,
         engine=engine,
@@ -455,7 +455,7 @@ def gains_of_fills(market, offset_bps, seed):
         cost_bps=0.0,
         participation="none",
         fractional=True,
-        random_start=False,
+        start="first",
         ruin_fraction=0.0,
     )
     env = TradingEnv(market, config, num_envs=16, seed=seed, record=True)

@@ -45,7 +45,7 @@ def test_without_impact_each_trader_is_a_plain_account():
 def test_the_crowd_pays_and_the_contrarian_is_paid():
     market = flat_market([100.0] * 4)
     settings = EnvSettings(
-        action="trade", max_shares=1000.0, cost_bps=0.0, random_start=False, reward="profit"
+        action="trade", max_shares=1000.0, cost_bps=0.0, start="first", reward="profit"
     )
     traders = TraderSettings(teams=(1, 1, 1), impact_bps_per_million_usd=100.0)
     game = MultiTraderEnv(market, settings, traders)
@@ -61,7 +61,7 @@ def test_the_crowd_pays_and_the_contrarian_is_paid():
 @pytest.mark.parametrize("cooperation", [1.0, 0.25, 0.0, -0.5, -1.0])
 def test_rewards_are_shared_as_asked(cooperation):
     market = make_market(60, 3)
-    settings = EnvSettings(random_start=False, cost_bps=0.0)
+    settings = EnvSettings(start="first", cost_bps=0.0)
     games = [
         MultiTraderEnv(
             market, settings, TraderSettings(teams=(1, 1, 1), cooperation=c), num_games=2
@@ -88,7 +88,7 @@ def test_rewards_are_shared_as_asked(cooperation):
 
 def test_ruined_traders_are_out_and_games_end_together():
     market = flat_market([100.0, 100.0, 30.0, 30.0, 60.0])
-    settings = EnvSettings(ruin_fraction=0.5, cost_bps=0.0, random_start=False, reward="profit")
+    settings = EnvSettings(ruin_fraction=0.5, cost_bps=0.0, start="first", reward="profit")
     game = MultiTraderEnv(
         market, settings, TraderSettings(teams=(1, 1), impact_bps_per_million_usd=0.0)
     )

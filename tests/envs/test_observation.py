@@ -29,7 +29,7 @@ def test_layout_round_trip_and_parts():
 
 def test_every_part_holds_what_it_says():
     market = make_market(60, 4, gaps=True)
-    env = TradingEnv(market, EnvSettings(episode_bars=30, random_start=False), num_envs=2)
+    env = TradingEnv(market, EnvSettings(episode_bars=30, start="first"), num_envs=2)
     env.reset(seed=0)
     actions = random_actions(1, 12, 2, 4)
     equities = [env.equity]
@@ -65,7 +65,7 @@ def test_every_part_holds_what_it_says():
 
 def test_account_features_do_not_depend_on_the_account_size():
     market = make_market(60, 4)
-    settings = EnvSettings(fractional=True, random_start=False)
+    settings = EnvSettings(fractional=True, start="first")
     small, large = (TradingEnv(market, settings, num_envs=2) for _ in range(2))
     small.reset(options={"cash_usd": 1e3})
     large.reset(options={"cash_usd": 1e8})
@@ -111,7 +111,7 @@ def test_clocks_of_a_session_and_none():
     lengths = [5, 5, 5, 5, 3]
     slow = [(length - 1 - bar) / length for length in lengths for bar in range(length)]
     for clock, expected in (("session", slow), ("none", [0.0] * 23)):
-        env = TradingEnv(market, EnvSettings(num_envs=1, random_start=False, clock=clock))
+        env = TradingEnv(market, EnvSettings(num_envs=1, start="first", clock=clock))
         obs, _ = env.reset(seed=0)
         for bar in range(22):
             assert float(obs[0, 3]) == pytest.approx(expected[bar], abs=1e-7)

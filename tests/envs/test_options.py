@@ -35,7 +35,7 @@ def price_path(*prices):
 
 def open_env(market, engine="torch", **changes):
     values = {**FREE, "initial_cash_usd": 1000.0, "option": STRADDLE, "reward": "profit", **changes}
-    values = {"random_start": False} | values
+    values = {"start": "first"} | values
     return TradingEnv(market, EnvSettings(**values), num_envs=1, engine=engine)
 
 

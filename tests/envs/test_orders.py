@@ -30,7 +30,7 @@ def split_market(bars=1100):
 )
 def test_hundreds_of_decisions_to_hold_order_nothing(options):
     market = split_market(450 * options.get("decision_interval", 1))
-    env = TradingEnv(market, EnvSettings(random_start=False, **options), num_envs=2)
+    env = TradingEnv(market, EnvSettings(start="first", **options), num_envs=2)
     env.reset(options={"cash_usd": torch.tensor([1e6, 3e7])})
     obs, *_ = env.step(
         torch.tensor([[0.1, 0.2, 0.0, 0.3, 0.05, 0.0, 0.1], [0.3, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1]])
@@ -60,7 +60,7 @@ def test_holding_orders_nothing_in_a_backtest():
 
 def test_the_band_compares_with_the_target_and_small_steps_towards_it_arrive():
     market = make_market(300, 5, gaps=False, volatility=1e-4)
-    env = TradingEnv(market, EnvSettings(dead_band=0.02, random_start=False), num_envs=1)
+    env = TradingEnv(market, EnvSettings(dead_band=0.02, start="first"), num_envs=1)
     env.reset()
     target = torch.full((1, 5), 0.18)
     env.step(target)
@@ -81,7 +81,7 @@ def test_small_steps_reach_their_target_whatever_the_band(rate, band):
     market = make_market(300, 20, gaps=False, volatility=1e-5)
     scale = 700.0 / market.close[0]  # 68 shares make a twentieth
     market = reprice(market, open=market.open * scale, close=market.close * scale)
-    config = EnvSettings(trade_rate=rate, dead_band=band, random_start=False, cost_bps=0.0)
+    config = EnvSettings(trade_rate=rate, dead_band=band, start="first", cost_bps=0.0)
     env = TradingEnv(market, config, num_envs=1)
     env.reset()
     target = torch.full((1, 20), 0.048)
@@ -100,7 +100,7 @@ def test_small_steps_reach_their_target_whatever_the_band(rate, band):
 )
 def test_an_action_orders_its_share_of_the_most(action, most, ordered):
     market = make_market(10, 2, gaps=False)
-    config = EnvSettings(action="trade", max_shares=most, initial_cash_usd=4e9, random_start=False)
+    config = EnvSettings(action="trade", max_shares=most, initial_cash_usd=4e9, start="first")
     env = TradingEnv(market, config, num_envs=1)
     env.reset()
     env.step(torch.tensor([[action, 0.0]]))
@@ -109,7 +109,7 @@ def test_an_action_orders_its_share_of_the_most(action, most, ordered):
 
 def test_an_order_takes_its_share_of_the_volume_and_no_more():
     market = make_market(40, 3, gaps=False, volatility=1e-4, volume=300.0)
-    config = EnvSettings(random_start=False, participation=0.25, cost_bps=0.0)
+    config = EnvSettings(start="first", participation=0.25, cost_bps=0.0)
     env = TradingEnv(market, config, num_envs=1)
     env.reset()
     held = torch.zeros(3, dtype=torch.float64)
@@ -132,7 +132,7 @@ def test_impact_grows_with_the_root_of_the_share_of_the_volume_and_a_symbol_has_
     market = make_market(10, 2, gaps=False, volatility=1e-5)
     market = replace(market, volume=torch.full_like(market.volume, 4e4))
     config = EnvSettings(
-        cost_bps=0.0, participation=None, action="trade", max_shares=1e4, random_start=False
+        cost_bps=0.0, participation=None, action="trade", max_shares=1e4, start="first"
     )
 
     def paid(shares, **costs):
@@ -175,9 +175,7 @@ def test_a_hundred_million_in_a_stock_of_thirty_cents_is_bought():
     market = make_market(10, 2, gaps=False, volatility=1e-5)
     scale = 0.3 / market.close[0]
     market = reprice(market, open=market.open * scale, close=market.close * scale)
-    config = EnvSettings(
-        dead_band=0.05, initial_cash_usd=1e8, participation=None, random_start=False
-    )
+    config = EnvSettings(dead_band=0.05, initial_cash_usd=1e8, participation=None, start="first")
     env = TradingEnv(market, config, num_envs=1)
     env.reset()
     env.step(torch.tensor([[0.5, 0.0]]))

@@ -56,7 +56,7 @@ def test_batch_size_and_neighbours_change_nothing(config, seed):
 def test_values_after_t_change_nothing_up_to_t(config, seed, cut):
     market = make_market(60, 5, seed=seed % 5)
     changed = joined(market, make_market(60, 5, seed=5 + seed % 5, volatility=0.1), cut + 1)
-    config = config.model_copy(update={"random_start": False})
+    config = config.model_copy(update={"start": "first"})
     env = TradingEnv(market, config, num_envs=3, seed=seed)
     steps = cut // config.decision_interval
     actions = random_actions(seed, steps, 3, env.layout.num_actions)
@@ -72,9 +72,9 @@ def test_a_value_after_t_does_change_what_follows():
     close = market.close.clone()
     close[11:] *= 1.5
     actions = torch.ones(15, 2, 3)
-    plain = rollout(TradingEnv(market, EnvSettings(random_start=False), num_envs=2), actions)
+    plain = rollout(TradingEnv(market, EnvSettings(start="first"), num_envs=2), actions)
     other = rollout(
-        TradingEnv(reprice(market, close=close), EnvSettings(random_start=False), num_envs=2),
+        TradingEnv(reprice(market, close=close), EnvSettings(start="first"), num_envs=2),
         actions,
     )
     assert torch.equal(plain["equity"][:11], other["equity"][:11])

@@ -89,6 +89,20 @@ def test_whole_blocks_of_sessions_follow_each_other_in_their_own_order():
     assert firsts == set(range(1, 8)), "any block of three sessions but those with the first"
 
 
+def test_sessions_that_are_drawn_bound_episodes():
+    env = randomised(start="session", asked={**ALL, "block_sessions": 1})
+    bars = torch.arange(MARKET.num_bars)
+    drawn = set()
+    for one in env.variants:
+        starts, stops = one.view.starts, one.view.stops
+        assert (starts % SESSION == 0).all()
+        assert len(starts) == MARKET.num_bars // SESSION
+        # One after the other, also where a session follows itself.
+        assert torch.equal(stops[:-1], (bars[1:] // SESSION + 1) * SESSION - 1)
+        drawn |= set(map(tuple, [one.source[starts].tolist()]))
+    assert len(drawn) > 1
+
+
 def test_prices_are_chained_by_the_returns_that_were():
     grown = growths(MARKET)
     for env in randomised().variants:
@@ -141,7 +155,7 @@ def test_a_symbol_that_ends_is_sold_after_the_last_session_of_its_life():
     seen = 0
     for seed in range(6):
         env = randomised(
-            seed=seed, random_start=False, participation="none", asked={**ALL, "costs": (1.0, 1.0)}
+            seed=seed, start="first", participation="none", asked={**ALL, "costs": (1.0, 1.0)}
         )
         for variant in env.variants:
             alive = [t for t in range(MARKET.num_bars) if int(variant.source[t]) <= ended]
@@ -168,7 +182,7 @@ def test_costs_lie_between_the_bounds_and_reach_the_ledger():
         cost_bps=20.0,
         half_spread_bps={"S001": 8.0, "others": 4.0},
         impact_bps=10.0,
-        random_start=False,
+        start="first",
     )
     times = [variant.settings.cost_bps / 20 for variant in env.variants]
     assert 0.5 <= min(times) < 1 < 4 < max(times) <= 8.0

@@ -68,7 +68,7 @@ def test_a_call_without_a_market_shows_the_call():
 )
 def test_fill_choices(fill, shares, equity):
     market = plain_market([[100.0], [120.0], [120.0]], opens=[[90.0], [110.0], [120.0]])
-    settings = EnvSettings(fill=fill, cost_bps=0.0, initial_cash_usd=1000.0, random_start=False)
+    settings = EnvSettings(fill=fill, cost_bps=0.0, initial_cash_usd=1000.0, start="first")
     env = TradingEnv(market, settings, num_envs=1, record=True)
     env.reset(seed=0)
     *_, info = env.step(torch.tensor([[1.0]]))
@@ -88,7 +88,7 @@ def test_costs_add_up():
         half_spread_bps=5.0,
         impact_bps=20.0,
         participation=1.0,
-        random_start=False,
+        start="first",
     )
     env = TradingEnv(market, settings, num_envs=1, record=True)
     env.reset(seed=0)
@@ -110,7 +110,7 @@ def test_margin_call_closes_everything_and_interest_is_charged():
         maintenance_margin=0.25,
         cost_bps=10.0,
         ruin_fraction=0.0,
-        random_start=False,
+        start="first",
         borrow_bps_per_year=1000.0,
         initial_cash_usd=1000.0,
     )
@@ -198,13 +198,46 @@ def test_groups_begin_where_as_many_accounts_by_themselves_do():
     assert torch.equal(many.account.start_bar[::4], few.account.start_bar)
 
 
+@pytest.mark.parametrize("engine", ["torch", "fused"])
+@pytest.mark.parametrize("bars", [None, 3, 50])
+def test_episodes_begin_and_end_with_sessions(engine, bars):
+    sessions = [4, 1, 6, 5, 1, 3]  # those of one bar hold no episode
+    numbers = torch.repeat_interleave(torch.arange(6), torch.tensor(sessions))
+    market = replace(make_market(20, 2, gaps=False), session=numbers)
+    env = TradingEnv(market, num_envs=64, start="session", episode_bars=bars, engine=engine, seed=5)
+    env.reset()
+    ends = {0: 3, 5: 10, 11: 15, 17: 19}
+    seen = set()
+    for _ in range(12):
+        account = env.account
+        for start, end in zip(account.start_bar.tolist(), account.end_bar.tolist(), strict=True):
+            seen.add(start)
+            assert end == min(ends[start], start + (bars or 99))
+        env.step(torch.zeros(64, 2))
+    assert seen == set(ends)
+
+
+def test_a_start_of_ones_own_ends_with_the_session_of_its_first_fill():
+    market = replace(make_market(20, 2, gaps=False), session=torch.arange(20) // 5)
+    env = TradingEnv(market, num_envs=3, start="session")
+    env.reset(options={"start": [2, 4, 18]})
+    assert env.account.end_bar.tolist() == [4, 9, 19]
+
+
+def test_daily_bars_have_no_session_for_an_episode():
+    daily = replace(make_market(20, 2), session=torch.arange(20))
+    with pytest.raises(EnvError, match=r"no session of the window has two bars.*set start to bar"):
+        TradingEnv(daily, start="session")
+    assert TradingEnv(daily, start="bar").num_envs == 256
+
+
 def test_groups_that_do_not_divide_are_refused():
     with pytest.raises(
         EnvError, match=r"env\.start_groups is 6, which does not divide 64 accounts; set it to 4"
     ):
         TradingEnv(make_market(30, 2), EnvSettings(start_groups=6), num_envs=64)
     one = EnvSettings(
-        start_groups=6, random_start=False
+        start_groups=6, start="first"
     )  # every account begins at the window's start anyway
     assert TradingEnv(make_market(30, 2), one, num_envs=64).num_envs == 64
 

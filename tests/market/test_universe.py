@@ -82,7 +82,7 @@ def test_a_late_listing_is_bought_once_its_features_have_history(tmp_path, caplo
 def test_no_account_buys_a_listing_without_history(tmp_path):
     market = market_with_ipo(tmp_path, features={"names": ["sma_400"], "context": []})
     test = market.split().test
-    env = TradingEnv(test, EnvSettings(num_envs=1, random_start=False), seed=0)
+    env = TradingEnv(test, EnvSettings(num_envs=1, start="first"), seed=0)
     env.reset()
     held = [0.0]
     for _ in range(test.num_bars - 2):

@@ -172,7 +172,7 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
             "dead_band": 0.0,
             "fill": fill,
             "participation": "none",
-            "random_start": False,
+            "start": "first",
             "episode_bars": None,
             "cost_bps": 1e4 * costs.pop(),
             "initial_cash_usd": known.initial_amount,

@@ -47,6 +47,7 @@ class Rules(NamedTuple):
     is_proportional: bool
     """Costs are a part of the notional; otherwise each order has its own."""
     is_random_start: bool
+    starts_with_session: bool
     interval: int
     reward: int
     """`LOG_RETURN`, `PROFIT` or `OTHER`."""
@@ -91,7 +92,8 @@ class Rules(NamedTuple):
             is_whole=not settings.fractional,
             is_same_bar=settings.fill == "close",
             is_proportional=settings.costs_are_proportional,
-            is_random_start=settings.random_start,
+            is_random_start=settings.start != "first",
+            starts_with_session=settings.start == "session",
             interval=settings.decision_interval,
             reward=WORTHS.get(settings.reward, OTHER),
             cost_rate=settings.fee_rate + settings.spread_rate,
@@ -142,6 +144,10 @@ class Prices(NamedTuple):
     """`[T]` float64."""
     clock: Any
     """`[T]` float64."""
+    starts: Any
+    """`[S]` int64, as the one below: see `MarketView`."""
+    stops: Any
+    """`[T]` int64."""
     underlying: Any
     """`[2, T]`, `[L + 1, K]` and `[L + 1]` float64, as the two below: see `MarketView`."""
     option_value: Any

@@ -39,9 +39,14 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
     asked = inputs.episode_bars[b]
     length = min(asked, last) if asked > 0 else 1
     bar = 0
+    stop = last
     if rules.is_random_start:
         drawn = mix(np.uint64(inputs.key[b]) + np.uint64(episode) * _GOLDEN) >> np.uint64(1)
-        bar = np.int64(drawn) % max(last - length + 1, 1)
+        if rules.starts_with_session:
+            bar = prices.starts[np.int64(drawn) % len(prices.starts)]
+            stop = prices.stops[bar]
+        else:
+            bar = np.int64(drawn) % max(last - length + 1, 1)
     for n in range(state.shares.shape[1]):
         is_listed = prices.quotes[bar, MARK, n] > 0.0 and prices.last_bar[n] > bar
         state.shares[b, n] = inputs.shares[b, n] if is_listed else 0.0
@@ -51,7 +56,7 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
     state.bar[b] = bar
     state.start_bar[b] = bar
     state.episode[b] = episode + 1
-    state.end_bar[b] = min(bar + length, last) if asked > 0 else last
+    state.end_bar[b] = min(bar + length, stop) if asked > 0 else stop
     state.equity[b] = equity
     state.peak_equity[b] = equity
     state.first_equity[b] = equity

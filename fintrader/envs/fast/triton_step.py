@@ -50,6 +50,7 @@ class TritonStep:
             "it closes no positions at an episode's end": settings.close_at_end,
             "it sells no option": settings.option is not None,
             "it has no traders": settings.traders is not None,
+            "its episodes may begin at any bar": settings.start == "session",
             "its clock is the episode's": settings.clock != "episode",
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
