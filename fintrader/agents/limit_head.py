@@ -26,19 +26,18 @@ class LimitHead(ActionHead):
         return torch.cat([super().decode(obs, own, table), prices.clamp(-1.0, 1.0)], dim=-1)
 
 
+class LimitWeightsHead(LimitHead, WeightsHead):
+    """`LimitHead` of the kind `weights`."""
+
+
 def make_head(layout: Layout, settings: ActionHeadSettings) -> ActionHead:
     """Make the head that suits a layout. Raises ConfigError as `ActionHead` does, and for a head of
     weights where actions are prices alone."""
+    is_weights = settings.kind == "weights" and not isinstance(layout, FlatLayout)
     if isinstance(layout, FlatLayout) or not layout.resting:
-        is_weights = settings.kind == "weights" and not isinstance(layout, FlatLayout)
         return (WeightsHead if is_weights else ActionHead)(layout, settings)
-    if settings.kind == "weights":
-        raise ConfigError(
-            "agent.head.kind weights has no prices for orders that rest; set it to aim, tilt or"
-            " direct"
-        )
     if not layout.has_quotes:
-        return LimitHead(layout, settings)
+        return (LimitWeightsHead if is_weights else LimitHead)(layout, settings)
     if settings.kind not in ("auto", "direct"):
         raise ConfigError(
             f"agent.head.kind {settings.kind} makes weights, and env.action quote takes prices; set"

@@ -9,6 +9,7 @@ import fintrader
 from fintrader.agents import ActionHeadSettings, NetworkSettings, make_agent
 from fintrader.agents.limit_head import LimitHead, make_head
 from fintrader.agents.network_kinds import resolve_network
+from fintrader.agents.weights_head import WeightsHead
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import lay_out
@@ -170,8 +171,18 @@ def test_the_head_gives_weights_and_then_prices(market):
     quoting = lay_out(market, EnvSettings(action="quote"))
     head = make_head(quoting, ActionHeadSettings())
     assert (head.kind, head.latents) == ("direct", 8)
-    with pytest.raises(ConfigError, match="weights has no prices"):
-        make_head(layout, ActionHeadSettings(kind="weights"))
+    for limit in (layout, stopping):
+        head = make_head(limit, ActionHeadSettings(kind="weights"))
+        alone = WeightsHead(limit, ActionHeadSettings(kind="weights"))
+        others = limit.num_actions - 4
+        assert head.latents == 8 + others
+        obs = torch.rand(7, limit.width)
+        latent = torch.randn(7, head.latents)
+        action = head.decode(obs, latent)
+        assert torch.equal(action[:, :4], alone.decode(obs, latent[:, :8]))
+        assert torch.equal(action[:, 4:], latent[:, 8:].clamp(-1, 1))
+    with pytest.raises(ConfigError, match="quote takes prices"):
+        make_head(quoting, ActionHeadSettings(kind="weights"))
     with pytest.raises(ConfigError, match="quote takes prices"):
         make_head(quoting, ActionHeadSettings(kind="tilt"))
     assert resolve_network(NetworkSettings(), layout, head).kind == "mlp"
