@@ -61,8 +61,7 @@ class ActionHead:
                 "agent.head.kind tilt needs features to tilt by: name some in data.features.names"
             )
         self.targets_weights = self.kind != "direct"
-        assets = 0 if isinstance(layout, FlatLayout) else layout.num_assets
-        extra = {"direct": 0, "weights": assets, "aim": 1}
+        extra = {"direct": 0, "weights": layout.num_assets, "aim": 1}
         self.extra = extra.get(self.kind, 2 - settings.fully_invested)
         """Latents that stand last: cash; the trade rate, then cash; the trade rate of each asset."""
         self.latents = layout.num_actions + self.extra

@@ -62,7 +62,8 @@ class FlatLayout:
     num_actions: int
     row_width: ClassVar[int] = 0
     market_width: ClassVar[int] = 0
-    """There are no rows of a market."""
+    num_assets: ClassVar[int] = 0
+    """There is no market."""
 
     @property
     def private_width(self) -> int:
