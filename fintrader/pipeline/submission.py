@@ -59,8 +59,8 @@ def submit(config: RunConfig, options: SubmitOptions) -> str:
         raise ConfigError(f"--to {options.to}: expected ray://HOST, http://HOST:PORT or kubernetes")
     elif config.launcher.kind == "ray":
         raise ConfigError(
-            "--to kubernetes starts a job of one machine; leave launcher.kind: ray out, or submit to"
-            " the Ray cluster: --to ray://HOST"
+            "--to kubernetes starts a job of one machine; leave launcher.kind: ray out, or submit"
+            " to the Ray cluster: --to ray://HOST"
         )
     problems = list(_find_unreachable(config, to_ray))
     if problems:
