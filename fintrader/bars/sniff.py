@@ -1035,6 +1035,7 @@ _WORDS = re.compile(
     "adj|adjusted|alpaca|alphavantage|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
     "bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|candlestick|coinbase|"
     "crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|forex|"
+    "历史数据|scid|bardata|"
     "full|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
     "datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"
     "kucoin|last|metatrader|mexc|mid|min|minute|minutes|mt4|mt5|nasdaq|nyse|oanda|ohlc|ohlcv|"
@@ -1054,7 +1055,8 @@ _WHOLE_YEAR = r"(?<![^_\s,-])(?:19|20)\d\d"
 _DASH = rf"(?:(?<={_WHOLE_YEAR})|(?<={_WHOLE_YEAR}-\d\d))-\d\d(?![^_\s,-])"
 """A dash within 2024-01-05 or 2024-01."""
 _MARKS = re.compile(
-    rf"((?<=^DAT)_M[ST]_|(?!{_DASH})[_\s,-]+|\.(?=(?:ask|bid|last|mid)$)"
+    rf"((?<=^DAT)_M[ST]_|(?!{_DASH})[_\s,-]+"
+    r"|\.(?=(?:ask|bid|last|mid|scid_bardata)$)|(?=历史数据$)"
     r"|(?<=[A-Z]{6})(?=(?:[hmd]\d{1,2}|1|5|15|30|60|240|1440)$))",
     re.IGNORECASE,
 )

@@ -178,6 +178,9 @@ def test_times_of_metatrader_count_by_its_servers_clock(tmp_path):
         ("EURUSD1440", "EURUSD"),
         ("DAT_MT_EURUSD_M1_201710", "EURUSD"),
         ("NIFTY50", "NIFTY50"),
+        ("AAPL.scid_BarData", "AAPL"),
+        ("AAPL历史数据", "AAPL"),
+        ("AAPL Datos históricos", "AAPL"),
     ],
 )
 def test_lengths_of_bars_are_no_part_of_symbols(name, symbol):
