@@ -183,7 +183,7 @@ def detect(
     _calendar(found, bars, grid, proposal, calendar, layout)
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
-    _note_outside_range(found, bars)
+    _refuse_outside_range(found, bars)
     if layout.actions:
         said = "these columns are not read; if prices are as traded, write them to a file for"
         found.note("actions", ", ".join(layout.actions), "assumed", f"{said} data.actions")
@@ -421,7 +421,7 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
     if not parts:
         raise BarError(f"{found.path}: no row has a price; check the files")
     bars = concat(parts).sorted()
-    if bars.contradictions().mean() > 0.5:
+    if bars.contradictions().mean() > 0.3:
         raise BarError(
             f"{found.path}: most rows stand at the time of another, different one; if a column"
             " holds symbols, name it: --symbol COLUMN"
@@ -435,18 +435,22 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
     if len(spans) < len(files):
         found.note("files", len(files), "sure", f"{len(spans)} of them were looked at")
     found.note("symbols", len(symbols), "sure", shorten_list(found.symbols))
-    found.spans = _join_spans(spans)
+    found.spans = _join_spans(spans, found.whole)
     return bars
 
 
-def _join_spans(spans: dict[int, list[tuple[int, int]]]) -> list[tuple[int, int]]:
-    """Join the first and last times of neighbouring files."""
+def _join_spans(spans: dict[int, list[tuple[int, int]]], is_whole: bool) -> list[tuple[int, int]]:
+    """Join the first and last times of neighbouring files; of all files (`is_whole`) by time."""
+    if is_whole:
+        ordered = sorted(itertools.chain.from_iterable(spans.values()))
+        spans = {0: ordered}
     joined: list[tuple[int, int]] = []
     before = -2
     for place in sorted(spans):
         for low, high in spans[place]:
-            if place <= before + 1 and joined and 0 <= low - joined[-1][1] < _NEXT:
-                joined[-1] = (joined[-1][0], high)
+            near = joined and (is_whole or low >= joined[-1][1]) and low - joined[-1][1] < _NEXT
+            if place <= before + 1 and near:
+                joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
             else:
                 joined.append((low, high))
             before = place
@@ -596,6 +600,8 @@ def _zone(found: Detection, bars: Bars, proposal: Proposal, named: str | None) -
             why += " Europe/Athens"
     elif proposal.zones:
         why += f"; {', '.join(proposal.zones[:3])} would fit too: a change of clocks tells (--zone)"
+    elif not {"24/7", "24/5"}.isdisjoint(proposal.calendars):
+        why += f"; {', '.join(proposal.calendars[:3])} would fit too, in any zone (--zone)"
     elif not proposal.may_be_sure:
         why += ", and nothing confirms it: no volume, or hours without rows"
     else:
@@ -752,13 +758,16 @@ def _adjustment(found: Detection, bars: Bars, splits: list[Fault]) -> None:
         found.note("adjustment", "unknown", "assumed", said)
 
 
-def _note_outside_range(found: Detection, bars: Bars) -> None:
-    """Note opens or closes that lie outside of their bars' range in most rows."""
+def _refuse_outside_range(found: Detection, bars: Bars) -> None:
+    """Raise BarError for opens or closes that lie outside of their bars' range in most rows, unless
+    the user named their column."""
     for role in ("open", "close"):
         share = mask_outside(bars, role).mean()
-        if share > 0.8:
-            said = f"in {share:.0%} of the rows outside of low and high: another column (--{role})"
-            found.note(f"{role}s", "doubtful", "assumed", f"{said}, or only some are adjusted")
+        if share > 0.8 and role not in found.known.get("columns", {}):
+            raise BarError(
+                f"{found.path}: in {share:.0%} of the rows the {role} lies outside of low and high,"
+                f" so another column holds it, or only some are adjusted; name it: --{role} COLUMN"
+            )
 
 
 def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:

@@ -18,6 +18,7 @@ from fintrader.bars.bars import COLUMNS, PRICES
 from fintrader.bars.sources.bar_files import csv_head, read_head
 from fintrader.bars.sources.cells import (
     CLOCK_DIGITS,
+    CURRENCIES,
     EMPTY,
     EXCEL,
     LOCAL,
@@ -34,6 +35,7 @@ from fintrader.bars.sources.presets import (
     ACTIONS,
     CLOCK_SPELLINGS,
     DATE_SPELLINGS,
+    IN_BRACKETS,
     IN_UTC,
     SPELLINGS,
     make_unique,
@@ -45,19 +47,27 @@ _HEAD_BYTES = 1 << 17
 _ROWS = 2000
 _EARLIEST = 473_385_600
 """Seconds from 1970 to 1985: no file's bars end before, but dates look like such numbers."""
+_FIRST_DAY = _EARLIEST // 86_400 + 25_569
+"""The same as a day of Excel."""
 _MOST_ABOVE = 12
 """Lines that may stand above a table."""
 _DATES = (
     *("%Y-%m-%d", "%m/%d/%Y", "%d.%m.%Y", "%d/%m/%Y", "%Y%m%d", "%Y.%m.%d", "%Y/%m/%d"),
     *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
     *("%Y%m%dT", "%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
+    *("%a %m/%d/%Y", "%a, %d %b %Y", "%a %b %d %Y", "%A, %B %d, %Y"),
 )
-_CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I-%p")
+_CLOCKS = (
+    *("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I:%M%p", "%I:%M:%S%p"),
+    "%I-%p",
+)
 _COUNTED = {
     6: ("%d%m%y", "%m%d%y", "%y%m%d"),
+    7: ("%Y%j",),
     8: ("%Y%m%d", "%d%m%Y", "%m%d%Y"),
     12: ("%Y%m%d%H%M",),
     14: ("%Y%m%d%H%M%S",),
+    17: ("%Y%m%d%H%M%S%f",),
 }
 """Number of digits -> formats of times without separators."""
 _LEVELS = "', '"
@@ -66,11 +76,14 @@ _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 """Words before a price's name that are not symbols."""
 
+_ZONES = ("UTC", "GMT", "EET", "CET", "WET")
+"""Zones behind the name of a column of times, with summer time."""
 _VOLUME = r"(?!.*(avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
 """Names of a bar's volume that are spelt in no list, without averages, changes and volatility."""
 _IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
 _CLOCK = r"^\d{1,2}:\d\d"
+_CLOCK_PARTS = ("hour", "hours", "hh", "minute", "minutes", "second", "seconds")
 _CLOCK_CELL = r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?|([01]\d|2[0-3])([0-5]\d){2}"
 _NAMESAKES = {
     **dict.fromkeys(PRICES, _MARKED_DATE),
@@ -136,6 +149,8 @@ def sniff(
     table = _csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
     if table.empty:
         raise BarError(f"{file.name}: holds no row; check the file")
+    if file.kind != "csv":
+        _decide_decimal(table[:50].astype(str).to_numpy().tolist(), layout)
     if isinstance(table.columns, pd.RangeIndex):
         layout.note("header", [], "its columns have no names")
     given = _known_columns(table, layout)
@@ -254,9 +269,7 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         rows = rows[above:]
     else:
         above = 0
-    decimal = layout.known.get("decimal") or _decimal(rows)
-    if decimal != "." or "decimal" in layout.known:
-        layout.note("decimal", decimal, f"numbers are written like 12{decimal}5")
+    decimal = _decide_decimal(rows, layout)
     names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row, decimal)), 0)
     whole = [row for row in rows[names:] if len(row) == width and row not in rows[:names]]
     if not names:
@@ -266,6 +279,14 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         layout.values |= {"header": header, "skip_rows": numbered[above + names][0]}
         layout.notes["header"] = "several lines of names, or two that are alike"
     return pd.DataFrame(whole, columns=header)
+
+
+def _decide_decimal(rows: Sequence[Sequence[str]], layout: Layout) -> str:
+    """Return the decimal sign, and set it unless it is the usual one."""
+    decimal = layout.known.get("decimal") or _decimal(rows)
+    if decimal != "." or "decimal" in layout.known:
+        layout.note("decimal", decimal, f"numbers are written like 12{decimal}5")
+    return str(decimal)
 
 
 def _name_columns(lines: Sequence[list[str]]) -> list[str]:
@@ -338,7 +359,8 @@ def _delimiter(lines: Sequence[str], name: str) -> str:
         count, lines_alike = Counter(line.count(mark) for line in lines[:200]).most_common(1)[0]
         if count > best[0] and lines_alike >= 0.9 * min(len(lines), 200) - _MOST_ABOVE:
             best = (count, mark)
-    if best[1] == " " and any("  " in line for line in lines):
+    is_parted = best[1] == " " or (best[0] == 1 and not any("," in line for line in lines))
+    if is_parted and any("  " in line for line in lines):
         raise BarError(f"{name}: several spaces part its columns; save it with commas instead")
     return best[1]
 
@@ -346,13 +368,15 @@ def _delimiter(lines: Sequence[str], name: str) -> str:
 def _holds_plain_prices(table: pd.DataFrame) -> bool:
     """Report whether the names of all four prices stand alone: next to them `Close_yes` is another
     close and no symbol."""
-    names = {*map(plain, table.columns)}
-    return all(names.intersection(SPELLINGS[role]) for role in PRICES)
+    count = Counter(map(plain, table.columns))  # `Open (AAPL)` and `Open (MSFT)` are alike
+    return all(1 in map(count.get, SPELLINGS[role]) for role in PRICES)
 
 
 def _is_shared(word: str) -> bool:
-    """Report whether a word of all prices' names is no symbol: `Open_1h` or `etl:adj_open`."""
-    return _is_noise(word) or re.split(r"\W", word)[-1] in _PRICE_KINDS
+    """Report whether a word of all prices' names is no symbol: `Open_1h`, `Open_USD` or
+    `etl:adj_open`."""
+    is_unit = re.fullmatch(rf"{IN_BRACKETS}|{CURRENCIES}", word, re.IGNORECASE)
+    return bool(is_unit) or _is_noise(word) or re.split(r"\W", word)[-1] in _PRICE_KINDS
 
 
 def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
@@ -364,7 +388,7 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
         whole = [words for words in found.values() if len(words) == needed]
         if needed < len(PRICES) or any(words != whole[0] for words in whole):
             continue
-        alone = next(iter(found)) if len(found) == 1 else ""
+        alone = _find_alone(found, needed)
         if _is_shared(alone) and not is_long:
             return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
         _refuse_own_times(table, mark, first, found, layout)
@@ -384,6 +408,14 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
             layout.values["header"] = list(map(str, table.columns))
         return _wide_times(table) | {role: whole[0].get(role) for role in COLUMNS}
     return _closes(table, layout)
+
+
+def _find_alone(found: dict[str, dict[str, str]], needed: int) -> str:
+    """The only symbol, or the unit of all prices if volumes have another one; else empty."""
+    alone = [symbol for symbol, words in found.items() if len(words) == needed]
+    if len(alone) > 1 or (len(found) > 1 and not _is_shared(alone[0])):
+        return ""
+    return alone[0]
 
 
 def _wide_times(table: pd.DataFrame) -> Roles:
@@ -420,8 +452,8 @@ def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, 
             column = column.removeprefix("('").removesuffix("')")
         left, _, right = column.partition(mark) if first else column.rpartition(mark)
         symbol, word = (right, left) if first else (left, right)
-        role = next((name for name in COLUMNS if symbol and plain(word) in SPELLINGS[name]), None)
-        if role and plain(symbol).strip("._ ") not in _PRICE_KINDS:
+        role = next((name for name in COLUMNS if plain(word) in SPELLINGS[name]), None)
+        if role and symbol.strip() and plain(symbol).strip("._ ") not in _PRICE_KINDS:
             found.setdefault(symbol, {})[role] = word
     return found
 
@@ -493,11 +525,16 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     if missing:
         raise _ask_for(missing, table, layout)
     _refuse_parted_dates(table, found, layout)
-    if plain(found["ts"]) in IN_UTC:
-        layout.zone = "UTC"
+    layout.zone = _read_zone(str(found["ts"]))
     _note_volumes(table, found, given, layout)
     layout.notes.setdefault("columns", "by their names")
     return found
+
+
+def _read_zone(column: str) -> str | None:
+    """The zone in the name of a column of times, like `Time (EET)`."""
+    behind = "".join(re.findall(rf"{IN_BRACKETS}\s*$", column))
+    return "UTC" if plain(column) in IN_UTC else behind if behind in _ZONES else None
 
 
 def _note_volumes(table: pd.DataFrame, found: Roles, given: Roles, layout: Layout) -> None:
@@ -526,6 +563,15 @@ def _refuse_parted_dates(table: pd.DataFrame, found: Roles, layout: Layout) -> N
         raise BarError(
             f"{layout.name}: its dates are parted into columns of year, month and day; join them"
             " into one column, like 2024-01-31"
+        )
+    parts = [str(column) for column in table.columns if _holds_all(table[column], "^[AaPp][Mm]$")]
+    keys = [found[role] for role in ("ts", "symbol") if role in found]
+    if "date" not in found and table.duplicated(keys).mean() > 0.5:
+        parts += [str(column) for column in table.columns if plain(column) in _CLOCK_PARTS]
+    if parts:
+        raise BarError(
+            f"{layout.name}: its times are parted into columns ({', '.join(parts)}); join them with"
+            " the dates into one column, like 2024-01-31 09:30"
         )
 
 
@@ -597,7 +643,9 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
         column
         for column in table.columns
         if plain(column) in CLOCK_SPELLINGS
-        or (plain(column) in SPELLINGS["ts"] and _holds_all(table[column], _CLOCK))
+        or (
+            plain(column) in (*SPELLINGS["ts"], *_CLOCK_PARTS) and _holds_all(table[column], _CLOCK)
+        )
     ]
     if dates and clocks:
         # a time may include its day
@@ -609,7 +657,9 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     indices = [
         column
         for column in table.columns
-        if re.fullmatch(nameless, str(column).strip().lower()) and not _counts_rows(table[column])
+        if re.fullmatch(nameless, str(column).strip().lower())
+        and not _counts_rows(table[column])
+        and len(_clean(table[column]))
     ]
     if dates or indices:
         return {"ts": (dates + indices)[0]}
@@ -659,6 +709,12 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
         step = -1 if len(clock) and clock.is_monotonic_decreasing else 1  # newest first
         values = numbers[prices].dropna().to_numpy()[::step].T
         found = {**_order_prices(prices, values, layout), **given}
+    for role in PRICES:
+        if found[role] not in numbers:
+            raise BarError(
+                f"{layout.name}: no numbers in the column of --{role}, but"
+                f" {text[found[role]].iloc[-1]!r}; name another one, or write numbers"
+            )
     all_columns = list(table.columns)
     last = max(all_columns.index(found[name]) for name in PRICES)
     after = [column for column in all_columns[last + 1 :] if column in numbers]
@@ -778,14 +834,27 @@ def _times(
         _counted(cells, layout, date_in_name)
     elif cells.str.fullmatch(r"\d{9,}(?:\.\d+)?").all():
         _count_epoch(layout)
-    elif carries_zone(cells) and cells.str.contains(":").all():
+    elif carries_zone(cells) and cells.str.contains(r":|\dT\d").all():
         layout.zoned = True
     elif _fitting(cells, _DATES):
         _set_formats(cells, None, layout)
     else:
-        parts = cells.str.extract(r"^(.+?)[ T]+(\d{1,2}:\d\d.*|\d{4,6}|\d\d-[AP]M)$")
-        first, second = (parts[0], parts[1]) if parts.notna().all(axis=None) else (cells, None)
-        _set_formats(first, second, layout, "T" if "T" in cells.iloc[0] else " ")
+        parts = cells.str.extract(r"^(.+?)(,? +|[TD_-])(\d{1,2}:\d\d.*|\d{4,6}|\d\d-[AP]M)$")
+        is_whole = parts.notna().all(axis=1)
+        _refuse_odd(cells, is_whole, layout)
+        if is_whole.all():
+            _set_formats(parts[0], parts[2], layout, re.sub(" +", " ", parts[1].iloc[0]))
+        else:
+            _set_formats(cells, None, layout)
+
+
+def _refuse_odd(cells: pd.Series[Any], fits: pd.Series[bool], layout: Layout) -> None:
+    """Raise BarError for the first cell that does not fit where most do."""
+    if 0.9 < fits.mean() < 1:
+        raise BarError(
+            f"{layout.name}: {cells[~fits].iloc[0]!r} stands among times like"
+            f" {cells[fits].iloc[0]!r}; remove its row, or write a time there"
+        )
 
 
 def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
@@ -801,14 +870,14 @@ def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
 
 
 def _recognise_excel_days(cells: pd.Series[Any], layout: Layout) -> bool:
-    """Report whether numbers are Excel days (from 1954 on, a few days apart), and set the
-    format."""
+    """Report whether numbers are Excel days (from 1954 on, to 1985 or later, a few days apart), and
+    set the format."""
     if not cells.str.fullmatch(r"[2-6]\d{4}([.,]\d+)?").all():
         return False
     counts = _to_numbers(cells, layout)
     days = np.unique(np.floor(counts))
     today = (pd.Timestamp.now() - pd.Timestamp("1899-12-30")).days
-    if len(days) < 2 or np.median(np.diff(days)) > 5 or days[-1] > today + 1:
+    if len(days) < 2 or np.median(np.diff(days)) > 5 or not _FIRST_DAY < days[-1] < today + 2:
         return False
     layout.whole_days = bool((counts % 1 == 0).all())
     is_clear = not layout.whole_days or (len(days) > 10 and (days % 7 > 1).all())  # no weekend
@@ -858,17 +927,31 @@ def _set_formats(
             " ways; write them alike"
         )
     if not fits or (clocks is not None and clock_format is None):
-        remedy = "say how they are written (--time-format, like '%d.%m.%Y %H:%M')"
-        if dates.str.contains(r"(?<!\d)2[456]\d\d(?:\d{4})?(?!\d)").all():
-            remedy = "its years are Buddhist: subtract 543 from them"
-        raise BarError(f"{layout.name}: times like {example!r} are unknown; {remedy}")
+        for usual in _fitting(dates[:1], _DATES)[:1]:
+            parsed = pd.to_datetime(dates, format=usual, errors="coerce")
+            _refuse_odd(dates, parsed.notna(), layout)
+        said = f"times like {example!r} are unknown"
+        raise BarError(f"{layout.name}: {said}; {_suggest_format(dates)}")
     layout.whole_days = clocks is None
     date_format, why = _choose_date_format(dates, fits)
     iso = date_format == "%Y-%m-%d" and clock_format in (None, "%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
+    iso = iso and joint in ("T", " ")
     if not iso or layout.zoned:
         written = date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
         written += " %Z" if layout.zoned else ""
         layout.note("time_format", written, f"{why}like {example}")
+
+
+def _suggest_format(dates: pd.Series[Any]) -> str:
+    """Say what to do about dates of no known format."""
+    if dates.str.contains(r"(?<!\d)2[456]\d\d(?:\d{4})?(?!\d)").all():
+        return "its years are Buddhist: subtract 543 from them"
+    if dates.str.contains(r"^1[34]\d\d\D").all():
+        return "its years are Persian: write dates of the Gregorian calendar"
+    remedy = "say how they are written (--time-format, like '%d.%m.%Y %H:%M')"
+    if re.search(r"[^\W\d_]", dates.iloc[0]):
+        remedy += "; months and weekdays in another language than English: write numbers"
+    return remedy
 
 
 def _fit_clock(clocks: pd.Series[Any]) -> str | None:
@@ -916,8 +999,10 @@ def _choose_date_format(cells: pd.Series[Any], fits: list[str]) -> tuple[str, st
 def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
     """Whole numbers: since midnight, since 1970, or a date without marks."""
     digits = set(cells.str.len())
+    size = digits.pop() if len(digits) == 1 else 0
+    fits = _fitting(cells, _COUNTED.get(size, ()))
     most = int(cells.astype("int64").max())
-    if date_in_name and most < 86_400_000:
+    if date_in_name and most < 86_400_000 and "%Y%m%d" not in fits:
         layout.note(
             "time_format",
             "s" if most < 86_400 else "ms",
@@ -926,18 +1011,17 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
         if "header" in layout.values and most >= 86_400:
             layout.vendor = "lean"
         return
-    size = digits.pop() if len(digits) == 1 else 0
-    fits = _fitting(cells, _COUNTED.get(size, ()))
     if fits:
         written, why = _choose_date_format(cells, fits)
         layout.note("time_format", written, f"{why}like {cells.iloc[0]}")
-        layout.whole_days = size in (6, 8)
+        layout.whole_days = size <= 8
         return
-    if most < _EARLIEST:
+    # ns since 1970 of before 1992 are .NET's ticks, or times with other digits
+    if most < _EARLIEST or 10**16 <= most < 7 * 10**17:
         raise BarError(
             f"{layout.name}: times like {cells.iloc[0]} are neither dates nor times since 1970;"
-            " name the column of the dates, if they count from midnight (--date), or state how"
-            " they are written (--time-format)"
+            " name the column of the dates, if they count from midnight (--date), state how"
+            " they are written (--time-format), or write them like 2024-01-31 09:30"
         )
     _count_epoch(layout)
 
@@ -951,7 +1035,9 @@ _WORDS = re.compile(
     "adj|adjusted|alpaca|alphavantage|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
     "bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|candlestick|coinbase|"
     "crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|forex|"
+    "历史数据|scid|bardata|"
     "full|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
+    "datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"
     "kucoin|last|metatrader|mexc|mid|min|minute|minutes|mt4|mt5|nasdaq|nyse|oanda|ohlc|ohlcv|"
     "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|tiingo|trade|trades|"
     "tradingview|unadj|volume|weekly|wiki|yahoo|yahoofinance",
@@ -969,7 +1055,8 @@ _WHOLE_YEAR = r"(?<![^_\s,-])(?:19|20)\d\d"
 _DASH = rf"(?:(?<={_WHOLE_YEAR})|(?<={_WHOLE_YEAR}-\d\d))-\d\d(?![^_\s,-])"
 """A dash within 2024-01-05 or 2024-01."""
 _MARKS = re.compile(
-    rf"((?<=^DAT)_M[ST]_|(?!{_DASH})[_\s,-]+|\.(?=(?:ask|bid|last|mid)$)"
+    rf"((?<=^DAT)_M[ST]_|(?!{_DASH})[_\s,-]+"
+    r"|\.(?=(?:ask|bid|last|mid|scid_bardata)$)|(?=历史数据$)"
     r"|(?<=[A-Z]{6})(?=(?:[hmd]\d{1,2}|1|5|15|30|60|240|1440)$))",
     re.IGNORECASE,
 )
@@ -984,9 +1071,9 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
     left out; of a single file, or of files that differ in nothing else, the part that is none of
     these.
     """
-    folders = [re.search(r"(symbol|ticker)=[^/]+/", file.place) for file in files]
+    folders = [re.search(r"(symbol|ticker)=[^/]+((?:/[^/]+)+)$", file.place) for file in files]
     if folders[0] and all(folders):
-        return f"{folders[0][1]}={{symbol}}/*"
+        return f"{folders[0][1]}={{symbol}}{'/*' * folders[0][2].count('/')}"
     stems = [file.stem for file in files]
     if needs_date and all(re.fullmatch(r"\d{8}", stem) for stem in stems):
         return "{symbol}/{date}"

@@ -441,12 +441,11 @@ def test_a_length_is_not_sure_where_most_rows_stand_further_apart(tmp_path):
     assert make_market(built(found, tmp_path)).num_bars == len(table)
 
 
-def test_prices_outside_of_their_range_are_named(bars, tmp_path):
-    assert not {"opens", "closes"} & {*findings(write_csv(tmp_path, bars, "good.csv"))}
-    noted = findings(write_csv(tmp_path, bars.assign(close=bars.close * 1.03), "bad.csv"))
-    assert noted["closes"].sure == "assumed"
-    assert "in 100% of the rows" in noted["closes"].why
-    assert "opens" not in noted
+def test_prices_outside_of_their_range_are_refused(bars, tmp_path):
+    path = str(write_csv(tmp_path, bars.assign(close=bars.close * 1.03), "bad.csv"))
+    with pytest.raises(BarError, match=r"in 100% of the rows the close lies outside .*--close"):
+        detect(path)
+    assert detect(path, known={"columns": {"close": "close"}}).symbols
 
 
 @pytest.mark.slow
@@ -762,10 +761,12 @@ def test_wrong_answers_are_refused(layout, options, said, bars, tmp_path):
 def test_nothing_is_written_where_the_first_bars_make_no_market(bars, plain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bars").mkdir()
-    by_ticker(tmp_path / "bars", bars, ["ts", *COLUMNS], "{}-2016.csv")
+    alone = bars[bars.ticker == "AAA"]
+    by_ticker(tmp_path / "bars", alone, ["ts", *COLUMNS], "{}-2016.csv")
     with monkeypatch.context() as patch:
         patch.setattr("fintrader.bars.detect.name_pattern", lambda *_: "{symbol}_*")
         said = refused("init", "bars")
+    by_ticker(tmp_path / "bars", bars, ["ts", *COLUMNS], "{}-2016.csv")
     assert re.search(r"bars.yaml is not written.*called like.*\(--name-pattern\)", said)
     assert [one.name for one in tmp_path.iterdir()] == ["bars"]
     main(["init", "bars", "--name-pattern", "{symbol}-*"])

@@ -3,6 +3,7 @@ clocks that `init` once missed."""
 
 import datetime as dt
 import json
+import zipfile
 
 import numpy as np
 import pandas as pd
@@ -177,6 +178,9 @@ def test_times_of_metatrader_count_by_its_servers_clock(tmp_path):
         ("EURUSD1440", "EURUSD"),
         ("DAT_MT_EURUSD_M1_201710", "EURUSD"),
         ("NIFTY50", "NIFTY50"),
+        ("AAPL.scid_BarData", "AAPL"),
+        ("AAPL历史数据", "AAPL"),
+        ("AAPL Datos históricos", "AAPL"),
     ],
 )
 def test_lengths_of_bars_are_no_part_of_symbols(name, symbol):
@@ -480,3 +484,214 @@ def test_a_first_file_without_volumes_takes_none_from_the_others(days, tmp_path)
     folder = write_csv(tmp_path / "files", table, "BBB.csv").parent
     market = make_market(built(detect(str(folder)), tmp_path))
     assert market.volume.sum(0).tolist() == [0, table.volume.sum()]
+
+
+@pytest.mark.parametrize(
+    "written", ["%Y%j", "%a %m/%d/%Y", "%A, %B %d, %Y", "%Y.%m.%dD%H:%M:%S.000000000"]
+)
+def test_more_ways_to_write_days_are_known(written, days, tmp_path):
+    table = days.assign(ts=pd.to_datetime(days.ts).dt.strftime(written))[["ts", *COLUMNS]]
+    assert_market(write_csv(tmp_path, table, "AAA.csv"), days, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("%m/%d/%Y %I:%M%p", "%m/%d/%Y, %I:%M:%S %p", "%d/%m/%Y, %H:%M", "%Y-%m-%d_%H:%M"),
+        *("%Y/%m/%d-%H:%M:%S", "%Y%m%d%H%M%S000", "%Y%m%dT%H%M%S-0500"),
+        "%a, %d %b %Y %H:%M:%S EST",
+    ],
+)
+def test_more_ways_to_write_times_are_known(written, tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 1, 16), 20, 15, "America/New_York")
+    times = table.assign(ts=table.ts.dt.strftime(written))[["ts", *COLUMNS]]
+    market = make_market(built(detect(str(write_csv(tmp_path, times, "AAA.csv"))), tmp_path))
+    stamps = table.ts.dt.tz_localize("America/New_York").dt.tz_convert("UTC").dt.tz_localize(None)
+    assert list(pd.DatetimeIndex(market.timestamps())) == list(stamps)
+    assert np.allclose(market.close[:, 0], table.close, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        "Date (UTC),Open (USD),High (USD),Low (USD),Close (USD),Volume (shares)",
+        "Date,Open,High,Low,Close,Volume\nYYYY-MM-DD,USD,USD,USD,USD,shares",
+        "DATES,PX_OPEN,PX_HIGH,PX_LOW,PX_LAST,PX_VOLUME",
+        "日期,开盘价(元),最高价(元),最低价(元),收盘价(元),成交量(股)",
+        "Date/Time,Open,High,Low,Latest,Number of Shares",
+        "#date,ouv,haut,bas,clot,vol",
+    ],
+)
+def test_units_and_marks_are_no_part_of_names(names, days, tmp_path):
+    path = tmp_path / "AAA.csv"
+    path.write_text(f"{names}\n{days[['ts', *COLUMNS]].to_csv(index=False, header=False)}")
+    found = detect(str(path))
+    assert (found.symbols, found.has_volume) == (("AAA",), True)
+    assert_market(path, days, tmp_path)
+
+
+def test_names_that_end_with_symbols_in_brackets_are_those_of_several(days, tmp_path):
+    parts = {name: days.set_index("ts")[COLUMNS] for name in ("AAA", "BBB")}
+    table = pd.concat(parts, axis=1)
+    table.columns = [f"{field} ({symbol})" for symbol, field in table.columns]
+    table.to_csv(tmp_path / "both.csv")
+    assert len(detect(str(tmp_path / "both.csv")).symbols) == 2
+
+
+def test_adjusted_closes_in_brackets_are_no_closes(days, tmp_path):
+    names = ["Date", "Open", "High", "Low", "Close (adj.)", "Close", "Volume"]
+    table = days.assign(adjusted=days.close * 0.9)[["ts", *PRICES[:3], "adjusted", *COLUMNS[3:]]]
+    path = write_csv(tmp_path, table.set_axis(names, axis=1), "AAA.csv")
+    assert_market(path, days, tmp_path)
+
+
+def test_a_zone_behind_the_name_of_times_is_theirs(tmp_path):
+    table = walk_on("24/5", dt.date(2024, 3, 4), 10, 15, "Europe/Athens")
+    names = ["Time (EET)", *PRICES, "Volume "]
+    path = write_csv(tmp_path, table[["ts", *COLUMNS]].set_axis(names, axis=1), "EURUSD.csv")
+    zone = findings(str(path))["timezone"]
+    assert (zone.value, zone.sure) == ("EET", "sure")
+    bare = write_csv(tmp_path, table[["ts", *COLUMNS]], "EURUSD.csv")
+    assert findings(str(bare))["timezone"].sure == "assumed"  # markets of all hours fit any zone
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.assign(day=t.ts.dt.date, half=t.ts.dt.strftime("%p")), r"columns \(half\)"),
+        (lambda t: t.assign(ts=t.ts.dt.date, Hour=t.ts.dt.hour), r"columns \(Hour\)"),
+        (lambda t: t.assign(ts=t.ts.dt.strftime("%y%j"))[::26], "like 24016 are neither"),
+        (lambda t: t.assign(ts=range(20151, 20151 + len(t))), "like 20151 are neither"),
+        (lambda t: t.assign(ts=[638_410_000_000_000_000 + i for i in range(len(t))]), "neither"),
+        (lambda t: t.assign(ts=t.ts.dt.strftime("1403/%m/%d"))[::26], "years are Persian"),
+        (lambda t: t.assign(ts=t.ts.dt.strftime("%d février %Y"))[::26], "write numbers"),
+        (lambda t: t.assign(ts=[*t.ts[:-1], "Average"]), "'Average' stands among times"),
+        (lambda t: t.assign(ts=[*t.ts.dt.date[:-1], "Total"])[25::26], "'Total' stands among"),
+        (lambda t: t.assign(open=t.open * 0.9), "the open lies outside .*--open COLUMN"),
+        (
+            lambda t: pd.concat([t[::26].assign(firm=firm, volume=firm) for firm in (1, 2)]),
+            "--symbol COLUMN",
+        ),
+    ],
+)
+def test_what_would_be_read_wrong_is_refused(change, said, tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 1, 16), 20, 15, "America/New_York")
+    table = table.assign(high=table.close + 1, low=table.close - 1)
+    table = change(table).drop(columns="ticker", errors="ignore")
+    with pytest.raises(BarError, match=said):
+        detect(str(write_csv(tmp_path, table, "AAA.csv")))
+
+
+def test_a_named_open_may_lie_outside_of_low_and_high(days, tmp_path):
+    path = str(write_csv(tmp_path, days.assign(open=days.low * 0.9), "AAA.csv"))
+    assert detect(path, known={"columns": {"open": "open"}}).symbols == ("AAA",)
+
+
+def json_of_vendors(days):
+    """Symbol -> JSON of a vendor that names it, or does not (AAA, as the file)."""
+    rows = days[["ts", *COLUMNS]].to_dict("records")
+    lists = [list(row.values()) for row in rows]
+    prices = {row["ts"]: {name: row[name] for name in COLUMNS} for row in rows}
+    page = {"columns": ["INDEX", "TOTAL"], "data": [[0, 90]]}
+    mid = [{"time": row["ts"], "mid": {one[0]: row[one] for one in PRICES}} for row in rows]
+    return {
+        "IBM": {"Meta Data": {"2. Symbol": "IBM"}, "Time Series (5min)": prices},
+        "XBT": {"error": [], "result": {"XBT": lists, "last": 1}},
+        "BTC": {"code": 0, "result": {"symbol": "BTC", "list": lists}},
+        "CL1": {"dataset": {"dataset_code": "CL1", "column_names": [*rows[0]], "data": lists}},
+        "ABC": {"symbol": "ABC", "span": "week", "historicals": rows},
+        "AAA": {"history": {"metadata": {}, "columns": [*rows[0]], "data": lists}, "page": page},
+        "EUR": {"instrument": "EUR", "candles": mid},
+        "DEF": {"DEF": lists},
+    }
+
+
+@pytest.mark.parametrize("symbol", ["IBM", "XBT", "BTC", "CL1", "ABC", "AAA", "EUR", "DEF"])
+def test_keys_of_json_are_symbols_only_where_they_name_some(symbol, days, tmp_path):
+    (tmp_path / "AAA.json").write_text(json.dumps(json_of_vendors(days)[symbol]))
+    found = detect(str(tmp_path / "AAA.json"))
+    assert found.symbols == (symbol,)
+    market = make_market(built(found, tmp_path))
+    assert np.allclose(market.close[:, 0], days.close, rtol=1e-6)
+
+
+def test_the_sheet_with_the_bars_is_read_from_its_names_on(days, tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.active.append(["Read", "me"])
+    book.active.append(["All", "prices in USD"])
+    sheet = book.create_sheet("bars")
+    for row in (["Prices of AAA"], [], ["Currency", "USD"], ["Date", *COLUMNS]):
+        sheet.append(row)
+    for row in days[["ts", *COLUMNS]].astype(str).to_numpy().tolist():
+        sheet.append([row[0], *(cell.replace(".", ",") for cell in row[1:])])
+    book.save(tmp_path / "AAA.xlsx")
+    assert_market(tmp_path / "AAA.xlsx", days, tmp_path)
+    other = book.create_sheet("BBB")
+    for row in (["Date", *COLUMNS], *days[["ts", *COLUMNS]].to_numpy().tolist()):
+        other.append(row)
+    book.save(tmp_path / "AAA.xlsx")
+    with pytest.raises(BarError, match=r"several sheets \(bars, BBB\); save each as a file"):
+        detect(str(tmp_path / "AAA.xlsx"))
+
+
+def test_dates_in_names_and_columns_are_dates(days, tmp_path):
+    table = days.assign(ts=days.ts.str.replace("-", ""))
+    for _, row in table.iterrows():
+        lines = [f"{name},{','.join(map(str, row[['ts', *COLUMNS]]))}\n" for name in ("AAA", "BBB")]
+        (tmp_path / f"{row.ts}.csv").write_text("".join(lines))
+    found = detect(str(tmp_path))
+    assert found.symbols == ("AAA", "BBB")
+    assert found.first == dt.date.fromisoformat(days.ts[0])
+
+
+def test_files_whose_names_are_not_in_the_order_of_time_show_the_calendar(tmp_path):
+    table = walk_on("XBOM", dt.date(2024, 3, 12), 90, 375)
+    for ts, rows in table.groupby("ts"):
+        for name in ("AAA", "BBB"):
+            path = tmp_path / f"cm{ts:%d%b%Y}bhav.csv"
+            line = rows.assign(ticker=name, ts=f"{ts:%d-%b-%Y}").to_csv(
+                index=False, header=not path.exists()
+            )
+            path.write_text((path.read_text() if path.exists() else "") + line)
+    assert detect(str(tmp_path)).calendar == "XBOM"
+
+
+def test_folders_below_that_of_the_symbol_may_be_several(days, tmp_path):
+    for name in ("AAA", "BBB"):
+        folder = tmp_path / "bars" / f"symbol={name}" / "year=2024" / "month=1"
+        folder.mkdir(parents=True)
+        days[["ts", *COLUMNS]].to_parquet(folder / "data_0.parquet", index=False)
+    found = detect(str(tmp_path / "bars"))
+    assert found.symbols == ("AAA", "BBB")
+    write_config(found, tmp_path / "x.yaml")
+
+
+def test_an_archive_of_archives_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "bars.zip", "w") as archive:
+        archive.writestr("inner.zip", b"")
+    with pytest.raises(BarError, match="holds no table; unpack it"):
+        detect(str(tmp_path / "bars.zip"))
+
+
+def test_an_export_with_a_line_of_words_and_padded_names_is_read(days, tmp_path):
+    """The Chinese client TongDaXin's: tabs, padded names, GBK, a source at the end."""
+    lines = [
+        "600062 华润双鹤 日线 不复权",
+        "      日期\t    开盘\t    最高\t    最低\t    收盘\t    成交量",
+    ]
+    text = days[["ts", *COLUMNS]].to_csv(index=False, header=False, sep="\t").replace("-", "/")
+    path = tmp_path / "SH#600062.txt"
+    path.write_bytes("\n".join([*lines, f"{text}数据来源:通达信\n"]).encode("gbk"))
+    assert_market(path, days, tmp_path)
+
+
+def test_prices_with_the_name_of_a_currency_are_numbers(days, tmp_path):
+    table = days[["ts", *COLUMNS]].astype(str)
+    table[PRICES] += " USD"
+    assert_market(write_csv(tmp_path, table, "AAA.csv"), days, tmp_path)
+    table[PRICES] += "?"
+    path = str(write_csv(tmp_path, table, "AAA.csv"))
+    numbers = {role: str(place) for place, role in enumerate(PRICES, 2)}
+    with pytest.raises(BarError, match=r"no numbers in the column of --open, but .* USD\?'"):
+        detect(path, known={"columns": numbers})

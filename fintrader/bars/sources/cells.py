@@ -28,7 +28,8 @@ _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 EMPTY = ("", "null", "none", "nan", "nat", "na", "n/a", "#n/a", "-", "--", ".")
 """Cells, written small, that hold no number; among tickers they are such."""
 _MARKS = "[,' \u00a0\u202f]"
-_MONEY = "[$€£¥₩₹]"
+CURRENCIES = "usdt?|eur|gbp|jpy|chf|cad|aud|inr|cny|krw|hkd|sgd|brl"
+_MONEY = f"(?:[$€£¥₩₹]|{CURRENCIES})"
 _WRITTEN = re.compile(
     rf"(?P<sign>[+-]?){_MONEY}?\s?"
     rf"(?P<digits>\d{{1,3}}(?:{_MARKS}\d{{2,3}})*{_MARKS}\d{{3}}(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"

@@ -123,6 +123,8 @@ def _open(path: str, text: bool) -> list[BarFile]:
             ]
     except (zipfile.BadZipFile, OSError) as error:
         raise BarError(f"{name}: cannot be read ({error}); it may be truncated") from None
+    if not members:
+        raise BarError(f"{name}: holds no table; unpack it, and name the files in it")
     return [
         BarFile(f"{name}:{member}", str(kind_of(member, text)), path, member=member)
         for member in members

@@ -58,48 +58,51 @@ SPELLINGS = {
             gmt_time utc_time local_time timestamp_utc datetime_utc date_utc date_gmt trade_time
             bar_time begins_at begin time start start_time date trade_date t datum_zeit zeitpunkt
             zeit traddt date1 close_time endtime end_time dtyyyymmdd fecha data дата tarih 日期 时间
-            交易日期 日付 日付け 일자 날짜""",
+            交易日期 日付 日付け 일자 날짜 dates datadate starttimestamp""",
         "symbol": """
             symbol ticker tic sym instrument instrument_id asset ts_code secid pair product_id
             contract stock stockid stock_id token token_id coin coin_id asset_id ticker_clean
             ticker_symbol stock_symbol stock_code code name s tckrsymb kürzel wertpapier 股票代码 代码
-            종목코드 銘柄コード""",
+            종목코드 銘柄コード ric security security_id""",
         "open": """
             open o open_price openprice openingpx opening_price opnpric eröffnung eröffn erster
             abertura apertura ouv otwarcie откр açılış openfixed 开盘 开盘价 開盤價 시가 始値""",
         "high": """
             high h high_price highprice highpx highest_price hghpric hoch höchst máxima máximo
-            maxima massimo plus_haut najwyzszy najwyższy highfixed max макс yüksek 最高 最高价
+            maxima massimo plus_haut najwyzszy najwyższy highfixed max макс yüksek haut 高 最高 最高价
             最高價 고가 高値""",
         "low": """
             low l low_price lowprice lowpx lowest_price lwpric tief tiefst mínima mínimo minima
-            minimo plus_bas najnizszy najniższy lowfixed min мин düşük 最低 最低价 最低價 저가 安値""",
+            minimo plus_bas najnizszy najniższy lowfixed min мин düşük bas 低 最低 最低价 最低價 저가 安値""",
         "close": """
-            close c close/last last last_price close_price closeprice closingpx closing_price
+            close c close_last last latest last_price close_price closeprice closingpx closing_price
             clspric price schluss schlusskurs zuletzt fechamento cierre último ultimo dernier settle zamkniecie
-            zamknięcie closefixed ostatnio settlement_price цена şimdi 收盘 收盘价 收盤價 종가 終値""",
+            zamknięcie closefixed ostatnio settlement_price цена şimdi clot 收盘 收盘价 收盤價 종가 終値""",
         "volume": """
             volume vol v total_volume totalvolumetraded volume_traded trade_volume tickvol
             tick_volume tickvolume total_trade_quantity total_traded_quantity tottrdqty
             ttl_trd_qnty ttltradgvol shares_traded volumefrom volumen wolumen wol capacity stück
-            объём hac 成交量 成交股數 거래량 出来高""",
+            объём hac number_of_shares size 交易量 成交量 成交股數 거래량 出来高""",
     }.items()
 }
 """Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""
-DATE_SPELLINGS = ("date", "datum", "day", "tag", "trade_date", "calendardate", "日期")
+DATE_SPELLINGS = ("date", "datum", "day", "tag", "trade_date", "calendardate", "dtyyyymmdd", "日期")
 CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit", "trade_time", "mdentrytime", "时间")
 ACTIONS = ("splitfactor", "split_factor", "stock_splits", "divcash", "dividends")
 """Names of columns of splits and dividends."""
 WEAK = ("name", "code", "stock", "contract", "start", "begin", "price", "last")
 """Names that yield to any other of these."""
+IN_BRACKETS = r"[(（](?!adj)([^()（）]+)[)）]"
+"""A unit or a zone behind a column's name, as in `Volume (shares)`."""
 IN_UTC = ("gmt_time", "utc_time", "timestamp_utc", "datetime_utc", "date_utc", "date_gmt")
 """Names of columns that imply UTC."""
 
 
 def plain(column: object) -> str:
     """A column's name as it stands in the lists above."""
-    name = re.sub(r"^\d+\.\s*", "", str(column).strip().strip("<>[]*\"'"))  # "1. open"
-    return re.sub(r"[\s_]+", "_", name.lower()).rstrip("._")
+    name = re.sub(r"^\d+\.\s*", "", str(column).strip().strip("<>[]*#\"'"))  # "1. open"
+    name = re.sub(rf"(?<=\w)\s*{IN_BRACKETS}$", "", name.lower())
+    return re.sub(r"[\s_/-]+", "_", name).rstrip("._")
 
 
 def make_unique(columns: Sequence[str]) -> list[str]:

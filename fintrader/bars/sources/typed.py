@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ from fintrader.errors import install_command
 
 INDEX = "__index_level_0__"
 """A column without a name, as pandas calls its index in Parquet."""
+_HEAD = 12
+"""Rows of a sheet among which the names of its columns are looked for."""
 _WRAPPERS = (
     "bars",
     "candles",
@@ -31,6 +34,7 @@ _WRAPPERS = (
     "values",
 )
 """Keys of JSON that hold the rows and are no symbols."""
+_SYMBOLS = ("symbol", "ticker", "instrument", "dataset_code")
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
 
 
@@ -109,12 +113,7 @@ def _to_frame(content: Any) -> pd.DataFrame:
     them (`orient` columns, index, split). Raises TableError for anything else.
     """
     if isinstance(content, list):
-        kinds = {*map(type, content)}
-        if not kinds <= {dict} and not kinds <= {list}:
-            raise TableError(_NO_TABLE)
-        if kinds == {list} and len({*map(len, content)}) > 1:
-            raise ValueError("its rows have several lengths")
-        return pd.DataFrame(content, dtype=object)
+        return _frame_of_rows(content)
     nested = {key: value for key, value in content.items() if isinstance(value, list | dict)}
     if not nested:
         return pd.DataFrame([content], dtype=object)
@@ -128,16 +127,44 @@ def _to_frame(content: Any) -> pd.DataFrame:
             return _add_symbol(symbol, _to_frame(value))
     if not tables:
         raise TableError(_NO_TABLE)
-    parts = [_add_symbol(key, _to_frame(value)) for key, value in tables.items()]
+    frames = {key: _to_frame(value) for key, value in tables.items()}
+    # a page's number may stand next to the bars as another table
+    frames = {key: one for key, one in frames.items() if _is_header(map(str, one))} or frames
+    key = next(iter(frames))
+    if len(frames) == 1 and (symbol or not _is_symbol(key, content)):
+        return _add_symbol(symbol, frames[key])
+    parts = [_add_symbol(key, frame) for key, frame in frames.items()]
     return pd.concat(parts, ignore_index=True)
+
+
+def _is_symbol(key: str, content: Any) -> bool:
+    """Report whether the key above the only table is a symbol: in capitals, or with nothing next to
+    it."""
+    table = content[key]
+    inside = table.values() if isinstance(table, dict) else []
+    is_alone = len(content) == 1 and all(isinstance(one, list | dict) for one in inside)
+    return is_alone or re.fullmatch(r"[A-Z0-9.^=/:_-]+", key) is not None
+
+
+def _frame_of_rows(rows: list[Any]) -> pd.DataFrame:
+    kinds = {*map(type, rows)}
+    if not kinds <= {dict} and not kinds <= {list}:
+        raise TableError(_NO_TABLE)
+    if kinds == {list} and len({*map(len, rows)}) > 1:
+        raise ValueError("its rows have several lengths")
+    if kinds == {dict} and not _is_flat(rows[0]):
+        if len(rows) == 1:
+            raise TableError(_NO_TABLE)
+        frame = pd.json_normalize(rows).astype(object)
+        return frame.rename(columns=lambda name: name.removeprefix("mid."))  # as Oanda writes
+    return pd.DataFrame(rows, dtype=object)
 
 
 def _frame_of_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
     """The table of columns, or of rows by label; None for anything else."""
-    if {"columns", "data"} <= nested.keys():
-        return _add_index(
-            pd.DataFrame(nested["data"], nested.get("index"), nested["columns"], dtype=object)
-        )
+    names = nested.get("columns", nested.get("column_names"))
+    if names and "data" in nested:
+        return _add_index(pd.DataFrame(nested["data"], nested.get("index"), names, dtype=object))
     # tickers are called like columns, too (C, H, L, O): their values are no cells
     if not all(map(_is_flat, nested.values())) or len({*map(type, nested.values())}) > 1:
         return None
@@ -164,15 +191,18 @@ def _is_header(names: Iterable[str]) -> bool:
 
 
 def _find_symbol(value: Any) -> str | None:
-    found = value.get("symbol", value.get("ticker")) if isinstance(value, dict) else None
-    return found if isinstance(found, str) else None
+    if not isinstance(value, dict):
+        return None
+    named = {plain(key): cell for key, cell in value.items() if isinstance(cell, str)}
+    return next((named[word] for word in _SYMBOLS if word in named), None)
 
 
 def _add_symbol(symbol: str | None, table: pd.DataFrame) -> pd.DataFrame:
     is_named = not isinstance(table.columns, pd.RangeIndex)
-    if symbol is None or "symbol" in table:
+    if symbol is None or "symbol" in table or table.attrs.get("has_symbol"):
         return table
     table.insert(0, "symbol", symbol)
+    table.attrs["has_symbol"] = True
     return table if is_named else table.set_axis(range(table.shape[1]), axis=1)
 
 
@@ -185,7 +215,7 @@ def _add_index(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _excel(stream: Any) -> _Table:
-    """The first sheet."""
+    """The one sheet with a table."""
     try:
         import openpyxl
     except ImportError:
@@ -196,12 +226,27 @@ def _excel(stream: Any) -> _Table:
         book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(error) from None
-    sheet = book.worksheets[0]
-    sheet.reset_dimensions()  # the size that stands in it may be wrong
-    rows = (row for row in sheet.iter_rows(values_only=True) if set(row) != {None})
-    head = list(itertools.islice(rows, 2))
+    found = {}
+    for sheet in book.worksheets:
+        sheet.reset_dimensions()  # the size that stands in it may be wrong
+        below = (row for row in sheet.iter_rows(values_only=True) if set(row) != {None})
+        head = list(itertools.islice(below, _HEAD))
+        filled = [sum(cell is not None for cell in row) for row in head]
+        while filled and 2 * filled[0] < filled[-1]:  # lines above the table
+            del head[0], filled[0]
+        if len(head) > 1 and filled[0] > 1:
+            found[sheet.title] = head, below
+    named = {title: one for title, one in found.items() if _is_header(map(str, one[0][0]))}
+    found = named or found
+    if len(found) > 1:
+        raise TableError(
+            f"it has tables in several sheets ({', '.join(found)}); save each as a file of its own"
+        )
+    head, rows = next(iter(found.values()), ([()], iter(())))
     # an empty column may stand before the table
-    places = [at for at, cells in enumerate(itertools.zip_longest(*head)) if set(cells) != {None}]
+    places = [
+        at for at, cells in enumerate(itertools.zip_longest(*head[:2])) if set(cells) != {None}
+    ]
     names = make_unique([INDEX if head[0][at] is None else str(head[0][at]) for at in places])
 
     def build() -> Iterator[pa.RecordBatch]:
