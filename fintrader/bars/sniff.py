@@ -398,7 +398,8 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
             # the header lines name the symbol of one file
             own = {role: word + mark + alone for role, word in whole[0].items()}
             return {"ts": table.columns[0], "volume": None} | own
-        pattern = f"{{field}}{mark}{{symbol}}" if first else f"{{symbol}}{mark}{{field}}"
+        symbol = "({symbol})" if all(one[0] + one[-1] == "()" for one in found) else "{symbol}"
+        pattern = f"{{field}}{mark}{symbol}" if first else f"{symbol}{mark}{{field}}"
         layout.note(
             "wide",
             f"('{pattern}')" if mark == _LEVELS else pattern,

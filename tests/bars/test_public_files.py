@@ -695,3 +695,15 @@ def test_prices_with_the_name_of_a_currency_are_numbers(days, tmp_path):
     numbers = {role: str(place) for place, role in enumerate(PRICES, 2)}
     with pytest.raises(BarError, match=r"no numbers in the column of --open, but .* USD\?'"):
         detect(path, known={"columns": numbers})
+
+
+def test_symbols_in_brackets_are_the_words_inside(days, tmp_path):
+    table = days[["ts"]].copy()
+    for symbol, factor in (("AAPL", 1.0), ("MSFT", 2.0)):
+        for name in PRICES:
+            table[f"{name.title()} ({symbol})"] = factor * days[name]
+    path = write_csv(tmp_path, table, "both.csv")
+    market = make_market(built(detect(str(path)), tmp_path))
+    assert market.symbols == ("AAPL", "MSFT")
+    for name in ("open", "high", "low", "close"):
+        assert np.allclose(getattr(market, name)[:, 1], 2.0 * days[name], rtol=1e-6), name
