@@ -138,8 +138,11 @@ class VenueExecution(Execution):
 
     def _list_open(self, symbol: str) -> list[OrderSlot]:
         """List a symbol's orders that are not over."""
-        slots = self._slots.values()
-        return [one for one in slots if one.report.symbol == symbol and not one.report.is_over]
+        return [
+            one
+            for one in self._slots.values()
+            if one.report.symbol == symbol and not one.report.is_over
+        ]
 
     # --- what leaves ------------------------------------------------------------------------------
 
@@ -154,8 +157,9 @@ class VenueExecution(Execution):
         if report.limit_usd is None or slot.sent:
             return False
         if slot.is_sale and self._count_free(report.symbol, slot) < -report.shares:
-            own = self._list_open(report.symbol)
-            self._end([one for one in own if one.report.stop_usd is not None], now)
+            for one in self._list_open(report.symbol):
+                if one.report.stop_usd is not None:
+                    self._end([one], now)
         return any(
             one.report.symbol == report.symbol or not (one.is_sale or slot.is_sale)
             for one in self._slots.values()
@@ -185,12 +189,13 @@ class VenueExecution(Execution):
                 self._end(bids, now)
             elif size and not self._journal.last(OrderReport, name):
                 report = Order(name, symbol, -size, now, stop_usd=price).report("intended")
-                self._slots[name] = OrderSlot(self._newest, now, _NEVER, report)
-                made.append(self._slots[name])
+                made.append(OrderSlot(self._newest, now, _NEVER, report))
         return made
 
     def _send_group(self, group: Sequence[OrderSlot], now: int) -> None:
         self._note([(slot, self._size_order(slot)) for slot in group], now)
+        # A stop that does not leave is forgotten: the next look makes another, of another size.
+        self._slots |= {slot.report.id: slot for slot in group}
         super()._send_group([slot for slot in group if not slot.report.is_over], now)
 
     def _size_order(self, slot: OrderSlot) -> OrderReport:

@@ -62,7 +62,7 @@ class Venue:
         return symbol.partition("/")[0] if self.name == "alpaca" else symbol
 
     def connect(self, seconds: float = 5.0) -> AlpacaBroker | CcxtBroker:
-        limits = RequestLimits(seconds, 0.0, 1_000_000)
+        limits = RequestLimits(seconds, 1.0, 1_000_000, sleep=lambda seconds: None)
         if self.name == "alpaca":
             os.environ["APCA_API_KEY_ID"] = alpaca_loopback.KEY
             os.environ["APCA_API_SECRET_KEY"] = alpaca_loopback.SECRET
@@ -133,8 +133,14 @@ def decide(number: int, decision: int, held: Mapping[str, float], symbols: Any) 
     return found
 
 
-def trade(venue: Venue, journal: Journal, broker: Any, *, turns: int = 4000) -> list[str]:
-    """Carry all decisions out, from wherever the journal stands; return what was wrong on the way."""
+def trade(
+    venue: Venue, journal: Journal, broker: Any, *, turns: int = 4000, times: int = 1
+) -> list[str]:
+    """Carry all decisions out, from wherever the journal stands; return what was wrong on the way.
+
+    times: decisions have so many times as long, where faults delay them; the faults end with the fall.
+    """
+    length = 2 * MINUTE * times
     wrong: list[str] = []
     tail = journal.tail(1)
     venue.now = max(OPENED, tail[0].time if tail else 0)
@@ -161,11 +167,12 @@ def trade(venue: Venue, journal: Journal, broker: Any, *, turns: int = 4000) -> 
     execution = VenueExecution.resume(broker, journal, rules, at=venue.now)
     agree(True)
     for number in range(FALL + 2):
-        decision = OPENED + number * 2 * MINUTE
+        decision = OPENED + number * length
         if number == FALL:
             venue.server.prices |= dict.fromkeys(venue.symbols, FALLEN)
+            venue.server.faults = {}
             venue.server.pace = dict.fromkeys(venue.symbols, (0.0, 0.5, 1.0))
-        if venue.now >= decision + 2 * MINUTE:
+        if venue.now >= decision + length:
             continue
         venue.now = max(venue.now, decision)
         stamp = order_id("", decision, "").split("-")[-2]
@@ -173,10 +180,10 @@ def trade(venue: Venue, journal: Journal, broker: Any, *, turns: int = 4000) -> 
             agree(False)
             orders = decide(number, decision, expect_holdings(journal).shares, venue.symbols)
             prices = dict.fromkeys(venue.symbols, PRICE)
-            until = decision + 2 * MINUTE + 90 * SECOND
+            until = decision + length + 90 * SECOND
             terms = {"not_before": decision, "until": until, "prices": prices}
             execution.begin(decision=decision, orders={}, at=venue.now, resting=orders, **terms)  # type: ignore[arg-type]
-        while venue.now < decision + 2 * MINUTE:
+        while venue.now < decision + length:
             execution.step(venue.now)
             watch()
             venue.now += STEP
