@@ -101,7 +101,7 @@ class AlpacaBroker(RemoteBroker):
         A stop of whole shares is good till cancelled. All others are for the day, as fractions of a
         share must be, so that bids and asks end with their session even if this process is dead.
         Prices have two decimals from 1 USD on and four below (docs.alpaca.markets, Placing Orders);
-        those of limits are rounded in the order's favour.
+        those of purchases are rounded down, those of sales up.
         """
         shares = round(abs(order.shares), 9)
         is_purchase = order.shares > 0
@@ -119,8 +119,11 @@ class AlpacaBroker(RemoteBroker):
             "time_in_force": "gtc" if kind == "stop" and shares % 1.0 == 0.0 else "day",
             "client_order_id": order.id,
         }
-        if kind != "market":
-            request[f"{kind}_price"] = _round_price(order)
+        usd = order.limit_usd or order.stop_usd
+        if usd:
+            scale = 100.0 if usd >= 1.0 else 10_000.0
+            side = math.copysign(1.0, order.shares)
+            request[f"{kind}_price"] = side * math.floor(round(side * usd * scale, 6)) / scale
         answer = self._call(self._client.post, "/orders", request)
         if answer.status == 200:
             return self._read(lambda: _report(answer.body, order.id))
@@ -151,8 +154,7 @@ class AlpacaBroker(RemoteBroker):
 
     def orders(self, since: int) -> Sequence[OrderReport]:
         """Report the orders sent since then, and those that stand, however old."""
-        found = self._read_pages("all", since)
-        found.update(self._read_pages("open", 0))
+        found = self._read_pages("all", since) | self._read_pages("open", 0)
         return [report for _, report in sorted(found.values(), key=lambda item: item[0])]
 
     def account(self) -> BrokerAccount:
@@ -222,14 +224,6 @@ class AlpacaBroker(RemoteBroker):
             )
         except (OSError, ValueError) as error:  # unreadable JSON is a ValueError
             return Answer(0, message=type(error).__name__)
-
-
-def _round_price(order: Order) -> float:
-    """Round the price of an order to the decimals that Alpaca takes, a limit in its favour."""
-    usd = order.limit_usd or order.stop_usd or 0.0
-    scale = 100.0 if usd >= 1.0 else 10_000.0
-    side = -1.0 if order.limit_usd and order.shares < 0 else 1.0
-    return side * math.floor(round(side * usd * scale, 6)) / scale
 
 
 def _parse_error(text: str) -> tuple[int, str]:

@@ -85,7 +85,8 @@ class VenueExecution(Execution):
         ]
         for symbol, price in self.stops.items():
             held = float(account.held[column[symbol]])
-            if held or price:
+            # Dust that no order sells must not hold the symbol's orders up.
+            if price or self._broker.size_sale(symbol, held, self._newest.prices[symbol]):
                 orders.append(Order(STOP, symbol, -held, 0, stop_usd=price))
         env = account.settings
         return lay_out_orders(orders, column, env, age=env.decision_interval)
@@ -156,7 +157,7 @@ class VenueExecution(Execution):
         report = slot.report
         if report.limit_usd is None or slot.sent:
             return False
-        if slot.is_sale and self._count_free(report.symbol, slot) < -report.shares:
+        if slot.is_sale and self._count_free(report.symbol, now, slot) < -report.shares:
             for one in self._list_open(report.symbol):
                 if one.report.stop_usd is not None:
                     self._end([one], now)
@@ -166,9 +167,14 @@ class VenueExecution(Execution):
             if one.is_asked and now >= one.until
         )
 
-    def _count_free(self, symbol: str, but: OrderSlot | None = None) -> float:
-        """Count the shares held that no sale offers, another than one."""
-        sales = [one.report for one in self._list_open(symbol) if one.is_sale and one is not but]
+    def _count_free(self, symbol: str, now: int, but: OrderSlot | None = None) -> float:
+        """Count the shares held that no sale offers, another than one. An ask that waits for the
+        exchange's open offers none yet."""
+        sales = [
+            one.report
+            for one in self._list_open(symbol)
+            if one.is_sale and one is not but and (one.is_asked or one.terms.not_before <= now)
+        ]
         held = expect_holdings(self._journal).shares.get(symbol, 0.0)
         return held + sum(report.shares - report.filled for report in sales)
 
@@ -177,7 +183,7 @@ class VenueExecution(Execution):
         next to which the venue takes none."""
         made = []
         for symbol, price in self.stops.items():
-            free = self._count_free(symbol)
+            free = self._count_free(symbol, now)
             if free <= SAME_SHARES:
                 continue
             size = self._broker.size_sale(symbol, free, self._newest.prices[symbol])
@@ -208,15 +214,14 @@ class VenueExecution(Execution):
         filled = {symbol: 0.0}
         sum_fills(self._journal, decided, filled)
         if slot.is_sale:
-            left = max(report.shares - min(filled[symbol], 0.0), -self._count_free(symbol, slot))
+            left = max(report.shares - min(filled[symbol], 0.0), -self._count_free(symbol, 0, slot))
         else:
             left = report.shares - max(filled[symbol], 0.0)
             is_protected = symbol in self.stops and symbol in expect_holdings(self._journal).shares
             if is_protected and not self._broker.bids_beside_stops:
                 left = 0.0
-        if left == report.shares:
-            return report
-        why = "the orders before it, or its symbol's stop, leave no more room"
-        if left * report.shares <= 0.0:
-            return replace(report, state="expired", reason=why)
-        return replace(report, shares=left, reason=why)
+        if left * report.shares > 0.0:
+            return replace(report, shares=left)
+        return replace(
+            report, state="expired", reason="a fill before it, or a stop, leaves no room"
+        )

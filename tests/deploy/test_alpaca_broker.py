@@ -110,7 +110,7 @@ def test_an_order_is_a_market_order_of_the_day_and_its_fills_are_told(server, br
         (-3.0, {"limit_usd": 10.5612}, ("limit", "day", 10.57)),
         (-3.0, {"limit_usd": 10.1}, ("limit", "day", 10.1)),
         (2.0, {"limit_usd": 0.98765}, ("limit", "day", 0.9876)),
-        (-3.0, {"stop_usd": 9.5678}, ("stop", "gtc", 9.56)),
+        (-3.0, {"stop_usd": 9.5678}, ("stop", "gtc", 9.57)),
         (-0.5, {"stop_usd": 9.5}, ("stop", "day", 9.5)),
         (-3.0, {"limit_usd": 0.0}, ("market", "day", None)),
         (-3.0, {"stop_usd": 0.0}, ("market", "day", None)),
