@@ -234,7 +234,7 @@ def test_a_stop_below_which_the_price_has_fallen_before_it_is_placed_sells_at_th
     desk.execution._cancel(desk.venue.now)
     desk.venue.server.prices[desk.symbol] = 100.0
     for _ in range(3):
-        desk.broker.orders(0)  # the cancellation is done
+        desk.broker.orders(OPENED)  # the cancellation is done
     assert desk.venue.offered(desk.symbol) == 0.0
     desk.venue.server.prices[desk.symbol] = 80.0
     desk.start()
