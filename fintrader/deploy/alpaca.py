@@ -16,16 +16,10 @@ import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 from fintrader.bars.sources.alpaca import REAL_MONEY_HOST, restrict
-from fintrader.deploy.broker import (
-    Activity,
-    BrokerAccount,
-    Order,
-    OrderReport,
-    State,
-)
+from fintrader.deploy.broker import Activity, ActivityKind, BrokerAccount, Order, OrderReport, State
 from fintrader.deploy.remote import (
     USUAL_LIMITS,
     Answer,
@@ -57,7 +51,7 @@ _STATES: Mapping[str, State] = {
 accepted_for_bidding, pending_review, held, stopped, suspended, calculated, done_for_day,
 pending_cancel, pending_replace, partially_filled, and any that Alpaca adds."""
 _TRANSFERS = {"CSD", "CSW", "CSR", "JNL", "JNLC", "JNLS", "ACATC", "ACATS", "FOPT"}
-_KINDS: Mapping[str, Literal["split", "rename"]] = {"SPLIT": "split", "NC": "rename"}
+_KINDS: Mapping[str, ActivityKind] = {"SPLIT": "split", "NC": "rename"}
 """Types of activities; those that begin with DIV are dividends, all others fees and the like."""
 _ORDINARY = {"new", "accepted", "pending_new", "partially_filled", "filled"}
 
@@ -67,11 +61,13 @@ class AlpacaBroker(RemoteBroker):
 
     `endpoint` is the paper account's, or a server on this machine; `real_money` is refused.
     Purchases are of whole shares unless `fractional`; sales may be of fractions, which a split
-    leaves. Raises DeployError for real money, an endpoint that is not allowed, a missing package or
+    leaves. Alpaca refuses a purchase while a stop of the same symbol rests, and the other way round.
+    Raises DeployError for real money, an endpoint that is not allowed, a missing package or
     missing keys.
     """
 
     kind = "alpaca"
+    bids_beside_stops = False
     variables = (
         ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY"),
         ("APCA_LIVE_API_KEY_ID", "APCA_LIVE_API_SECRET_KEY"),
@@ -100,12 +96,13 @@ class AlpacaBroker(RemoteBroker):
         restrict(self._client._session, self.endpoint, limits.seconds)
 
     def submit(self, order: Order) -> OrderReport:
-        """Send one market order for the day, of shares with the nine decimals that Alpaca takes."""
-        from alpaca.trading.enums import OrderSide, TimeInForce
-        from alpaca.trading.requests import MarketOrderRequest
+        """Send one order, of shares with the nine decimals that Alpaca takes.
 
-        if (order.limit_usd, order.stop_usd) != (None, None):
-            return report_rejection(order, "only market orders are sent to alpaca")
+        A stop of whole shares is good till cancelled. All others are for the day, as fractions of a
+        share must be, so that bids and asks end with their session even if this process is dead.
+        Prices have two decimals from 1 USD on and four below (docs.alpaca.markets, Placing Orders);
+        those of purchases are rounded down, those of sales up.
+        """
         shares = round(abs(order.shares), 9)
         is_purchase = order.shares > 0
         if is_purchase and not self._fractional and shares != math.floor(shares):
@@ -113,14 +110,21 @@ class AlpacaBroker(RemoteBroker):
                 order,
                 f"{order.shares:g} are no whole shares, and env.fractional is false",
             )
-        request = MarketOrderRequest(
-            symbol=order.symbol,
-            qty=shares,
-            side=OrderSide.BUY if is_purchase else OrderSide.SELL,
-            time_in_force=TimeInForce.DAY,
-            client_order_id=order.id,
-        )
-        answer = self._call(self._client.submit_order, request)
+        kind = "limit" if order.limit_usd else "stop" if order.stop_usd else "market"
+        request = {
+            "symbol": order.symbol,
+            "qty": shares,
+            "side": "buy" if is_purchase else "sell",
+            "type": kind,
+            "time_in_force": "gtc" if kind == "stop" and shares % 1.0 == 0.0 else "day",
+            "client_order_id": order.id,
+        }
+        usd = order.limit_usd or order.stop_usd
+        if usd:
+            scale = 100.0 if usd >= 1.0 else 10_000.0
+            side = math.copysign(1.0, order.shares)
+            request[f"{kind}_price"] = side * math.floor(round(side * usd * scale, 6)) / scale
+        answer = self._call(self._client.post, "/orders", request)
         if answer.status == 200:
             return self._read(lambda: _report(answer.body, order.id))
         if answer.status == 422 and all(
@@ -150,10 +154,7 @@ class AlpacaBroker(RemoteBroker):
 
     def orders(self, since: int) -> Sequence[OrderReport]:
         """Report the orders sent since then, and those that stand, however old."""
-        from alpaca.trading.enums import QueryOrderStatus
-
-        found = self._read_pages(QueryOrderStatus.ALL, since)
-        found.update(self._read_pages(QueryOrderStatus.OPEN, 0))
+        found = self._read_pages("all", since) | self._read_pages("open", 0)
         return [report for _, report in sorted(found.values(), key=lambda item: item[0])]
 
     def account(self) -> BrokerAccount:
@@ -187,18 +188,15 @@ class AlpacaBroker(RemoteBroker):
         clock = self._ask(self._client.get_clock)
         return self._read(lambda: _parse_time(clock["timestamp"]))
 
-    def _read_pages(self, status: Any, since: int) -> dict[str, tuple[int, OrderReport]]:
+    def _read_pages(self, status: str, since: int) -> dict[str, tuple[int, OrderReport]]:
         """Read the orders of a kind with the times they were sent at. The last millisecond of a
         page is asked for twice: `after` leaves out its moment, which two orders may have."""
-        from alpaca.common.enums import Sort
-        from alpaca.trading.requests import GetOrdersRequest
-
         found: dict[str, tuple[int, OrderReport]] = {}
         after = since
         while True:
-            moment = dt.datetime.fromtimestamp(after / 1e9, tz=dt.UTC)
-            request = GetOrdersRequest(status=status, limit=_PAGE, after=moment, direction=Sort.ASC)
-            rows = self._ask(self._client.get_orders, request)
+            moment = dt.datetime.fromtimestamp(after / 1e9, tz=dt.UTC).isoformat()
+            wanted = {"status": status, "limit": _PAGE, "after": moment, "direction": "asc"}
+            rows = self._ask(self._client.get, "/orders", wanted)
             page = self._read(functools.partial(_page, rows))
             if len(page) >= _PAGE and page.keys() <= found.keys():
                 raise BrokerUnsureError(
@@ -289,8 +287,7 @@ def _parse_activities(rows: Any) -> dict[str, Activity]:
         name = str(row["activity_type"])
         cash_usd = parse_number(row.get("net_amount") or 0.0)
         shares = parse_number(row.get("qty") or 0.0)
-        kind: Literal["transfer", "split", "dividend", "rename", "other"]
-        kind = "transfer" if name in _TRANSFERS else _KINDS.get(name, "other")
+        kind: ActivityKind = "transfer" if name in _TRANSFERS else _KINDS.get(name, "other")
         if name.startswith("DIV"):
             kind = "dividend" if cash_usd else "split"
         if kind == "dividend" or not row.get("symbol"):

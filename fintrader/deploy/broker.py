@@ -88,13 +88,20 @@ class OrderReport:
         """True of an order that waits for its price."""
         return not self.is_over and (self.limit_usd, self.stop_usd) != (None, None)
 
+    def keep_prices(self, known: OrderReport) -> OrderReport:
+        """Return this report with the prices of an earlier one: brokers round them, or drop them."""
+        return replace(self, limit_usd=known.limit_usd, stop_usd=known.stop_usd)
+
+
+ActivityKind = Literal["transfer", "split", "dividend", "rename", "other"]
+
 
 @dataclass(frozen=True)
 class Activity:
     """A change of the account without an order, as the broker books it."""
 
     id: str
-    kind: Literal["transfer", "split", "dividend", "rename", "other"]
+    kind: ActivityKind
     """`transfer`: a deposit or a withdrawal, of cash or shares; `split` also of stock dividends;
     `other`: fees, interest, cash in lieu, mergers and the rest."""
     day: str
@@ -143,6 +150,9 @@ class Broker(Protocol):
     takes_ids_once: bool = True
     """True where an order with the id of an earlier one is always refused, so that one of unknown
     fate may be sent again; otherwise it is written off once the broker does not have it."""
+
+    bids_beside_stops: bool = True
+    """True where a purchase may rest in a symbol that a stop protects."""
 
     def submit(self, order: Order) -> OrderReport:
         """Send one order. Raises BrokerUnsureError when its arrival is uncertain (then ask

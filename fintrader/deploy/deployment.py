@@ -22,7 +22,7 @@ from fintrader.deploy.entries import BarDecision, DeploymentEnd, DeploymentStart
 from fintrader.deploy.feed import LiveFeed, ReplayFeed, open_live_feed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.recorder import Recorder
-from fintrader.deploy.runner import Connections, Runner, refuse_resting
+from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.deploy.spot import CcxtBroker
@@ -81,7 +81,6 @@ def run_paper(where: str, settings: PaperSettings) -> Path:
         raise DeployError(
             f"a broker's account needs bars as they are made: add --feed {settings.broker}"
         )
-    refuse_resting(bundle.env, settings.ordered_at)
     if settings.broker != "simulated" and not settings.limits.enforced:
         raise DeployError("limits may only be left out of a replay")
     source = bundle.data.source

@@ -203,8 +203,9 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
             (symbol, shares, orders.get(order_id(sender, decision.bar + length, symbol)))
             for symbol, shares in decision.orders.items()
         ]
-        # A stop counts by the shares that it sold: the others were not to be sold.
-        rested = [orders[order.id] for order in decision.resting]
+        # A stop counts by the shares that it sold: the others were not to be sold. Of a symbol's
+        # stops at a venue only a decision's first one has its id, and none where nothing was held.
+        rested = [orders[order.id] for order in decision.resting if order.id in orders]
         listed += [(o.symbol, o.shares if o.stop_usd is None else o.filled, o) for o in rested]
         for symbol, shares, report in listed:
             price = decision.prices.get(symbol, 0.0)

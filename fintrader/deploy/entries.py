@@ -100,6 +100,9 @@ class OrderTerms:
     not_before: int
     until: int
     prices: Mapping[str, float]
+    stops: Mapping[str, float] = field(default_factory=dict)
+    """Symbol -> price of its stop at a venue, USD; 0 once it was reached. Its orders are made by the
+    shares that are held (`venue_orders`)."""
 
 
 @dataclass(frozen=True)

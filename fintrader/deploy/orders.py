@@ -29,8 +29,12 @@ _SETTLE = 15 * SECOND
 """Time after which an order is given up that the broker does not have."""
 _QUIET = 5
 """Answers without news after which the broker is asked less often: it counts requests."""
+_DAY = 86_400 * SECOND
 _LOOK_BACK = 60 * SECOND
 """Largest lag of the broker's clock behind ours."""
+ASK = "-ask"
+STOP = "-stop"
+"""Ends of the ids of a symbol's second order and of its stops."""
 _ID = re.compile(r"ft-([0-9a-f]+(?:-[0-9a-f]+)?)-(\d{8}T\d{6}Z)-")
 
 
@@ -72,7 +76,7 @@ def _format_stamp(decision_ns: int) -> str:
 
 
 @dataclass
-class _Slot:
+class OrderSlot:
     """An order and the terms of its decision."""
 
     terms: OrderTerms
@@ -91,8 +95,8 @@ class _Slot:
 
     @property
     def cost_usd(self) -> float:
-        """Worth of the shares that are not filled yet, by the decision's price."""
-        price = self.terms.prices.get(self.report.symbol, 0.0)
+        """Worth of the shares that are not filled yet, by their limit or the decision's price."""
+        price = self.report.limit_usd or self.terms.prices.get(self.report.symbol, 0.0)
         return (self.report.shares - self.report.filled) * price
 
     @property
@@ -127,6 +131,10 @@ class Execution:
     """Carries orders to their end; a runner's loop calls `begin` at a decision and `step` until it
     is True."""
 
+    replaces = False
+    """True where a decision ends what rests from earlier ones, also one that orders nothing, and its
+    stops are terms (`OrderTerms.stops`) instead of orders."""
+
     def __init__(self, broker: Broker, journal: Journal, rules: OrderRules) -> None:
         self.rules = rules
         self.sender = rules.sender
@@ -138,7 +146,7 @@ class Execution:
         self._journal = journal
         self._sales_wait = round(rules.sales_wait_s * SECOND)
         self._poll = round(rules.poll_s * SECOND)
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, OrderSlot] = {}
         self._fitted: set[str] = set()
         self._ask_at = 0
         self._quiet = 0
@@ -196,18 +204,20 @@ class Execution:
                     f"{symbol} has no price or no size, so it cannot be bought; leave it out"
                 )
         self._slots = {name: slot for name, slot in self._slots.items() if not slot.report.is_over}
-        if not wanted and not resting:
+        if not (wanted or resting or self.replaces):
             return
         symbols = dict.fromkeys([*wanted, *(order.symbol for order in resting)])
         used = {symbol: float(prices.get(symbol, 0.0)) for symbol in symbols}
-        terms = OrderTerms(stamp, decision, not_before, until, used)
+        stops = {one.symbol: one.stop_usd for one in resting if one.stop_usd is not None}
+        terms = OrderTerms(stamp, decision, not_before, until, used, stops)
         market = (
             Order(order_id(self.sender, decision, symbol), symbol, shares, decision)
             for symbol, shares in wanted.items()
         )
-        reports = [order.report("intended") for order in (*market, *resting)]
+        sent = [one for one in resting if one.stop_usd is None or not self.replaces]
+        reports = [order.report("intended") for order in (*market, *sent)]
         self._journal.write(terms, *reports, at=at)
-        self._slots |= {report.id: _Slot(terms, at, until, report) for report in reports}
+        self._slots |= {report.id: OrderSlot(terms, at, until, report) for report in reports}
 
     def is_due(self, now: int) -> bool:
         """Check for an order that has not left and may leave now."""
@@ -252,15 +262,7 @@ class Execution:
             self._ask(now)
             self._expire(now)
             self._cancel(now)
-            due = [
-                slot
-                for slot in self._slots.values()
-                if sends
-                and slot.terms.not_before <= now < slot.until
-                and (
-                    slot.report.state == "intended" or (slot.absent and self._broker.takes_ids_once)
-                )
-            ]
+            due = self._list_due(now) if sends else []
             if self._broker.takes_baskets:
                 self._send(sorted(due, key=lambda slot: not slot.is_sale), now)
             else:
@@ -270,13 +272,24 @@ class Execution:
             self.trouble = str(error)
         return self.is_over
 
-    def stop(self, at: int, reason: str) -> None:
-        """Send nothing more: unsent orders expire now, and the next steps cancel the rest."""
-        for slot in self._slots.values():
+    def stop(self, at: int, reason: str, *, keeps_stops: bool = False) -> None:
+        """Send nothing more: unsent orders expire now, and the next steps cancel the rest, all but
+        the stops that it keeps."""
+        ending = [
+            slot for slot in self._slots.values() if slot.report.stop_usd is None or not keeps_stops
+        ]
+        for slot in ending:
             slot.until = min(slot.until, at)
-        self._write_off(
-            (slot for slot in self._slots.values() if slot.report.state == "intended"), reason, at
-        )
+        self._write_off((slot for slot in ending if slot.report.state == "intended"), reason, at)
+
+    def _list_due(self, now: int) -> list[OrderSlot]:
+        """List the orders that may leave now."""
+        return [
+            slot
+            for slot in self._slots.values()
+            if slot.terms.not_before <= now < slot.until
+            and (slot.report.state == "intended" or (slot.absent and self._broker.takes_ids_once))
+        ]
 
     def _take_on(self, report: OrderReport, at: int) -> None:
         """Take on an order from the journal, with the terms of its decision as they stand there."""
@@ -285,7 +298,7 @@ class Execution:
         terms = OrderTerms(stamp, 0, 0, 0, {}) if entry is None else entry.body
         begun = entry.time if entry else 0
         sent = 0 if report.state == "intended" else at
-        self._slots[report.id] = _Slot(terms, begun, terms.until, report, sent=sent)
+        self._slots[report.id] = OrderSlot(terms, begun, terms.until, report, sent=sent)
         if self._journal.last(PurchaseFit, stamp) is not None:
             self._fitted.add(stamp)
 
@@ -302,6 +315,7 @@ class Execution:
         listed: dict[str, OrderReport] = {}
         if len(asked) > 1:
             since = min(max(slot.begun, slot.terms.not_before) for slot in asked) - _LOOK_BACK
+            since = max(since, now - _DAY)  # older ones are asked for by their ids
             listed = {report.id: report for report in self._broker.orders(max(0, since))}
             self.stranger = next(filter(self._is_strange, listed), self.stranger)
         # Answers to one request are noted together, all others before the next question: a process
@@ -339,7 +353,7 @@ class Execution:
         self._write_off(unsent, "not sent in time", now)
         self._write_off(lost, "the broker never had it", now)
 
-    def _write_off(self, slots: Iterable[_Slot], reason: str, now: int) -> None:
+    def _write_off(self, slots: Iterable[OrderSlot], reason: str, now: int) -> None:
         self._note_all(
             [(slot, replace(slot.report, state="expired", reason=reason)) for slot in slots], now
         )
@@ -354,7 +368,7 @@ class Execution:
                 self._journal.write(Cancellation(slot.report.id), at=now)
                 self._broker.cancel(slot.report)
 
-    def _select_purchases(self, due: Sequence[_Slot], now: int) -> list[_Slot]:
+    def _select_purchases(self, due: Sequence[OrderSlot], now: int) -> list[OrderSlot]:
         """Select the purchases that may leave now: those fitted, and those whose sales are over or
         have had their time."""
         waiting: set[str] = set()
@@ -362,14 +376,15 @@ class Execution:
         for stamp in dict.fromkeys(slot.stamp for slot in purchases):
             if stamp not in self._fitted:
                 own = [slot for slot in self._slots.values() if slot.stamp == stamp]
-                waits = any(slot.is_sale and not slot.report.is_over for slot in own)
+                reports = [slot.report for slot in own if slot.is_sale]
+                waits = any(not (report.is_over or report.rests) for report in reports)
                 if waits and now < max(own[0].begun, own[0].terms.not_before) + self._sales_wait:
                     waiting.add(stamp)
                 else:
                     self._fit(stamp, own, now)
         return [slot for slot in purchases if slot.stamp not in waiting and not slot.report.is_over]
 
-    def _fit(self, stamp: str, own: Sequence[_Slot], now: int) -> None:
+    def _fit(self, stamp: str, own: Sequence[OrderSlot], now: int) -> None:
         """Scale a decision's purchases by one factor, once, so that the cash suffices for all of
         them."""
         purchases = [slot for slot in own if not slot.is_sale and slot.report.state == "intended"]
@@ -407,14 +422,14 @@ class Execution:
             reason=f"{factor:.4f} of {report.shares:g}: the cash suffices for no more",
         )
 
-    def _send(self, slots: Sequence[_Slot], now: int) -> None:
+    def _send(self, slots: Sequence[OrderSlot], now: int) -> None:
         # One by one where a second request could make a second order: none waits as sent.
         most = _GROUP if self._broker.takes_ids_once else 1
         size = len(slots) or 1 if self._broker.takes_baskets else most
         for first in range(0, len(slots), size):
             self._send_group(slots[first : first + size], now)
 
-    def _send_group(self, group: Sequence[_Slot], now: int) -> None:
+    def _send_group(self, group: Sequence[OrderSlot], now: int) -> None:
         """Write all as sent, then send one after the other; without an answer the rest waits to be
         asked after."""
         new = {slot.report.id for slot in group if not slot.sent}
@@ -424,7 +439,7 @@ class Execution:
         self._note([(slot, replace(slot.report, state="sent")) for slot in group], now)
         self._ask_at = now + self._poll
         self._quiet = 0
-        answers: list[tuple[_Slot, OrderReport]] = []
+        answers: list[tuple[OrderSlot, OrderReport]] = []
         try:
             for slot in group:
                 report = slot.report
@@ -449,13 +464,20 @@ class Execution:
         finally:
             self._note_all(answers, now)
 
-    def _note_all(self, news: Sequence[tuple[_Slot, OrderReport]], now: int) -> None:
+    def _note_all(self, news: Sequence[tuple[OrderSlot, OrderReport]], now: int) -> None:
         """Note news in one transaction; a report with fewer fills is older than the one known."""
         self._note(
-            [(slot, new) for slot, new in news if abs(new.filled) >= abs(slot.report.filled)], now
+            [
+                (slot, new.keep_prices(slot.report))
+                for slot, new in news
+                if abs(new.filled) >= abs(slot.report.filled)
+            ],
+            now,
         )
 
-    def _note(self, news: Sequence[tuple[_Slot, OrderReport]], now: int, *first: object) -> None:
+    def _note(
+        self, news: Sequence[tuple[OrderSlot, OrderReport]], now: int, *first: object
+    ) -> None:
         """Write `first` and the reports that have changed in one transaction."""
         changed = [(slot, report) for slot, report in news if report != slot.report]
         records = [*first, *(report for _, report in changed)]

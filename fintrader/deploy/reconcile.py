@@ -149,8 +149,8 @@ def reconcile(
 ) -> tuple[Finding, ...]:
     """Journal the reports of the orders, and compare; an agreement is journalled as a `Checkpoint`.
 
-    An own order that is still open after its time is cancelled. Nothing else at the broker is
-    ever touched. Orders with the id of a deployment (`find_sender`) that the journal does not know,
+    An own order that is still open after its time is cancelled, unless it is a stop. Nothing else
+    at the broker is ever touched. Orders with the id of a deployment (`find_sender`) that the journal does not know,
     open or recent, were sent by another one: they are a difference. A difference counts once it has
     outlived three looks, a second (`pause`) apart, between which no order moved: orders and
     positions are asked for one after the other.
@@ -217,7 +217,8 @@ def _take_up(
     agreed = journal.last(Checkpoint)
     standing = _list_standing(journal, agreed)
     begun = [agreed.time if agreed else at - _RECENT]
-    begun += [journal.entries(OrderReport, key=name)[0].time for name in standing]
+    # Older ones, such as stops, are listed while they stand, and asked for by their ids.
+    begun += [max(journal.entries(OrderReport, key=name)[0].time, at - _DAY) for name in standing]
     reports = list(broker.orders(max(0, min(begun) - _LOOK_BACK)))
     listed = {report.id for report in reports}
     asked = [broker.order(name) for name in sorted(standing - listed)]
@@ -228,10 +229,11 @@ def _take_up(
         if known is None:
             continue
         if _is_news(known.body, report):
-            journal.write(report, at=at)
+            journal.write(report.keep_prices(known.body), at=at)
             moved = True
         if (
             not report.is_over
+            and known.body.stop_usd is None
             and report.id.startswith(order_prefix(bundle))
             and _is_late(journal, report, at)
         ):

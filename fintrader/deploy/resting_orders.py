@@ -11,15 +11,11 @@ import numpy as np
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.bars.bars import Array
 from fintrader.deploy.broker import Order, OrderReport
-from fintrader.deploy.orders import order_id
-from fintrader.envs.account import LEFT, ORDER_ROWS, PRICE
+from fintrader.deploy.orders import ASK, STOP, order_id
+from fintrader.envs.account import LEFT, ORDER_ROWS
 from fintrader.envs.market_view import LARGEST
 from fintrader.envs.money import DUST_USD, USD_GRID
 from fintrader.envs.settings import EnvSettings
-
-ASK = "-ask"
-STOP = "-stop"
-"""Ends of the ids of a symbol's second order and of its stop."""
 
 
 def list_orders(
@@ -48,8 +44,11 @@ def list_orders(
     return tuple(orders)
 
 
-def lay_out_orders(orders: Iterable[Order], column: Mapping[str, int], env: EnvSettings) -> Array:
-    """Lay orders out as the ledger's rows `[R, N]`; `column`: symbol -> number."""
+def lay_out_orders(
+    orders: Iterable[Order], column: Mapping[str, int], env: EnvSettings, *, age: int = 0
+) -> Array:
+    """Lay orders out as the ledger's rows `[R, N]`; `column`: symbol -> number, `age`: bars since
+    their decision."""
     resting: Array = np.zeros((env.resting_rows, len(column)))
     for order in orders:
         asset = column[order.symbol]
@@ -60,8 +59,7 @@ def lay_out_orders(orders: Iterable[Order], column: Mapping[str, int], env: EnvS
             resting[-1, asset] = order.stop_usd
         if order.limit_usd is not None:
             first = ORDER_ROWS if order.id.endswith(ASK) else 0
-            resting[first + LEFT, asset] = order.shares
-            resting[first + PRICE, asset] = order.limit_usd
+            resting[first : first + ORDER_ROWS, asset] = order.shares, order.limit_usd, age
     return resting
 
 

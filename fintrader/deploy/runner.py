@@ -51,7 +51,7 @@ from fintrader.deploy.resting_orders import lay_out_sales, list_orders
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.status import format_moment
 from fintrader.deploy.supervisor import describe_rest, format_shares
-from fintrader.envs.settings import EnvSettings
+from fintrader.deploy.venue_orders import VenueExecution
 from fintrader.errors import (
     BrokerError,
     BrokerUnsureError,
@@ -108,7 +108,6 @@ class Runner:
         Raises DeployError for real money; a cap means real money, too.
         """
         refuse_real_money(world.broker.real_money or cap_usd is not None)
-        refuse_resting(bundle.env, world.broker.kind)
         self.bundle = bundle
         self.settings = settings
         self.clock = world.clock
@@ -145,6 +144,8 @@ class Runner:
             cap_usd=cap_usd,
         )
         self.simulated = self.accounts.simulated
+        rests = self.env.orders_rest and self.simulated is None
+        self._execution_kind = VenueExecution if rests else Execution
         self.execution: Execution | None = None
         self.first = 0
         self.last = -1
@@ -329,7 +330,7 @@ class Runner:
                 started.body.first_bar if started else now, None, now
             )
         begins = int(self.grid.minutes[self.first])
-        self.execution = Execution.resume(self.broker, self.journal, self.rules, at=now)
+        self.execution = self._execution_kind.resume(self.broker, self.journal, self.rules, at=now)
         try:
             self._start_session(self._find_bar(now), now)
         except FintraderError as error:
@@ -385,6 +386,8 @@ class Runner:
                 self.accounts.agreed(now, start=True, adopt=self.settings.adopt)
             except FintraderError as error:
                 self._outlive(error, now)
+            if self.limits.halted:
+                self._open_execution().stop(now, "halted", keeps_stops=True)
         if self.flatten.is_on and self.simulated is None:
             self._open_execution().stop(now, "flatten")
             self.flatten.doubt(now)
@@ -396,6 +399,8 @@ class Runner:
         market, row = self.recorder.rows.at(self.grid, bar, self.accounts.since)
         account = self.accounts.at(market, row, now)
         self._read_at = now
+        if isinstance(self.execution, VenueExecution):
+            account.replace_orders(self.execution.lay_out(account))
         action = self._decide_action(self.policy, account) if not self.limits.halted else None
         decision = decide(account, action, self.limits)
         if self.flatten.is_on and self.simulated is not None:
@@ -453,12 +458,15 @@ class Runner:
         # The orders may stand until the close of the next bar, or rest until the next decision.
         last = self.grid.num_bars - 1
         opens = int(self.grid.minutes[min(bar + 1, last)])
-        bars = self.env.decision_interval if self.env.orders_rest else 1
+        bars = min(self.env.order_bars, self.env.decision_interval) if self.env.orders_rest else 1
         until = int(self.grid.minutes[min(bar + bars, last)]) + self.length
+        execution = self._open_execution()
+        if execution.replaces and bars == self.env.decision_interval:
+            until += _FRESH  # the next decision ends them, unless it is missed
         with self.journal.together():  # a decision stands there with its orders, or not at all
             self.journal.write(record, at=now)
-            if orders or resting:
-                self._open_execution().begin(
+            if orders or resting or execution.replaces:
+                execution.begin(
                     decision=closed,
                     orders=orders,
                     prices=prices,
@@ -479,7 +487,7 @@ class Runner:
     def _open_execution(self) -> Execution:
         """Return the execution of the open orders, a new one where none is open."""
         if self.execution is None:
-            self.execution = Execution(self.broker, self.journal, self.rules)
+            self.execution = self._execution_kind(self.broker, self.journal, self.rules)
         return self.execution
 
     def _start_session(self, bar: int, now: int, *, again: bool = False) -> None:
@@ -584,6 +592,8 @@ class Runner:
         """Halt, which stops open orders; everything is sold from now on."""
         self._halt("asked to flatten", now)
         self.flatten.begin(now)
+        if self.simulated is None:
+            self._open_execution().stop(now, "flatten")
 
     def _accept(self, now: int) -> None:
         try:
@@ -696,7 +706,7 @@ class Runner:
         if not self.limits.halted or self.journal.last(Halt) is None:
             self.limits.halted = why
         if self.execution is not None and self.clock.live and not self.flatten.is_on:
-            self.execution.stop(now, "halted")
+            self.execution.stop(now, "halted", keeps_stops=True)
         if self.journal.find_halt() is None:
             self.journal.write(Halt(why), at=now)
             text = f"halted: {why}. `fintrader resume {self.bundle.name}` goes on"
@@ -734,15 +744,6 @@ class Runner:
                 now,
             )
         return is_off
-
-
-def refuse_resting(env: EnvSettings, broker: str) -> None:
-    """Raise DeployError for orders that rest at another broker than the embedded one."""
-    if env.orders_rest and broker != "simulated":
-        raise DeployError(
-            f"env.action {env.action} rests orders, which only the embedded broker carries out;"
-            " leave out --broker, or train with env.action target"
-        )
 
 
 def _by_symbol(symbols: tuple[str, ...], values: Array | None) -> dict[str, float]:

@@ -25,14 +25,8 @@ from typing import Any
 
 from fintrader.bars.sources.alpaca import restrict
 from fintrader.bars.sources.crypto import open_exchange
-from fintrader.deploy.broker import (
-    Activity,
-    BrokerAccount,
-    Order,
-    OrderReport,
-    State,
-)
-from fintrader.deploy.orders import SECOND, find_sender, format_decision_stamp, order_id
+from fintrader.deploy.broker import Activity, BrokerAccount, Order, OrderReport, State
+from fintrader.deploy.orders import ASK, SECOND, STOP, find_sender, format_decision_stamp, order_id
 from fintrader.deploy.reconcile import format_day
 from fintrader.deploy.remote import (
     Answer,
@@ -71,17 +65,21 @@ unknown."""
 _SHORT = re.compile(r"ft-([0-9a-f]+(?:-[0-9a-f]+)?)-([0-9a-f]{8})-[0-9a-f]{6}")
 
 
-def shorten_id(name: str, symbol: str) -> str:
+def shorten_id(name: str) -> str:
     """Shorten a deployment's id of an order to the 36 letters, digits and hyphens that exchanges
-    take: `ft-<sender>-<seconds of the decision>-<digest of the symbol>`."""
+    take: `ft-<sender>-<seconds of the decision>-<digest of the symbol and what follows it>`."""
     seconds = dt.datetime.fromisoformat(format_decision_stamp(name)).timestamp()
-    return f"ft-{find_sender(name)}-{int(seconds):08x}-{hash_bytes(symbol.encode())[:6]}"
+    digest = hash_bytes(name.partition("Z-")[2].encode())[:6]
+    return f"ft-{find_sender(name)}-{int(seconds):08x}-{digest}"
 
 
 def restore_id(short: str, symbol: str) -> str:
     """Restore the id that `shorten_id` made short. Ids of others stay."""
     found = _SHORT.fullmatch(short)
-    return order_id(found[1], int(found[2], 16) * SECOND, symbol) if found else short
+    if not found:
+        return short
+    name = order_id(found[1], int(found[2], 16) * SECOND, symbol)
+    return next((name + end for end in ("", ASK, STOP) if shorten_id(name + end) == short), name)
 
 
 class CcxtBroker(RemoteBroker):
@@ -129,16 +127,19 @@ class CcxtBroker(RemoteBroker):
         """Reports of orders that are over, by symbol and the exchange's number."""
 
     def submit(self, order: Order) -> OrderReport:
-        """Send one market order; ccxt cuts its shares to the exchange's step. A runner refuses
-        orders that rest."""
+        """Send one order; ccxt cuts its shares to the exchange's step and rounds its price to the
+        exchange's tick. Limits and stops (market orders once triggered: Binance's `STOP_LOSS`) are
+        good till cancelled. A price too far from the market (`PERCENT_PRICE_BY_SIDE`) is a
+        rejection."""
+        trigger = {"stopLossPrice": order.stop_usd} if order.stop_usd else {}
         answer = self._call(
             self._client.create_order,
             order.symbol,
-            "market",
+            "limit" if order.limit_usd else "market",
             "buy" if order.shares > 0 else "sell",
             round(abs(order.shares), 9),  # 74.99999999999999 coins are 75 before they are cut
-            None,
-            {"clientOrderId": shorten_id(order.id, order.symbol)},
+            order.limit_usd or None,
+            {"clientOrderId": shorten_id(order.id), **trigger},
             allowed=(200, 422),
         )
         if answer.status == 200:
@@ -154,14 +155,14 @@ class CcxtBroker(RemoteBroker):
 
     def order(self, order_id: str) -> OrderReport | None:
         """Report an order of a deployment; None for ids of others, which do not say their pair."""
-        symbol = order_id.rpartition("Z-")[2]
+        symbol = order_id.partition("Z-")[2].partition("-")[0]
         if symbol not in self._symbols:
             return None
         answer = self._call(
             self._client.fetch_order,
             None,
             symbol,
-            {"clientOrderId": shorten_id(order_id, symbol)},
+            {"clientOrderId": shorten_id(order_id)},
             repeats=True,
             allowed=(200, 404),
         )
@@ -267,7 +268,9 @@ class CcxtBroker(RemoteBroker):
             number=str(body["info"]["uid"]),
             cash_usd=held.pop(""),
             shares={symbol: count for symbol, count in held.items() if count},
-            blocked="" if body["info"].get("canTrade", True) else "the exchange lets it not trade",
+            blocked=""
+            if body["info"].get("canTrade", True)
+            else "the exchange does not let it trade",
         )
 
     def _parse_transfers(self, rows: Any) -> list[Activity]:
@@ -303,7 +306,8 @@ class CcxtBroker(RemoteBroker):
         message = words[1] if words else text if status == 422 else kinds[0]
         # Refused where the clocks differ: it is sent again once their difference is known.
         if kinds[0] == "InvalidNonce":
-            status = self._call_once(self._client.load_time_difference, ()).status and 429
+            answer = self._call_once(self._client.load_time_difference, ())
+            status = 429 if answer.status else 0
         wait_s = parse_seconds((self._client.last_response_headers or {}).get("Retry-After"))
         return Answer(status, message=self._clean(message), wait_s=wait_s)
 

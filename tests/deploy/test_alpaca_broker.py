@@ -103,12 +103,38 @@ def test_an_order_is_a_market_order_of_the_day_and_its_fills_are_told(server, br
     assert server.by_client_id()[sent.id]["time_in_force"] == "day"
 
 
-@pytest.mark.parametrize("price", [{"limit_usd": 9.5}, {"limit_usd": 0.0}, {"stop_usd": 9.5}])
-def test_an_order_that_rests_never_leaves_as_a_market_order(server, broker, price):
-    answer = broker.submit(replace(order(), **price))
-    assert answer.state == "rejected"
-    assert "only market orders" in answer.reason
-    assert posts(server) == 0
+@pytest.mark.parametrize(
+    ("shares", "price", "sent"),
+    [
+        (3.0, {"limit_usd": 9.5678}, ("limit", "day", 9.56)),
+        (-3.0, {"limit_usd": 10.5612}, ("limit", "day", 10.57)),
+        (-3.0, {"limit_usd": 10.1}, ("limit", "day", 10.1)),
+        (2.0, {"limit_usd": 0.98765}, ("limit", "day", 0.9876)),
+        (-3.0, {"stop_usd": 9.5678}, ("stop", "gtc", 9.57)),
+        (-0.5, {"stop_usd": 9.5}, ("stop", "day", 9.5)),
+        (-3.0, {"limit_usd": 0.0}, ("market", "day", None)),
+        (-3.0, {"stop_usd": 0.0}, ("market", "day", None)),
+    ],
+)
+def test_prices_and_times_are_those_that_alpaca_takes(server, broker, shares, price, sent):
+    server.positions = {"AAA": 4.0}
+    answer = broker.submit(replace(order(shares), **price))
+    assert (answer.state, answer.shares) == ("accepted", shares)
+    (row,) = server.orders.values()
+    prices = [float(row[name]) for name in ("limit_price", "stop_price") if row.get(name)]
+    assert (row["type"], row["time_in_force"], *(prices or [None])) == sent
+
+
+def test_orders_that_alpaca_refuses_for_their_price_or_side_are_rejections(server, broker):
+    server.positions = {"AAA": 4.0}
+    above = broker.submit(replace(order(-4.0), stop_usd=10.0))
+    assert "stop price must not be greater than base price" in above.reason
+    broker.submit(replace(order(-4.0), stop_usd=9.0))
+    bid = broker.submit(replace(order(1.0, name="bid"), limit_usd=8.0))
+    ask = broker.submit(replace(order(-1.0, name="ask"), limit_usd=11.0))
+    assert [one.state for one in (above, bid, ask)] == ["rejected"] * 3
+    assert "wash trade" in bid.reason
+    assert "insufficient qty available" in ask.reason
 
 
 def test_every_status_of_alpaca_has_a_state(server, broker):

@@ -336,3 +336,47 @@ def test_weeks_of_a_crypto_market_with_everything_that_goes_wrong(tmp_path, seed
     assert life.deaths >= 5
     assert life.audits >= 12
     assert sum(life.happened[name] > 0 for name, _ in life.events) >= 9
+
+
+# --- orders that rest -----------------------------------------------------------------------------
+
+
+def test_bids_asks_and_stops_lie_at_the_exchange_and_a_stop_sells_while_the_process_is_dead(
+    tmp_path,
+):
+    env = {
+        "action": "limit",
+        "limit_offset_bps": 40.0,
+        "stop_offset_bps": 300.0,
+        "clock": "session",
+    }
+    market = CryptoMarket(tmp_path / "mine", env=env)
+    server = market.server
+    with server:
+        for bars in range(8, 60, 4):
+            market.trade(bars).close()
+            stops = [row for row in server.rows if row["type"] == "STOP_LOSS"]
+            standing = [row for row in stops if row["status"] == "NEW"]
+            if standing:
+                break
+        row = standing[0]
+        pair = server.pairs[row["symbol"]]
+        server.prices[pair] = 0.99 * float(row["stopPrice"])
+        server._go_on()
+        assert row["status"] == "FILLED"
+        journal = market.trade(bars + 4)
+        assert [entry.body.why for entry in journal.entries(Halt)] == []
+        assert_agreed(journal, market)
+        sold = [one for one in journal.orders().values() if one.stop_usd and one.filled]
+        assert pair in {one.symbol for one in sold}
+        # What a stop leaves as dust keeps no later decision from ordering the pair.
+        decided = [entry.body for entry in journal.entries(BarDecision)]
+        assert {one.symbol for one in decided[-1].resting if one.limit_usd} == set(PAIRS)
+        assert {"LIMIT", "MARKET"} <= {one["type"] for one in server.rows}
+        assert [text for text in server.refusals if "insufficient" in text] == []
+        journal.close()
+        control.ask(market.home, "flatten")
+        journal = market.trade(bars + 10)
+        assert not journal.is_flattening()
+        assert [one for one in server.rows if one["status"] in ("NEW", "PARTIALLY_FILLED")] == []
+        journal.close()

@@ -3,6 +3,7 @@ other."""
 
 import itertools
 import os
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from fintrader.deploy.journal import Journal
 from tests.engines import market_life_events as events
 from tests.engines.market_life import HOUR, MINUTE, MONTH, SECOND, YEAR
 from tests.engines.market_life_run import Life, freeze_life
+from tests.engines.resting_life import RestingLife, freeze_resting_life
 
 KINDS = [*events.KINDS]
 SESSIONS = int(os.environ.get("FINTRADER_LIFE_SESSIONS", "3000"))
@@ -230,3 +232,34 @@ def test_lives_through_alpaca_py(tmp_path, minutes, interval, sessions):
         life = Life(seed, place, bundle, sessions=min(sessions, 20), events=drawn)
         assert live_over_http(life).problems == []
         assert len(life.world.tickets) > min(sessions, 20)
+
+
+# --- orders that rest -----------------------------------------------------------------------------
+
+
+def live_resting(folder, seeds, sessions, run=RestingLife.run):
+    bundle = freeze_resting_life(folder / "bundle")
+    seen = Counter()
+    for seed in seeds:
+        drawn = events.draw_events(seed, KINDS, 0.4)
+        life = RestingLife(seed, folder / str(seed), bundle, sessions=sessions, events=drawn)
+        assert run(life).problems == []
+        seen += life.covered
+    assert {"limit accepted", "stop accepted", "whole"} <= set(seen)
+
+
+def test_weeks_of_bids_asks_and_stops_with_every_kind_of_event(tmp_path):
+    live_resting(tmp_path, [2], 15)
+
+
+@pytest.mark.slow
+def test_months_of_bids_asks_and_stops_with_every_kind_of_event(tmp_path):
+    live_resting(tmp_path, range(5, 20), 60)
+
+
+@pytest.mark.slow
+def test_weeks_of_bids_asks_and_stops_through_alpaca_py(tmp_path):
+    pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrader[alpaca]'")
+    from tests.engines.market_life_http import live_over_http
+
+    live_resting(tmp_path, [2, 3], 15, live_over_http)

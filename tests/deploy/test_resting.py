@@ -13,20 +13,13 @@ from fintrader.backtesting.limits import Limits, LimitSettings
 from fintrader.backtesting.shadow import decide, shadow_backtest
 from fintrader.deploy import control, status
 from fintrader.deploy.broker import Order
-from fintrader.deploy.clock import ReplayClock
-from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.drift import measure
 from fintrader.deploy.drift_page import render_drift
 from fintrader.deploy.entries import BarDecision
-from fintrader.deploy.feed import ReplayFeed
-from fintrader.deploy.journal import Journal
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.resting_orders import lay_out_orders, list_orders, trace_order
-from fintrader.deploy.runner import Connections, Runner
-from fintrader.deploy.settings import PaperSettings
 from fintrader.envs import EnvSettings
 from fintrader.envs.market_view import LARGEST
-from fintrader.errors import DeployError
 from tests.deploy.test_replay import EVENTFUL, SHORT, replay_through_kills, same
 from tests.engines.deployments import FREE, equities, frozen, replayed, run_live, settings
 from tests.factories import make_market
@@ -308,21 +301,6 @@ def test_a_halt_leaves_stops_and_the_sales_of_those_that_were_reached():
     account.replace_orders(rows)
     found = decide(account, None, Limits(LimitSettings(), halted="asked to halt"))
     assert found.resting[:, 0].tolist() == [0.0, 0.0, 0.0, 19.0]
-
-
-def test_orders_that_rest_leave_for_no_other_broker(tmp_path):
-    bundle, _ = frozen(tmp_path, settings(), **LIMITS)
-
-    class Elsewhere:
-        kind = "alpaca"
-        real_money = False
-        takes_baskets = False
-
-    with Journal(tmp_path / JOURNAL) as journal:
-        feed = ReplayFeed(bundle.data, bundle.symbols)
-        world = Connections(ReplayClock(0), feed, Elsewhere(), journal)
-        with pytest.raises(DeployError, match="only the embedded broker carries out"):
-            Runner(bundle, PaperSettings(), world, window=None)
 
 
 @pytest.mark.parametrize(("fill", "state"), [(20.0, "filled"), (10.0, "cancelled")])

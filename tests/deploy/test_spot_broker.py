@@ -4,6 +4,7 @@ becomes, what is sent again and what never."""
 import logging
 import re
 import sys
+from dataclasses import replace
 from decimal import Decimal
 from typing import get_args
 
@@ -94,17 +95,54 @@ def test_an_id_fits_the_exchange_and_comes_back():
     for sender in ("0a1b2c3d", SENDER):
         for symbol in (*PAIRS, "1000SATS/USDT", "币安人生/USDT"):
             for number in (0, 1, 86_400):
-                name = order_id(sender, OPENED + number * SECOND, symbol)
-                short = shorten_id(name, symbol)
-                assert re.fullmatch(r"[A-Za-z0-9_-]{1,36}", short)
-                assert restore_id(short, symbol) == name
-                names.add(short)
-    assert len(names) == 24
+                for end in ("", "-ask", "-stop"):
+                    name = order_id(sender, OPENED + number * SECOND, symbol) + end
+                    short = shorten_id(name)
+                    assert re.fullmatch(r"[A-Za-z0-9_-]{1,36}", short)
+                    assert restore_id(short, symbol) == name
+                    names.add(short)
+    assert len(names) == 3 * 24
     for other in ("web_7d2", "ft-none-of-ours", "x-TKT5PX2F22ecb58eb9074fb1be018c"):
         assert restore_id(other, "BTC/USDT") == other
 
 
 # --- an order's life ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shares", "price", "kind", "sent"),
+    [
+        (0.1, {"limit_usd": 49_000.128}, "LIMIT", ("49000.13", "0.00000000")),
+        (-0.1, {"limit_usd": 51_000.0}, "LIMIT", ("51000.00", "0.00000000")),
+        (-0.1, {"stop_usd": 48_000.004}, "STOP_LOSS", ("0.00000000", "48000.00")),
+        (-0.1, {"stop_usd": 0.0}, "MARKET", ("0.00000000", "0.00000000")),
+        (-0.1, {"limit_usd": 0.0}, "MARKET", ("0.00000000", "0.00000000")),
+    ],
+)
+def test_orders_that_rest_have_the_exchange_s_ticks(server, broker, shares, price, kind, sent):
+    server.balances["BTC"] = Decimal("0.1")
+    server.pace["BTC/USDT"] = (0.0,)
+    answer = broker.submit(replace(order(shares), **price))
+    assert (answer.state, answer.filled) == ("accepted", 0.0)
+    (row,) = server.rows
+    prices = [Decimal(row[name]) for name in ("price", "stopPrice")]
+    assert (row["type"], row["timeInForce"]) == (kind, "GTC")
+    assert prices == [Decimal(one) for one in sent]
+
+
+@pytest.mark.parametrize(
+    ("price", "why"),
+    [
+        ({"limit_usd": 70_000.0}, "PERCENT_PRICE_BY_SIDE"),
+        ({"stop_usd": 50_000.0}, "Stop price would trigger immediately."),
+    ],
+)
+def test_a_price_that_the_exchange_refuses_is_a_rejection(server, broker, price, why):
+    server.balances["BTC"] = Decimal("0.1")
+    answer = broker.submit(replace(order(-0.1), **price))
+    assert answer.state == "rejected"
+    assert why in answer.reason
+    assert server.rows == []
 
 
 def test_a_purchase_pays_its_fee_in_its_own_coin(server, broker):

@@ -6,7 +6,9 @@ they please. An order moves one tick at each request for orders, so what becomes
 clock. Faults are planned by the number of a request (1, 2, 3 …), or by `outage` for all of them;
 `seen` says what came in, and `keys` with which keys.
 
-As at Alpaca, open sales bind the shares they are for: a sale of more than is left is refused (403,
+Limit orders fill while the symbol's price is at theirs or better, stops once it has reached theirs;
+`end_day` ends the orders of a day. As at Alpaca, prices have no fractions of a cent, fractions of a
+share are for the day, and no purchase stands next to a stop of its symbol. As there, open sales bind the shares they are for: a sale of more than is left is refused (403,
 40310000). A cancel is only asked for: the order stands, and binds its shares, until `cancel_ticks`
 later.
 """
@@ -148,9 +150,10 @@ class LoopbackAlpaca:
         return {row["client_order_id"]: row for row in self.orders.values()}
 
     def accept(
-        self, symbol: str, shares: float, client_id: str, *, age_s: float = 0.0
+        self, symbol: str, shares: float, client_id: str, *, age_s: float = 0.0, **terms: Any
     ) -> dict[str, Any]:
-        """An order as if it had been sent, `age_s` ago."""
+        """An order as if it had been sent, `age_s` ago; a market order for the day without other
+        terms."""
         sent = dt.datetime.now(tz=dt.UTC) - dt.timedelta(seconds=age_s)
         row = {
             "id": str(uuid.uuid4()),
@@ -161,8 +164,10 @@ class LoopbackAlpaca:
             "filled_qty": "0",
             "filled_avg_price": None,
             "side": "buy" if shares > 0 else "sell",
+            "type": "market",
             "time_in_force": "day",
             "submitted_at": sent.isoformat().replace("+00:00", "123Z"),
+            **terms,
         }
         self.orders[row["id"]] = row
         return row
@@ -214,14 +219,30 @@ class LoopbackAlpaca:
                 self._cancel_left[row["id"]] -= 1
                 if self._cancel_left[row["id"]] > 0:
                     continue
-                if row["symbol"] in self.races:
+                if row["symbol"] in self.races and self._is_met(row):
                     self._fill(row, 1.0)
                 else:
                     row["status"] = "canceled"
-            elif row["status"] in OPEN:
+            elif row["status"] in OPEN and self._is_met(row):
                 tick = self._ticks[row["id"]] = self._ticks.get(row["id"], -1) + 1
                 pace = self.pace.get(row["symbol"], (0.0, 0.4, 1.0))
                 self._fill(row, pace[min(tick, len(pace) - 1)])
+
+    def _is_met(self, row: dict[str, Any]) -> bool:
+        """Whether an order fills at the price of now; a stop goes on once it was reached."""
+        price = self.prices[row["symbol"]]
+        if row["type"] == "limit":
+            limit = float(row["limit_price"])
+            return price <= limit if row["side"] == "buy" else price >= limit
+        if row["type"] == "stop" and price <= float(row["stop_price"]):
+            row["type"] = "market"
+        return row["type"] == "market"
+
+    def end_day(self) -> None:
+        """The orders of the day expire."""
+        for row in self.orders.values():
+            if row["status"] in OPEN and row["time_in_force"] == "day":
+                row["status"] = "expired"
 
     def delay(self, method: str, body: Any) -> None:
         if method == "POST":
@@ -250,7 +271,9 @@ class LoopbackAlpaca:
         if held:
             self.positions[symbol] = held
         row["filled_qty"] = f"{filled:.12g}"
-        row["filled_avg_price"] = f"{price:.12g}" if filled else None
+        mean = float(row["filled_avg_price"] or price)
+        mean += (price - mean) * (filled - before) / filled if filled else 0.0
+        row["filled_avg_price"] = f"{mean:.12g}" if filled else None
         row["status"] = "filled" if filled == asked else "partially_filled" if filled else "new"
 
     def answer(
@@ -322,8 +345,10 @@ class LoopbackAlpaca:
         name = body["client_order_id"]
         symbol = body["symbol"]
         shares = float(body["qty"])
-        assert body["type"] == "market"
-        assert body["time_in_force"] == "day"
+        terms = {
+            k: body[k] for k in ("type", "time_in_force", "limit_price", "stop_price") if k in body
+        }
+        self._check_terms(body, shares)
         if shares != round(shares, 9):
             raise Refusal(422, 42210000, "qty must be limited to 9 decimal places")
         if name in self.by_client_id():
@@ -334,7 +359,8 @@ class LoopbackAlpaca:
             raise Refusal(403, 40310000, f'asset "{symbol}" is not fractionable')
         if body["side"] == "buy":
             bound = self._left("buy", self.prices.__getitem__)
-            if not self.margin and shares * self.prices[symbol] > self.cash - bound + 1e-9:
+            price = float(body.get("limit_price") or self.prices[symbol])
+            if not self.margin and shares * price > self.cash - bound + 1e-9:
                 raise Refusal(403, 40310000, "insufficient buying power")
         else:
             bound = self._left("sell", lambda other: float(other == symbol))
@@ -344,7 +370,33 @@ class LoopbackAlpaca:
                 raise Refusal(403, 40310000, f"insufficient qty available for order {amounts}")
         if self.witness:
             self.witness(body)
-        return self.accept(symbol, shares if body["side"] == "buy" else -shares, name)
+        return self.accept(symbol, shares if body["side"] == "buy" else -shares, name, **terms)
+
+    def _check_terms(self, body: Mapping[str, Any], shares: float) -> None:
+        """Refuse what Alpaca does not take of prices, times and opposite orders."""
+        kind, side = body["type"], body["side"]
+        assert kind in ("market", "limit", "stop")
+        price = self.prices.get(body["symbol"], 0.0)
+        wanted = float(body.get("limit_price") or body.get("stop_price") or price)
+        cents = wanted * (100 if wanted >= 1.0 else 10_000)
+        if kind != "market" and abs(cents - round(cents)) > 1e-6:
+            what = "sub-penny increment does not fulfill minimum pricing criteria"
+            raise Refusal(422, 42210000, f"invalid {kind}_price {wanted}. {what}")
+        if shares != math.floor(shares) and body["time_in_force"] != "day":
+            raise Refusal(422, 42210000, "fractional orders must be DAY orders")
+        if kind == "stop" and wanted > price / 1.001:
+            raise Refusal(
+                422, 42210000, f"stop price must not be greater than base price / 1.001 ({price})"
+            )
+        for row in self.orders.values():
+            if row["status"] not in OPEN or row["symbol"] != body["symbol"] or row["side"] == side:
+                continue
+            limits = kind == row["type"] == "limit"
+            bid, ask = wanted, float(row.get("limit_price") or 0.0)
+            if side == "sell":
+                bid, ask = ask, bid
+            if not limits or bid >= ask:
+                raise Refusal(403, 40310000, "potential wash trade detected. use complex orders")
 
     def _cancel(self, name: str) -> tuple[int, Any]:
         row = self.orders.get(name)

@@ -2,7 +2,8 @@
 
 Faults, outages and requests are those of `LoopbackAlpaca`. A market order fills when it is taken,
 by the first share of its symbol's `pace`; one whose pace goes on fills further with each look at
-it. As at Binance, a client id is taken again once the order that had it is over; fees are taken in
+it; so does a limit order while the price is at its limit or better, and a stop (`STOP_LOSS`) once the
+price has reached it. Orders of symbols of `races` fill whole when they are cancelled. As at Binance, a client id is taken again once the order that had it is over; fees are taken in
 the coin that was bought (`fee_coin` "received") or in another one; amounts have a step and a least
 notional; and a signed request is refused for a wrong signature or a clock that is off.
 """
@@ -129,6 +130,8 @@ class LoopbackBinance(LoopbackAlpaca):
                 return found
             case "DELETE", "order":
                 found = self._find(asked)
+                if found is not None and self.pairs[found["symbol"]] in self.races:
+                    self._fill_rest(found)
                 if found is None or found["status"] not in OPEN:
                     raise Refusal(400, -2011, "Unknown order sent.")
                 found["status"] = "CANCELED"
@@ -174,8 +177,9 @@ class LoopbackBinance(LoopbackAlpaca):
         base, quote = symbol.split("/")
         amount = Decimal(asked["quantity"])
         name = asked["newClientOrderId"]
-        assert asked["type"] == "MARKET"
+        assert asked["type"] in ("MARKET", "LIMIT", "STOP_LOSS")
         assert len(name) <= 36
+        self._check_price(asked, symbol)
         if any(row["status"] in OPEN for row in self.sent_with(name)):
             raise Refusal(400, -2010, "Duplicate order sent.")
         if amount % Decimal(self.step) or amount > _decimal(self.most):
@@ -183,7 +187,8 @@ class LoopbackBinance(LoopbackAlpaca):
         if float(amount) * self.prices[symbol] < self.least_usd:
             raise Refusal(400, -1013, "Filter failure: NOTIONAL")
         is_buy = asked["side"] == "BUY"
-        need = amount * _decimal(self.prices[symbol]) if is_buy else amount
+        worth = Decimal(asked.get("price") or _decimal(self.prices[symbol]))
+        need = amount * worth if is_buy else amount
         coin = quote if is_buy else base
         if need > self.balances.get(coin, Decimal(0)) - self._locked(coin):
             raise Refusal(400, -2010, "Account has insufficient balance for requested action.")
@@ -193,13 +198,14 @@ class LoopbackBinance(LoopbackAlpaca):
             "symbol": asked["symbol"],
             "orderId": len(self.rows) + 1,
             "clientOrderId": name,
-            "price": "0.00000000",
+            "price": asked.get("price", "0.00000000"),
+            "stopPrice": asked.get("stopPrice", "0.00000000"),
             "origQty": str(amount),
             "executedQty": "0",
             "cummulativeQuoteQty": "0",
             "status": "NEW",
             "timeInForce": "GTC",
-            "type": "MARKET",
+            "type": asked["type"],
             "side": asked["side"],
             "time": self.now_ms(),
             "transactTime": self.now_ms(),
@@ -220,6 +226,8 @@ class LoopbackBinance(LoopbackAlpaca):
     def _tick(self, row: dict[str, Any]) -> list[dict[str, Any]]:
         """Fill an order by the next share of its pace; a share below 0 ends it as expired."""
         symbol = self.pairs[row["symbol"]]
+        if not self._is_met(row, symbol):
+            return []
         pace = self.pace.get(symbol, (1.0,))
         tick = self._ticks[row["clientOrderId"]] = self._ticks[row["clientOrderId"]] + 1
         share = pace[min(tick, len(pace) - 1)]
@@ -234,6 +242,36 @@ class LoopbackBinance(LoopbackAlpaca):
         row["executedQty"] = str(wanted)
         row["status"] = "FILLED" if wanted == whole else "PARTIALLY_FILLED"
         return [{"price": trade["price"], "qty": trade["qty"], **_pick_fee(trade)}]
+
+    def _fill_rest(self, row: dict[str, Any]) -> None:
+        left = Decimal(row["origQty"]) - Decimal(row["executedQty"])
+        if row["status"] in OPEN and left and self._is_met(row, self.pairs[row["symbol"]]):
+            self._fill(row, self.pairs[row["symbol"]], left)
+            row["executedQty"] = row["origQty"]
+            row["status"] = "FILLED"
+
+    def _check_price(self, asked: Mapping[str, str], symbol: str) -> None:
+        """Refuse prices that Binance's filters refuse, and a stop that is reached already."""
+        price = _decimal(self.prices[symbol])
+        wanted = Decimal(asked.get("price") or asked.get("stopPrice") or price)
+        if asked["type"] != "MARKET" and wanted % Decimal("0.01"):
+            raise Refusal(400, -1013, "Filter failure: PRICE_FILTER")
+        if asked["type"] == "LIMIT":
+            assert asked["timeInForce"] == "GTC"
+            if not price * Decimal("0.8") <= wanted <= price * Decimal("1.2"):
+                raise Refusal(400, -1013, "Filter failure: PERCENT_PRICE_BY_SIDE")
+        if asked["type"] == "STOP_LOSS" and wanted >= price:
+            raise Refusal(400, -2010, "Stop price would trigger immediately.")
+
+    def _is_met(self, row: dict[str, Any], symbol: str) -> bool:
+        """Whether an order fills at the price of now; a stop goes on once it was reached."""
+        price = _decimal(self.prices[symbol])
+        if row["type"] == "LIMIT":
+            limit = Decimal(row["price"])
+            return price <= limit if row["side"] == "BUY" else price >= limit
+        if row["type"] == "STOP_LOSS" and price <= Decimal(row["stopPrice"]):
+            row["type"] = "MARKET"
+        return row["type"] == "MARKET"
 
     def _fill(self, row: dict[str, Any], symbol: str, amount: Decimal) -> dict[str, Any]:
         base, quote = symbol.split("/")
@@ -279,7 +317,7 @@ class LoopbackBinance(LoopbackAlpaca):
             if row["status"] in OPEN and row["side"] == "SELL" and coin == base:
                 total += left
             if row["status"] in OPEN and row["side"] == "BUY" and coin == quote:
-                total += left * _decimal(self.prices[symbol])
+                total += left * (Decimal(row["price"]) or _decimal(self.prices[symbol]))
         return total
 
     def _list_balance(self, coin: str) -> dict[str, str]:
@@ -296,7 +334,7 @@ class LoopbackBinance(LoopbackAlpaca):
             "quoteAsset": quote,
             "baseAssetPrecision": 8,
             "quotePrecision": 8,
-            "orderTypes": ["LIMIT", "MARKET"],
+            "orderTypes": ["LIMIT", "MARKET", "STOP_LOSS"],
             "isSpotTradingAllowed": True,
             "permissions": [],
             "permissionSets": [["SPOT"]],

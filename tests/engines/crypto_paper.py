@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
@@ -78,15 +79,21 @@ def settings(folder: Path, table: pd.DataFrame) -> DataSettings:
 class CryptoMarket:
     """A bundle, the window it trades, and the exchange."""
 
-    def __init__(self, home: Path, *, days: int = 60, **how: Any) -> None:
-        """how: of the server."""
+    def __init__(
+        self,
+        home: Path,
+        *,
+        days: int = 60,
+        env: Mapping[str, Any] = MappingProxyType({}),
+        **how: Any,
+    ) -> None:
+        """env: of the bundle; how: of the server."""
         self.home = home
         self.table = make_table(days)
         data = settings(home, self.table)
         self.bundle: Bundle
-        self.bundle, self.market = frozen(
-            home, data, fractional=True, decision_interval=2, trade_rate=1.0, cost_bps=10.0
-        )
+        usual = {"fractional": True, "decision_interval": 2, "trade_rate": 1.0, "cost_bps": 10.0}
+        self.bundle, self.market = frozen(home, data, **usual, **env)
         chosen = {"balances": {"USDT": 100_000.0}, **how}
         self.server = LoopbackBinance(prices=PRICES, **chosen)
         self.server.bars = self._list_bars

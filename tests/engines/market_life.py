@@ -123,6 +123,12 @@ class Ticket:
     reason: str = ""
     cut: Fraction | None = None
     """Share of it that fills; the rest stands until its end."""
+    limit: int | None = None
+    """Cents; None without one."""
+    stop: int | None = None
+    """Cents at which it becomes a market order; None without one, or once it was reached."""
+    is_stop: bool = False
+    """Good till cancelled; all others are for the day."""
 
     @property
     def is_open(self) -> bool:
@@ -264,6 +270,8 @@ class World:
         self.number = f"LIFE{seed}"
         self.tickets: dict[str, Ticket] = {}
         self.sent_at: list[int] = []
+        self.stops: list[Ticket] = []
+        """Those that stand, and the last ones that do not any more."""
         self.refused: list[Ticket] = []
         self.quotes: dict[str, list[Quote]] = {symbol: [] for symbol in symbols}
         self.announced: list[tuple[int, Action]] = []
@@ -381,26 +389,58 @@ class World:
             free = self.ledger.shares.get(ticket.symbol, 0) - bound
             if -ticket.shares > free:
                 ticket.reason = "insufficient qty available for order"
+            elif ticket.stop is not None and ticket.stop * 1001 > self.price(ticket.symbol) * 1000:
+                ticket.reason = "stop price must not be greater than base price / 1.001"
         else:
-            bound = sum(self.value(one.symbol, one.left) for one in others if one.left > 0)
-            if self.value(ticket.symbol, ticket.shares) > self.ledger.cents - bound:
+            bound = sum(self._cost(one) for one in others if one.left > 0)
+            if self._cost(ticket) > self.ledger.cents - bound:
                 ticket.reason = "insufficient buying power"
+        if not ticket.reason and any(self._crosses(ticket, one) for one in others):
+            ticket.reason = "potential wash trade detected. use complex orders"
         if ticket.reason:
             ticket.state = "rejected"
             self.refused.append(ticket)
         else:
             self.tickets[ticket.id] = ticket
+            if ticket.is_stop:
+                self.stops = [one for one in self.stops if one.is_open]
+                self.stops.append(ticket)
             self.sent_at.append(ticket.sent)
             self.at(self.now + self.random.randrange(1, 4) * SECOND, lambda: self._fill(ticket))
         return ticket
 
+    def _cost(self, ticket: Ticket) -> int:
+        """Cents that a purchase may take."""
+        if ticket.limit is None:
+            return self.value(ticket.symbol, ticket.left)
+        return _to_cents(ticket.left * ticket.limit)
+
+    def _crosses(self, ticket: Ticket, other: Ticket) -> bool:
+        """Whether two orders that rest may not stand next to each other, as Alpaca has it."""
+        if ticket.symbol != other.symbol or (ticket.shares > 0) == (other.shares > 0):
+            return False
+        if ticket.limit is None or other.limit is None:
+            return ticket.is_stop or other.is_stop
+        bid, ask = (ticket, other) if ticket.shares > 0 else (other, ticket)
+        return bid.limit >= ask.limit  # type: ignore[operator]
+
     def open_tickets(self) -> Iterator[Ticket]:
-        """Orders that stand, of the last day."""
+        """Orders that stand, of the last day, and stops."""
+        yield from [one for one in self.stops if one.is_open and one.sent < self.now - DAY]
         for ticket in reversed(self.tickets.values()):
             if ticket.sent < self.now - DAY:
                 return
             if ticket.is_open:
                 yield ticket
+
+    def _is_met(self, ticket: Ticket) -> bool:
+        """Whether an order that rests trades at the price of now."""
+        price = self.price(ticket.symbol)
+        if ticket.stop is not None and price <= ticket.stop:
+            ticket.stop = None
+        if ticket.limit is not None:
+            return price <= ticket.limit if ticket.shares > 0 else price >= ticket.limit
+        return ticket.stop is None
 
     def _fill(self, ticket: Ticket) -> None:
         if not ticket.is_open:
@@ -409,7 +449,13 @@ class World:
         if stock is None or stock.gone is not None:
             return self.end(ticket, "cancelled", "the asset is not active any more")
         if self.session_at(self.now) is None or stock.is_halted(self.now):
-            self.at(self.now + MINUTE, lambda: self._fill(ticket))
+            wait = MINUTE
+            if ticket.is_stop and self.session_at(self.now) is None:  # it may stand for months
+                wait = max(self.next_open(self.now) - self.now, MINUTE)
+            self.at(self.now + wait, lambda: self._fill(ticket))
+            return None
+        if not self._is_met(ticket):
+            self.at(self.now + 5 * MINUTE, lambda: self._fill(ticket))
             return None
         shares = ticket.left
         if ticket.cut is not None:
@@ -443,7 +489,8 @@ class World:
 
     def _end_day(self) -> None:
         for ticket in list(self.open_tickets()):
-            self.end(ticket, "expired")
+            if not ticket.is_stop:
+                self.end(ticket, "expired")
         for quotes in self.quotes.values():
             del quotes[: -12 * self.bars_a_day]
 
@@ -455,6 +502,9 @@ class World:
         stock.cents = max(round(stock.cents / ratio), 1)
         stock.base = max(round(stock.base / ratio), 1)
         stock.split_at = self.now
+        for ticket in list(self.open_tickets()):
+            if ticket.symbol == symbol and ticket.is_stop:
+                self.end(ticket, "cancelled", "corporate action")
         before = self.ledger.shares.get(symbol, 0)
         if not before:
             return
@@ -571,6 +621,7 @@ class MarketBroker:
     real_money = False
     takes_baskets = False
     takes_ids_once = True
+    bids_beside_stops = False
 
     def __init__(
         self, world: World, troubles: Troubles, cross: Callable[[str], object] = lambda call: None
@@ -600,6 +651,12 @@ class MarketBroker:
         """Let an order arrive."""
         nano = round(order.shares * NANO)
         ticket = Ticket(order.id, order.symbol, nano, self.world.now, True)
+        if order.limit_usd:
+            rounded = math.floor if nano > 0 else math.ceil
+            ticket.limit = rounded(round(order.limit_usd * 100, 6))
+        elif order.stop_usd:
+            ticket.stop = math.ceil(round(order.stop_usd * 100, 6))
+            ticket.is_stop = nano % NANO == 0
         if self.refusals:
             ticket.reason = self.refusals.pop()
         elif self.cuts:

@@ -90,7 +90,12 @@ class LoopbackWorld(LoopbackAlpaca):
 
     def _take(self, body: Mapping[str, Any]) -> Ticket:
         shares = float(body["qty"]) * (1 if body["side"] == "buy" else -1)
-        order = Order(body["client_order_id"], body["symbol"], shares, 0)
+        prices = {
+            name: float(body[f"{kind}_price"])
+            for kind, name in (("limit", "limit_usd"), ("stop", "stop_usd"))
+            if body["type"] == kind
+        }
+        order = Order(body["client_order_id"], body["symbol"], shares, 0, **prices)
         try:
             ticket = self.life.broker.take(order)
         except OrderTakenError as error:

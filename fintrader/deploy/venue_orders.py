@@ -1,0 +1,227 @@
+"""Orders that rest at a venue: bids, asks and stops, from one decision to the next.
+
+A decision ends everything that rests from earlier ones. A new order leaves once the broker has
+confirmed the end of what it replaces, and it is smaller by the shares that filled since the decision
+was taken, in the race with the cancellation too. So no share is bought or sold twice.
+
+A stop is no order of a decision: the decision names its price (`OrderTerms.stops`), and each share
+that is held and that no ask offers gets a stop, good till cancelled, as soon as it is held. An
+ask is for the shares that it offers, and a stop for all others: brokers refuse two sales of the same
+share. The linked orders that venues have for that are not used, since Alpaca gives the second one
+of a pair an id of its own choice, by which no restart would find it, and ccxt has none for spot
+accounts. Where a venue takes no purchase next to a stop (`Broker.bids_beside_stops`), a
+bid is dropped where shares are held that a stop protects, and its rest is cancelled with its first
+fill. A stop with a fill is reached, and so is one that the venue refuses because it would trigger
+at once: the symbol's bids and asks end, and all its shares are sold at the market.
+
+The process may die between any two calls. What the journal and the venue then have, and what
+happens at the restart:
+
+1. A decision, nothing sent. What rests from earlier ones is cancelled, then the decision's orders
+   leave, if their time is not over.
+2. A cancellation that has not left, or whose answer is missing. It is sent again until the venue
+   says that the order is over.
+3. Old orders over, new ones not sent. The new ones leave, sized by the fills since the decision.
+4. A new order `sent`, of which the venue may know or not. It is asked for by its id; a stop that
+   never arrived is made anew.
+5. A stop cancelled, and its successor not sent. The shares are without a stop until the restart.
+6. A bid that filled meanwhile. Its shares are without a stop until the restart.
+7. A stop that was reached meanwhile. Its fills are noted, then the price 0 (reached), and the rest
+   of the position is sold.
+8. A stop whose fills are noted, and not that it was reached. Shares that are left get a stop at the
+   same price, which the venue refuses if it is still reached: then they are sold.
+9. A stop noted as reached, the rest not sold. The price 0 in the journal says so, and it is sold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fintrader.backtesting.account import BacktestAccount
+from fintrader.bars.bars import Array
+from fintrader.deploy.broker import Order, OrderReport
+from fintrader.deploy.entries import OrderTerms
+from fintrader.deploy.orders import SECOND, STOP, Execution, OrderSlot, order_id
+from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings, sum_fills
+from fintrader.deploy.resting_orders import lay_out_orders
+
+_PAUSE = 20 * SECOND
+"""Time in which a symbol gets one more stop at most, which has the id of its time; a decision's first
+one has the decision's."""
+_NEVER = 1 << 62
+_WOULD_TRIGGER = re.compile("would trigger immediately|stop price must not be")
+"""Words of Binance and Alpaca for a stop whose price is reached already, or all but reached."""
+
+
+class VenueExecution(Execution):
+    """Carries orders out that rest at a venue."""
+
+    replaces = True
+
+    @property
+    def _newest(self) -> OrderTerms:
+        """Terms of the newest decision."""
+        entry = self._journal.last(OrderTerms)
+        return entry.body if entry else OrderTerms("", 0, 0, 0, {})
+
+    @property
+    def stops(self) -> Mapping[str, float]:
+        """Symbol -> price of its stop, USD, 0 once it was reached."""
+        return self._newest.stops
+
+    @property
+    def is_over(self) -> bool:
+        return super().is_over and not self.stops
+
+    def lay_out(self, account: BacktestAccount) -> Array:
+        """Lay out what rests as the ledger's rows `[R, N]` for an account at a decision."""
+        column = {symbol: number for number, symbol in enumerate(account.market.symbols)}
+        orders = [
+            Order(name, report.symbol, report.shares - report.filled, 0, report.limit_usd)
+            for name, report in self.reports.items()
+            if report.rests and report.stop_usd is None
+        ]
+        for symbol, price in self.stops.items():
+            held = float(account.held[column[symbol]])
+            # Dust that no order sells must not hold the symbol's orders up.
+            if price or self._broker.size_sale(symbol, held, self._newest.prices[symbol]):
+                orders.append(Order(STOP, symbol, -held, 0, stop_usd=price))
+        env = account.settings
+        return lay_out_orders(orders, column, env, age=env.decision_interval)
+
+    def is_due(self, now: int) -> bool:
+        """Check, too, for stops: more of them may leave at any time."""
+        return super().is_due(now) or bool(self.stops)
+
+    def rescale(self, symbol: str, split: float, *, before: int, reason: str, at: int) -> None:
+        """Scale the stop of the symbol; its orders, which the venue may have changed, end."""
+        stops = {**self.stops}
+        super().rescale(symbol, split, before=before, reason=reason, at=at)
+        if symbol in stops and self._newest.decision <= before:
+            stops[symbol] /= split
+        self._write_stops(stops, at)
+        self._end(self._list_open(symbol), at)
+
+    def stop(self, at: int, reason: str, *, keeps_stops: bool = False) -> None:
+        super().stop(at, reason, keeps_stops=keeps_stops)
+        if not keeps_stops:
+            self._write_stops({}, at)
+
+    def _take_on(self, report: OrderReport, at: int) -> None:
+        super()._take_on(report, at)
+        if report.stop_usd is not None:
+            self._slots[report.id].until = _NEVER
+
+    def _expire(self, now: int) -> None:
+        """End first what the newest decision replaces, and the bids and asks next to a stop that was
+        reached. A stop stays at an unchanged price."""
+        for slot in self._slots.values():
+            report = slot.report
+            stop = self.stops.get(report.symbol)
+            is_ended = report.rests and (slot.stamp != self._newest.stamp or stop == 0.0)
+            if report.stop_usd is not None:
+                is_ended = stop not in (report.stop_usd, 0.0)
+                if stop and (report.filled or _WOULD_TRIGGER.search(report.reason)):
+                    self._write_stops({**self.stops, report.symbol: 0.0}, now)
+            if is_ended:
+                self._end([slot], now)
+        super()._expire(now)
+
+    def _write_stops(self, stops: Mapping[str, float], at: int) -> None:
+        if stops != self.stops:
+            self._journal.write(replace(self._newest, stops=stops), at=at)
+
+    def _end(self, slots: Sequence[OrderSlot], at: int) -> None:
+        for slot in slots:
+            slot.until = min(slot.until, at)
+
+    def _list_open(self, symbol: str) -> list[OrderSlot]:
+        """List a symbol's orders that are not over."""
+        return [
+            one
+            for one in self._slots.values()
+            if one.report.symbol == symbol and not one.report.is_over
+        ]
+
+    # --- what leaves ------------------------------------------------------------------------------
+
+    def _list_due(self, now: int) -> list[OrderSlot]:
+        due = [slot for slot in super()._list_due(now) if not self._waits(slot, now)]
+        return due + self._make_stops(now)
+
+    def _waits(self, slot: OrderSlot, now: int) -> bool:
+        """Check that an order waits for the end of those that it replaces, a purchase for that of
+        all purchases. Where an ask lacks shares, the symbol's stops end."""
+        report = slot.report
+        if report.limit_usd is None or slot.sent:
+            return False
+        if slot.is_sale and self._count_free(report.symbol, now, slot) < -report.shares:
+            for one in self._list_open(report.symbol):
+                if one.report.stop_usd is not None:
+                    self._end([one], now)
+        return any(
+            one.report.symbol == report.symbol or not (one.is_sale or slot.is_sale)
+            for one in self._slots.values()
+            if one.is_asked and now >= one.until
+        )
+
+    def _count_free(self, symbol: str, now: int, but: OrderSlot | None = None) -> float:
+        """Count the shares held that no sale offers, another than one. An ask that waits for the
+        exchange's open offers none yet."""
+        sales = [
+            one.report
+            for one in self._list_open(symbol)
+            if one.is_sale and one is not but and (one.is_asked or one.terms.not_before <= now)
+        ]
+        held = expect_holdings(self._journal).shares.get(symbol, 0.0)
+        return held + sum(report.shares - report.filled for report in sales)
+
+    def _make_stops(self, now: int) -> list[OrderSlot]:
+        """Make a stop for shares that have none, or a sale where it was reached; first end the bids
+        next to which the venue takes none."""
+        made = []
+        for symbol, price in self.stops.items():
+            free = self._count_free(symbol, now)
+            if free <= SAME_SHARES:
+                continue
+            size = self._broker.size_sale(symbol, free, self._newest.prices[symbol])
+            bids = [one for one in self._list_open(symbol) if one.is_asked and not one.is_sale]
+            name = order_id(self.sender, self._newest.decision, symbol) + STOP
+            if self._journal.last(OrderReport, name):
+                name = order_id(self.sender, now // _PAUSE * _PAUSE, symbol) + STOP
+            if bids and not self._broker.bids_beside_stops:
+                self._end(bids, now)
+            elif size and not self._journal.last(OrderReport, name):
+                report = Order(name, symbol, -size, now, stop_usd=price).report("intended")
+                made.append(OrderSlot(self._newest, now, _NEVER, report))
+        return made
+
+    def _send_group(self, group: Sequence[OrderSlot], now: int) -> None:
+        self._note([(slot, self._size_order(slot)) for slot in group], now)
+        # A stop that does not leave is forgotten: the next look makes another, of another size.
+        self._slots |= {slot.report.id: slot for slot in group}
+        super()._send_group([slot for slot in group if not slot.report.is_over], now)
+
+    def _size_order(self, slot: OrderSlot) -> OrderReport:
+        """Size an order that leaves by what was filled since its decision."""
+        report = slot.report
+        if slot.sent or report.limit_usd is None:
+            return report
+        symbol = report.symbol
+        decided = self._journal.entries(OrderTerms, key=slot.stamp)[0].seq
+        filled = {symbol: 0.0}
+        sum_fills(self._journal, decided, filled)
+        if slot.is_sale:
+            left = max(report.shares - min(filled[symbol], 0.0), -self._count_free(symbol, 0, slot))
+        else:
+            left = report.shares - max(filled[symbol], 0.0)
+            is_protected = symbol in self.stops and symbol in expect_holdings(self._journal).shares
+            if is_protected and not self._broker.bids_beside_stops:
+                left = 0.0
+        if left * report.shares > 0.0:
+            return replace(report, shares=left)
+        return replace(
+            report, state="expired", reason="a fill before it, or a stop, leaves no room"
+        )
