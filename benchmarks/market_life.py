@@ -1,11 +1,12 @@
 """Market years of a deployment in an independent world: the real runner, a broker and a calendar
 with independent books, and every kind of event close to every other (`tests/engines/market_life*`).
 
-    python benchmarks/market_life.py [--years 160] [--months 400] [--first 1000] [--save]
+    python benchmarks/market_life.py [--years 160] [--months 400] [--quarters 30] [--first 1000]
+                                     [--save]
 
-Years are lived one after the other, a seed each from `--first` on, and then months in which one
-stock is delisted and another gets a new name; a stopped run goes on where it was (`--fresh` lives
-them again). The record counts sessions, decisions, orders, restarts, events by
+Years are lived one after the other, a seed each from `--first` on, then months in which one stock
+is delisted and another gets a new name, then quarters of a deployment whose bids, asks and stops
+rest at the broker; a stopped run goes on where it was (`--fresh` lives them again). The record counts sessions, decisions, orders, restarts, events by
 kind and pairs of kinds within three sessions of each other, and lists each problem: an order that
 policy and limits do not explain, one lost or doubled, a false halt or one without an alert, a
 cent or a share that broker and journal count differently, a flatten that ends neither flat nor
@@ -22,6 +23,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +44,21 @@ from tests.engines.market_life_events import (
     draw_month,
 )
 from tests.engines.market_life_run import Life, freeze_life
+from tests.engines.resting_life import RestingLife, freeze_resting_life
+
+SPANS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "year": lambda seed: {"events": draw_events(seed, KINDS)},
+    "month": lambda seed: {"events": draw_month(seed), "sessions": MONTH, "most_gone": 2},
+    "quarter": lambda seed: {"events": draw_events(seed, KINDS, 0.4), "sessions": 60},
+}
 
 
-def live(seed: int, bundle: Bundle, *, is_month: bool = False) -> dict[str, Any]:
-    """Live one seed's year or month; its counts and its problems."""
+def live(seed: int, bundle: Bundle, span: str) -> dict[str, Any]:
+    """Live one seed's span; its counts and its problems."""
     began = time.process_time()
-    how: dict[str, Any] = {"events": draw_events(seed, KINDS)}
-    if is_month:
-        how = {"events": draw_month(seed), "sessions": MONTH, "most_gone": 2}
+    kind = RestingLife if span == "quarter" else Life
     with tempfile.TemporaryDirectory() as place:
-        life = Life(seed, Path(place), bundle, **how).run()
+        life = kind(seed, Path(place), bundle, **SPANS[span](seed)).run()
     year = Years()
     year.add(life)
     return {
@@ -98,7 +106,7 @@ def summarise(years: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     """Live the years, and write the record."""
-    options = read_arguments(__doc__, years=160, months=400, first=1000, fresh=False)
+    options = read_arguments(__doc__, years=160, months=400, quarters=30, first=1000, fresh=False)
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     finished = FinishedRuns("market_life", fresh=options.fresh)
@@ -106,16 +114,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         os.environ["XDG_STATE_HOME"] = place
         bundle = freeze_life(Path(place) / "bundle")
-        for seed in range(options.first, options.first + options.years):
-            settings = {"seed": seed, "kinds": sorted(KINDS), "sources": hash_sources()}
-            years.append(finished.get(str(seed), settings, lambda seed=seed: live(seed, bundle)))
-        for seed in range(options.first, options.first + options.months):
-            settings = {"month": seed, "kinds": sorted(KINDS), "sources": hash_sources()}
-            one = finished.get(
-                f"month {seed}", settings, lambda seed=seed: live(seed, bundle, is_month=True)
-            )
-            years.append(one)
-    found = {"years": options.years, "months": options.months, **summarise(years)}
+        resting = freeze_resting_life(Path(place) / "resting")
+        lives = {
+            "year": (options.years, bundle),
+            "month": (options.months, bundle),
+            "quarter": (options.quarters, resting),
+        }
+        for span, (count, frozen) in lives.items():
+            for seed in range(options.first, options.first + count):
+                settings = {span: seed, "kinds": sorted(KINDS), "sources": hash_sources()}
+                work = partial(live, seed, frozen, span)
+                years.append(finished.get(f"{span} {seed}", settings, work))
+    asked = {f"{span}s": count for span, (count, _) in lives.items()}
+    found = {**asked, **summarise(years)}
     finish("market_life", {**found, "commits": sorted(finished.commits)}, options)
     return 1 if found["problems"] else 0
 

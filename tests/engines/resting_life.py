@@ -7,7 +7,6 @@ rests, and after each quiet session every whole share of a protected symbol lies
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -54,6 +53,7 @@ class DrawnPolicy(PolicyModule):
         self.life = life
 
     def forward(self, obs: Tensor) -> Tensor:
+        self.life.decided = self.life.world.now
         draw = random.Random(f"{self.life.seed} {self.life.world.now // MINUTE}")
         row = [draw.uniform(-1.0, 1.0) for _ in range(self.layout.num_actions)]
         return torch.tensor([row] * len(obs))
@@ -66,13 +66,16 @@ class RestingLife(Life):
         super().__init__(seed, home, bundle, **how)
         self.bundle.__dict__["policy"] = DrawnPolicy(bundle.policy, self)
         self.covered: Counter[str] = Counter()
+        self.decided = 0
 
     def next_look(self) -> int:
-        """The loop looks also after the close, when a decision has replaced the stops."""
+        """The loop looks also after the close, when a decision has replaced the stops; on a half day
+        that is later."""
         now = self.world.now
-        closed = max((one.close for one in self.world.sessions if one.close <= now), default=0)
+        ends = [one.close for one in self.world.sessions if one.close <= now]
+        last = max([self.decided, *ends])
         usual = super().next_look()
-        return min(usual, now + 10 * SECOND) if now < closed + 2 * MINUTE else usual
+        return min(usual, now + 10 * SECOND) if now < last + 2 * MINUTE else usual
 
     def _explain(self, ticket: Ticket) -> None:
         """Check an order that has just arrived."""
@@ -105,6 +108,6 @@ class RestingLife(Life):
                 continue
             open_sales = [one for one in self.world.open_tickets() if one.symbol == symbol]
             offered = sum(-one.left for one in open_sales if one.left < 0)
-            if held // NANO != math.ceil(offered / NANO):
+            if not 0 <= held - offered < NANO:
                 self._note(f"of {held / NANO:g} {symbol} {offered / NANO:g} are offered")
             self.covered["whole" if held else "none"] += 1
