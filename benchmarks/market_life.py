@@ -6,12 +6,13 @@ with independent books, and every kind of event close to every other (`tests/eng
 
 Years are lived one after the other, a seed each from `--first` on, then months in which one stock
 is delisted and another gets a new name, then quarters of a deployment whose bids, asks and stops
-rest at the broker; a stopped run goes on where it was (`--fresh` lives them again). The record counts sessions, decisions, orders, restarts, events by
-kind and pairs of kinds within three sessions of each other, and lists each problem: an order that
-policy and limits do not explain, one lost or doubled, a false halt or one without an alert, a
-cent or a share that broker and journal count differently, a flatten that ends neither flat nor
-aloud. The last line has status 1 where there is one. Real money opens on a record of 40,000 sessions
-without a problem in which each pair was seen ten times, of the code that trades (`sources`).
+rest at the broker; a stopped run goes on where it was (`--fresh` lives them again). The record
+counts sessions, decisions (of years and months), orders, restarts, events by kind and pairs of
+kinds within three sessions of each other, and lists each problem: an order that policy and limits
+do not explain, one lost or doubled, a false halt or one without an alert, a cent or a share that
+broker and journal count differently, a flatten that ends neither flat nor aloud. The last line has
+status 1 where there is one. Real money opens on a record of 40,000 sessions without a problem in
+which each pair was seen ten times, of the code that trades (`sources`).
 """
 
 from __future__ import annotations
