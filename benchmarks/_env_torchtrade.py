@@ -252,7 +252,7 @@ def equity_difference(market: MarketTensors, accounts: int = 8, decisions: int =
     With costs the two differ by contract: ours pays them from the cash that buys, theirs scales
     every target.
     """
-    settings = settings_like_torchtrade(0.0, random_start=False)
+    settings = settings_like_torchtrade(0.0, start="first")
     ours = TradingEnv(market, settings, num_envs=accounts)
     theirs = PortfolioEnv(market, accounts, fee=0.0, episode=None, random_start=False)
     ours.reset(seed=0)

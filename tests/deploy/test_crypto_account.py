@@ -341,6 +341,7 @@ def test_weeks_of_a_crypto_market_with_everything_that_goes_wrong(tmp_path, seed
 # --- orders that rest -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_bids_asks_and_stops_lie_at_the_exchange_and_a_stop_sells_while_the_process_is_dead(
     tmp_path,
 ):

@@ -374,7 +374,7 @@ def test_pairs_that_the_exchange_does_not_have_are_named(server):
 
 def test_a_blocked_account_says_why(server, broker):
     server.blocked = True
-    assert "not trade" in broker.account().blocked
+    assert "does not let it trade" in broker.account().blocked
 
 
 # --- an order of unknown fate ---------------------------------------------------------------------

@@ -15,6 +15,7 @@ from fintrader.deploy.reconcile import expect_holdings
 from tests.engines.alpaca_loopback import OPEN
 from tests.engines.alpaca_paper import account, trade
 from tests.engines.deployments import frozen
+from tests.quick import slow_but
 
 STOPS = {"clock": "session", "action": "limit", "limit_offset_bps": 30.0, "stop_offset_bps": 60.0}
 QUOTES = {**STOPS, "action": "quote", "stop_offset_bps": None}
@@ -77,7 +78,7 @@ def check(journal, server):
     assert server.least_cash >= 0.0
 
 
-@pytest.mark.parametrize("env", [STOPS, QUOTES])
+@pytest.mark.parametrize("env", slow_but(1, every=[STOPS, QUOTES]))
 def test_bids_asks_and_stops_trade_a_paper_account(paper, env):
     home, _market, server, live = paper(**env)
     for bars in (20, 50):

@@ -18,6 +18,7 @@ from fintrader.deploy.venue_orders import VenueExecution
 from tests.engines.alpaca_loopback import TRANSIENT
 from tests.engines.order_driver import OPENED, Boundaries, Crash
 from tests.engines.resting_driver import PRICE, SENDER, Venue, find_problems, trade
+from tests.quick import slow_but
 
 VENUES = ("alpaca", "binance")
 
@@ -67,7 +68,7 @@ def kill_at_each(name, root, step):
             live(venue, folder)
 
 
-@pytest.mark.parametrize(("name", "step"), [("alpaca", 61), ("binance", 431)])
+@pytest.mark.parametrize(("name", "step"), slow_but(0, every=[("alpaca", 223), ("binance", 431)]))
 def test_a_kill_at_some_requests_trades_no_share_twice(tmp_path, name, step):
     kill_at_each(name, tmp_path, step)
 
@@ -81,7 +82,7 @@ def test_a_kill_at_each_request_trades_no_share_twice(tmp_path, name, step):
 FAULTS = [fault for fault in TRANSIENT if not fault.startswith("hang")]
 
 
-@pytest.mark.parametrize(("name", "seed"), [*itertools.product(VENUES, range(2))])
+@pytest.mark.parametrize(("name", "seed"), slow_but(0, every=itertools.product(VENUES, range(2))))
 def test_lost_answers_and_kills_in_the_middle_of_a_replacement_trade_no_share_twice(
     tmp_path, name, seed
 ):

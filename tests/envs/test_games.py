@@ -311,6 +311,7 @@ def test_rivals_are_played_by_their_policies():
         RivalsEnv(inner, rivals[:1])
 
 
+@pytest.mark.slow
 def test_learners_that_take_turns_come_to_the_equilibrium():
     """Two policies of their own. The best response to a rival who buys x is (mu / kappa - x) / 2;
     from 0 the turns are 1/2, 1/4, 3/8, ... of the competitive amount."""
