@@ -67,7 +67,7 @@ class AlpacaBroker(RemoteBroker):
     """
 
     kind = "alpaca"
-    bids_beside_stops = False
+    takes_bids_over_stops = False
     variables = (
         ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY"),
         ("APCA_LIVE_API_KEY_ID", "APCA_LIVE_API_SECRET_KEY"),

@@ -151,8 +151,8 @@ class Broker(Protocol):
     """True where an order with the id of an earlier one is always refused, so that one of unknown
     fate may be sent again; otherwise it is written off once the broker does not have it."""
 
-    bids_beside_stops: bool = True
-    """True where a purchase may rest in a symbol that a stop protects."""
+    takes_bids_over_stops: bool = True
+    """True where a purchase may rest in a symbol that has a stop, which sells below it."""
 
     def submit(self, order: Order) -> OrderReport:
         """Send one order. Raises BrokerUnsureError when its arrival is uncertain (then ask

@@ -150,10 +150,10 @@ def reconcile(
     """Journal the reports of the orders, and compare; an agreement is journalled as a `Checkpoint`.
 
     An own order that is still open after its time is cancelled, unless it is a stop. Nothing else
-    at the broker is ever touched. Orders with the id of a deployment (`find_sender`) that the journal does not know,
-    open or recent, were sent by another one: they are a difference. A difference counts once it has
-    outlived three looks, a second (`pause`) apart, between which no order moved: orders and
-    positions are asked for one after the other.
+    at the broker is ever touched. Orders with the id of a deployment (`find_sender`) that the
+    journal does not know, open or recent, were sent by another one: they are a difference. A
+    difference counts once it has outlived three looks, a second (`pause`) apart, between which no
+    order moved: orders and positions are asked for one after the other.
 
     At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state
     is taken as it is, foreign orders into the journal too, and journalled as an `Adoption`. A

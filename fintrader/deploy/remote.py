@@ -53,7 +53,7 @@ class RemoteBroker:
     kind: str
     takes_baskets = False
     takes_ids_once = True
-    bids_beside_stops = True
+    takes_bids_over_stops = True
     variables: Sequence[Sequence[str]]
     """The environment's names of the keys of a paper account, and of those for real money."""
 

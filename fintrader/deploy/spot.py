@@ -302,6 +302,10 @@ class CcxtBroker(RemoteBroker):
             kinds = [kind.__name__ for kind in type(error).__mro__]
             text = str(error)
         status = next((_STATUSES[kind] for kind in kinds if kind in _STATUSES), 0)
+        if not self._client.markets and kinds[0] == "BadSymbol":
+            # An answer without the list of pairs is no list: ccxt asks for it again.
+            self._client.markets = None
+            status = 0
         words = re.search(r'"msg"\s*:\s*"([^"]*)"', text)
         message = words[1] if words else text if status == 422 else kinds[0]
         # Refused where the clocks differ: it is sent again once their difference is known.

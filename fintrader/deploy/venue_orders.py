@@ -9,7 +9,7 @@ that is held and that no ask offers gets a stop, good till cancelled, as soon as
 ask is for the shares that it offers, and a stop for all others: brokers refuse two sales of the same
 share. The linked orders that venues have for that are not used, since Alpaca gives the second one
 of a pair an id of its own choice, by which no restart would find it, and ccxt has none for spot
-accounts. Where a venue takes no purchase next to a stop (`Broker.bids_beside_stops`), a
+accounts. Where a venue takes no purchase next to a stop (`Broker.takes_bids_over_stops`), a
 bid is dropped where shares are held that a stop protects, and its rest is cancelled with its first
 fill. A stop with a fill is reached, and so is one that the venue refuses because it would trigger
 at once: the symbol's bids and asks end, and all its shares are sold at the market.
@@ -191,7 +191,7 @@ class VenueExecution(Execution):
             name = order_id(self.sender, self._newest.decision, symbol) + STOP
             if self._journal.last(OrderReport, name):
                 name = order_id(self.sender, now // _PAUSE * _PAUSE, symbol) + STOP
-            if bids and not self._broker.bids_beside_stops:
+            if bids and not self._broker.takes_bids_over_stops:
                 self._end(bids, now)
             elif size and not self._journal.last(OrderReport, name):
                 report = Order(name, symbol, -size, now, stop_usd=price).report("intended")
@@ -218,7 +218,7 @@ class VenueExecution(Execution):
         else:
             left = report.shares - max(filled[symbol], 0.0)
             is_protected = symbol in self.stops and symbol in expect_holdings(self._journal).shares
-            if is_protected and not self._broker.bids_beside_stops:
+            if is_protected and not self._broker.takes_bids_over_stops:
                 left = 0.0
         if left * report.shares > 0.0:
             return replace(report, shares=left)

@@ -312,10 +312,13 @@ def test_what_only_asks_is_repeated(fault, server, broker):
 
 @pytest.mark.parametrize("fault", ["object", "empty", "200_html", "503"])
 def test_an_exchange_that_lists_no_pairs_is_asked_again(fault, server, broker):
-    server.faults = dict.fromkeys(range(1, 9), fault)
+    server.faults = dict.fromkeys(range(1, 99), fault)
     with pytest.raises(BrokerUnsureError):
         broker.account()
+    with pytest.raises(BrokerUnsureError):
+        broker.orders(OPENED)
     server.faults = {}
+    assert broker.orders(OPENED) == []
     assert broker.account().cash_usd == 10_000.0
 
 
