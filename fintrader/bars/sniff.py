@@ -18,7 +18,6 @@ from fintrader.bars.bars import COLUMNS, PRICES
 from fintrader.bars.sources.bar_files import csv_head, read_head
 from fintrader.bars.sources.cells import (
     CLOCK_DIGITS,
-    CURRENCIES,
     EMPTY,
     EXCEL,
     LOCAL,
@@ -37,7 +36,9 @@ from fintrader.bars.sources.presets import (
     DATE_SPELLINGS,
     IN_BRACKETS,
     IN_UTC,
+    MONEY,
     SPELLINGS,
+    ZONES,
     make_unique,
     plain,
 )
@@ -76,8 +77,6 @@ _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 """Words before a price's name that are not symbols."""
 
-_ZONES = ("UTC", "GMT", "EET", "CET", "WET")
-"""Zones behind the name of a column of times, with summer time."""
 _VOLUME = r"(?!.*(avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
 """Names of a bar's volume that are spelt in no list, without averages, changes and volatility."""
 _IN_UTC = "counts from 1970 in UTC"
@@ -375,7 +374,7 @@ def _holds_plain_prices(table: pd.DataFrame) -> bool:
 def _is_shared(word: str) -> bool:
     """Report whether a word of all prices' names is no symbol: `Open_1h`, `Open_USD` or
     `etl:adj_open`."""
-    is_unit = re.fullmatch(rf"{IN_BRACKETS}|{CURRENCIES}", word, re.IGNORECASE)
+    is_unit = re.fullmatch(rf"{IN_BRACKETS}|{MONEY}", word, re.IGNORECASE)
     return bool(is_unit) or _is_noise(word) or re.split(r"\W", word)[-1] in _PRICE_KINDS
 
 
@@ -388,7 +387,7 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
         whole = [words for words in found.values() if len(words) == needed]
         if needed < len(PRICES) or any(words != whole[0] for words in whole):
             continue
-        alone = _find_alone(found, needed)
+        alone = _find_alone(found, needed, layout)
         if _is_shared(alone) and not is_long:
             return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
         _refuse_own_times(table, mark, first, found, layout)
@@ -411,12 +410,17 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
     return _closes(table, layout)
 
 
-def _find_alone(found: dict[str, dict[str, str]], needed: int) -> str:
-    """The only symbol, or the unit of all prices if volumes have another one; else empty."""
-    alone = [symbol for symbol, words in found.items() if len(words) == needed]
-    if len(alone) > 1 or (len(found) > 1 and not _is_shared(alone[0])):
-        return ""
-    return alone[0]
+def _find_alone(found: dict[str, dict[str, str]], needed: int, layout: Layout) -> str:
+    """Find the only symbol, or the unit of all prices if volumes have another one; else empty.
+    Raises BarError for prices in several units."""
+    named = [symbol for symbol, words in found.items() if len(words) == needed]
+    if len(named) > 1 and all(re.fullmatch(IN_BRACKETS, one, re.I) for one in found):
+        raise BarError(
+            f"{layout.name}: has prices in several units, {', '.join(found)}; name those of one:"
+            " --open, --high, --low and --close COLUMN"
+        )
+    is_alone = len(named) == 1 and (len(found) == 1 or _is_shared(named[0]))
+    return named[0] if is_alone else ""
 
 
 def _wide_times(table: pd.DataFrame) -> Roles:
@@ -454,7 +458,7 @@ def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, 
         left, _, right = column.partition(mark) if first else column.rpartition(mark)
         symbol, word = (right, left) if first else (left, right)
         role = next((name for name in COLUMNS if plain(word) in SPELLINGS[name]), None)
-        if role and symbol.strip() and plain(symbol).strip("._ ") not in _PRICE_KINDS:
+        if role and symbol.strip() and plain(symbol).strip("._ ()") not in _PRICE_KINDS:
             found.setdefault(symbol, {})[role] = word
     return found
 
@@ -533,9 +537,11 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
 
 
 def _read_zone(column: str) -> str | None:
-    """The zone in the name of a column of times, like `Time (EET)`."""
-    behind = "".join(re.findall(rf"{IN_BRACKETS}\s*$", column))
-    return "UTC" if plain(column) in IN_UTC else behind if behind in _ZONES else None
+    """Read the zone in the name of a column of times, like `Time (EET)`."""
+    if plain(column) in IN_UTC:
+        return "UTC"
+    behind = re.search(rf"[(（]({ZONES})[)）]\s*$", column, re.IGNORECASE)
+    return behind and behind[1].upper()
 
 
 def _note_volumes(table: pd.DataFrame, found: Roles, given: Roles, layout: Layout) -> None:

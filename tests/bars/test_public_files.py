@@ -15,6 +15,7 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
 from fintrader.errors import BarError
 from fintrader.market.build import make_market
+from fintrader.market.load import load_market
 from fintrader.market.starter import write_config
 from tests.bars.tables import COLUMNS, PRICES, write_csv
 from tests.bars.test_detect import built, findings, walk_on
@@ -707,3 +708,41 @@ def test_symbols_in_brackets_are_the_words_inside(days, tmp_path):
     assert market.symbols == ("AAPL", "MSFT")
     for name in ("open", "high", "low", "close"):
         assert np.allclose(getattr(market, name)[:, 1], 2.0 * days[name], rtol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("high (52w)", lambda days: days.high.cummax()),
+        ("low (52w)", lambda days: days.low.cummin()),
+        ("close (prev)", lambda days: days.close.shift(fill_value=80.0)),
+        ("volume (ma 20)", lambda days: days.volume.rolling(20, 1).mean()),
+        ("volume (usd)", lambda days: days.volume * days.close),
+    ],
+)
+def test_a_column_with_another_meaning_in_brackets_plays_no_part(name, values, days, tmp_path):
+    table = days[["ts"]].assign(**{name: values(days)}, **days[list(COLUMNS)])
+    assert_market(write_csv(tmp_path, table, "AAA.csv"), days, tmp_path)
+    market = load_market({"AAA": table.assign(ts=pd.to_datetime(days.ts))}, calendar="XNAS")
+    assert np.allclose(market.high[:, 0], days.high)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("CNY", "USD"), r"prices in several units, \(CNY\), \(USD\)"),
+        (("Bid", "Ask"), "which columns"),
+    ],
+)
+def test_prices_in_several_units_are_no_symbols(words, message, days, tmp_path):
+    table = days[["ts"]].copy()
+    for factor, word in enumerate(words, 1):
+        for name in PRICES:
+            table[f"{name} ({word})"] = factor * days[name]
+    table["volume"] = days.volume
+    path = write_csv(tmp_path, table, "AAA.csv")
+    with pytest.raises(BarError, match=message):
+        detect(str(path))
+    named = {name: f"{name} ({words[0]})" for name in PRICES}
+    market = make_market(built(detect(str(path), known={"columns": named}), tmp_path))
+    assert np.allclose(market.close[:, 0], days.close)

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars
 from fintrader.bars.calendar import to_wall
 from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
+from fintrader.bars.sources.presets import MONEY
 from fintrader.errors import BarError
 
 log = logging.getLogger("fintrader.bars")
@@ -28,8 +29,7 @@ _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 EMPTY = ("", "null", "none", "nan", "nat", "na", "n/a", "#n/a", "-", "--", ".")
 """Cells, written small, that hold no number; among tickers they are such."""
 _MARKS = "[,' \u00a0\u202f]"
-CURRENCIES = "usdt?|eur|gbp|jpy|chf|cad|aud|inr|cny|krw|hkd|sgd|brl"
-_MONEY = f"(?:[$€£¥₩₹]|{CURRENCIES})"
+_MONEY = f"(?:{MONEY})"
 _WRITTEN = re.compile(
     rf"(?P<sign>[+-]?){_MONEY}?\s?"
     rf"(?P<digits>\d{{1,3}}(?:{_MARKS}\d{{2,3}})*{_MARKS}\d{{3}}(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"

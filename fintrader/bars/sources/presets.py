@@ -92,16 +92,22 @@ ACTIONS = ("splitfactor", "split_factor", "stock_splits", "divcash", "dividends"
 """Names of columns of splits and dividends."""
 WEAK = ("name", "code", "stock", "contract", "start", "begin", "price", "last")
 """Names that yield to any other of these."""
-IN_BRACKETS = r"[(（](?!adj)([^()（）]+)[)）]"
-"""A unit or a zone behind a column's name, as in `Volume (shares)`."""
+MONEY = "usdt?|eur|gbp|jpy|chf|cad|aud|inr|cny|krw|hkd|sgd|brl|[$€£¥₩₹元円원]"
+_COUNTS = "shares?|lots?|contracts?|units?|股|手|株|주"
+ZONES = "utc|gmt|eet|cet|wet"
+IN_BRACKETS = rf"[(（]({MONEY}|{_COUNTS}|{ZONES})[)）]"
+"""A unit or a zone behind a column's name, as in `Volume (shares)`; in other brackets stands another
+column's meaning, as in `High (52w)`."""
+_VOLUME_OF_MONEY = rf"vol.*[(（]({MONEY})[)）]$"
 IN_UTC = ("gmt_time", "utc_time", "timestamp_utc", "datetime_utc", "date_utc", "date_gmt")
 """Names of columns that imply UTC."""
 
 
 def plain(column: object) -> str:
     """A column's name as it stands in the lists above."""
-    name = re.sub(r"^\d+\.\s*", "", str(column).strip().strip("<>[]*#\"'"))  # "1. open"
-    name = re.sub(rf"(?<=\w)\s*{IN_BRACKETS}$", "", name.lower())
+    name = re.sub(r"^\d+\.\s*", "", str(column).strip().strip("<>[]*#\"'").lower())  # "1. open"
+    if not re.match(_VOLUME_OF_MONEY, name):
+        name = re.sub(rf"(?<=\w)\s*{IN_BRACKETS}$", "", name)
     return re.sub(r"[\s_/-]+", "_", name).rstrip("._")
 
 
