@@ -75,14 +75,13 @@ def begin(
     last = len(view.quotes) - 1
     # A start leaves room for the fixed length, or for one step if episodes run to the window's end.
     length = torch.where(episode_bars > 0, torch.clamp(episode_bars, max=last), 1)
-    if settings.start == "session":
-        bar = view.starts[draw(key, episode, torch.full_like(key, len(view.starts)))]
+    if settings.start == "bar":
+        bar = draw(key, episode, last - length + 1)
     else:
-        is_drawn = settings.start == "bar"
-        bar = draw(key, episode, last - length + 1) if is_drawn else torch.zeros_like(key)
+        bar = view.starts[draw(key, episode, torch.full_like(key, len(view.starts)))]
     if start is not None:
         bar = torch.where(start >= 0, start, bar)
-    stop = view.stops[bar] if settings.start == "session" else torch.full_like(bar, last)
+    stop = view.stops[bar]
     end = torch.where(episode_bars > 0, torch.minimum(bar + length, stop), stop)
     shares = torch.where(is_listed(view, bar), shares, 0.0)
     equity = cash + in_usd(shares, view.mark_at(bar)).sum(1)

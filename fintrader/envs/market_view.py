@@ -102,9 +102,11 @@ class MarketView(NamedTuple):
     """`[T]` float64: `time_left` at a bar's close; negative where the episode's own share
     counts."""
     starts: Tensor
-    """`[S]` int64: first bars of the sessions of two bars or more."""
+    """`[S]` int64: first bars of the sessions of two bars or more, with `start: session`; else the
+    window's."""
     stops: Tensor
-    """`[T]` int64: the last bar of the session in which an order of this bar fills."""
+    """`[T]` int64: the last bar of an episode that begins here: that of the session in which its
+    first order fills, else the window's."""
     per_bar: float
     """A bar's share of the time that an order may rest."""
     underlying: Tensor
@@ -187,8 +189,8 @@ def build_market_view(
     ends = find_ends(last_bar, bars)
     kind = benchmark_kind(market, settings.benchmark)
     option_value, option_scale = tabulate_option(settings.option, market.device)
-    starts, stops = bound_sessions(market.session)
-    if settings.start == "session" and not len(starts):
+    starts, stops = bound_episodes(market.session, settings)
+    if not len(starts):
         raise EnvError(
             "no session of the window has two bars, so that none can hold an episode; set start to"
             " bar"
@@ -304,9 +306,11 @@ def _find_cuts(market: MarketTensors) -> Tensor:
     return torch.where((final >= 0) & (final < bars - 1), final, bars)
 
 
-def bound_sessions(session: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the first bars of sessions of two bars or more, `[S]`, and for each bar the last one of
-    the next bar's session, `[T]`, both int64; `session` `[T]` differs between neighbours."""
+def bound_episodes(session: Tensor, settings: EnvSettings) -> tuple[Tensor, Tensor]:
+    """Find `MarketView.starts` and `MarketView.stops`; `session` `[T]` differs between
+    neighbours."""
+    if settings.start != "session":
+        session = torch.zeros_like(session)
     length = torch.unique_consecutive(session, return_counts=True)[1]
     last = length.cumsum(0) - 1
     stop = torch.repeat_interleave(last, length)

@@ -26,7 +26,7 @@ from fintrader.envs.joined import SeveralEnvs
 from fintrader.envs.market_view import (
     LARGEST,
     MarketView,
-    bound_sessions,
+    bound_episodes,
     count_changes,
     find_ends,
     follow_underlying,
@@ -112,7 +112,7 @@ def resample_view(
     splits = torch.cat([view.splits[:1], view.splits[row[happens]]])
     # A session that is drawn twice in a row is two sessions.
     begins = (market.session[source].diff() != 0) | (source.diff() != 1)
-    starts, stops = bound_sessions(torch.cat([begins[:1] * 0, begins]).cumsum(0))
+    starts, stops = bound_episodes(torch.cat([begins[:1] * 0, begins]).cumsum(0), settings)
     return view._replace(
         quotes=quotes,
         inverse_root_volume=inverse_root_volume.clamp(max=LARGEST).float(),

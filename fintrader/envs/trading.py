@@ -562,9 +562,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self.autoreset_mode is AutoresetMode.DISABLED or not len(owned):
             return
         starts = self.view.starts
-        if self.settings.start != "session":
-            bars = self.market.num_bars - 1 if self.settings.start == "bar" else 1
-            starts = torch.arange(bars, device=self.device)
+        if self.settings.start == "bar":
+            starts = torch.arange(self.market.num_bars - 1, device=self.device)
         there = is_listed(self.view, starts).float()
         if ((owned != 0).float() @ there.T == 0).any():
             raise EnvError(

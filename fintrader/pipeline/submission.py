@@ -52,11 +52,9 @@ def submit(config: RunConfig, options: SubmitOptions) -> str:
     reach its files, or the cluster refuses it."""
     if options.to is None:
         raise ConfigError("`fintrader submit` needs --to: ray://HOST, or kubernetes")
-    to_ray = is_url(options.to)
+    to_ray = options.to != "kubernetes"
     if to_ray:
         _check_address(options.to)
-    elif options.to != "kubernetes":
-        raise ConfigError(f"--to {options.to}: expected ray://HOST, http://HOST:PORT or kubernetes")
     elif config.launcher.kind == "ray":
         raise ConfigError(
             "--to kubernetes starts a job of one machine; leave launcher.kind: ray out, or submit"
@@ -80,7 +78,7 @@ def _check_address(address: str) -> None:
             " client its credentials in RAY_JOB_HEADERS"
         )
     if parts.scheme not in ("ray", "http", "https") or not parts.hostname:
-        raise ConfigError(f"--to {address}: expected ray://HOST or http://HOST:PORT")
+        raise ConfigError(f"--to {address}: expected ray://HOST, http://HOST:PORT or kubernetes")
 
 
 def _find_unreachable(config: RunConfig, to_ray: bool) -> Iterator[str]:

@@ -621,7 +621,7 @@ class MarketBroker:
     real_money = False
     takes_baskets = False
     takes_ids_once = True
-    bids_beside_stops = False
+    takes_bids_over_stops = False
 
     def __init__(
         self, world: World, troubles: Troubles, cross: Callable[[str], object] = lambda call: None

@@ -102,7 +102,7 @@ def test_a_server_that_does_not_answer_is_named():
         (["--to", "somewhere"], "expected ray://HOST"),
         (["--to", "https://me:canary@head"], "--to https://…: the address holds more than a host"),
         (["--to", "ray://head?token=canary"], "--to ray://…: the address holds more than a host"),
-        (["--to", "s3://bucket/runs"], "expected ray://HOST or http://HOST:PORT"),
+        (["--to", "s3://bucket/runs"], "expected ray://HOST, http://HOST:PORT or kubernetes"),
         (["--to", "ray://"], "expected ray://HOST"),
         (["--to", "kubernetes", "--launcher.kind", "ray"], "leave launcher.kind: ray out"),
         (["--to", "ray://head"], "runs_dir: a folder of the job's own would be lost"),

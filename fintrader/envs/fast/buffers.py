@@ -46,8 +46,8 @@ class Rules(NamedTuple):
     """Orders fill at the close at which they are decided."""
     is_proportional: bool
     """Costs are a part of the notional; otherwise each order has its own."""
-    is_random_start: bool
-    starts_with_session: bool
+    starts_anywhere: bool
+    """An episode may begin at any bar."""
     interval: int
     reward: int
     """`LOG_RETURN`, `PROFIT` or `OTHER`."""
@@ -92,8 +92,7 @@ class Rules(NamedTuple):
             is_whole=not settings.fractional,
             is_same_bar=settings.fill == "close",
             is_proportional=settings.costs_are_proportional,
-            is_random_start=settings.start != "first",
-            starts_with_session=settings.start == "session",
+            starts_anywhere=settings.start == "bar",
             interval=settings.decision_interval,
             reward=WORTHS.get(settings.reward, OTHER),
             cost_rate=settings.fee_rate + settings.spread_rate,

@@ -38,15 +38,12 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
     episode = state.episode[b]
     asked = inputs.episode_bars[b]
     length = min(asked, last) if asked > 0 else 1
-    bar = 0
-    stop = last
-    if rules.is_random_start:
-        drawn = mix(np.uint64(inputs.key[b]) + np.uint64(episode) * _GOLDEN) >> np.uint64(1)
-        if rules.starts_with_session:
-            bar = prices.starts[np.int64(drawn) % len(prices.starts)]
-            stop = prices.stops[bar]
-        else:
-            bar = np.int64(drawn) % max(last - length + 1, 1)
+    drawn = mix(np.uint64(inputs.key[b]) + np.uint64(episode) * _GOLDEN) >> np.uint64(1)
+    if rules.starts_anywhere:
+        bar = np.int64(drawn) % max(last - length + 1, 1)
+    else:
+        bar = prices.starts[np.int64(drawn) % len(prices.starts)]
+    stop = prices.stops[bar]
     for n in range(state.shares.shape[1]):
         is_listed = prices.quotes[bar, MARK, n] > 0.0 and prices.last_bar[n] > bar
         state.shares[b, n] = inputs.shares[b, n] if is_listed else 0.0

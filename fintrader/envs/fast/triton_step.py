@@ -109,7 +109,7 @@ class TritonStep:
             "FLAT": is_flat,
             "TARGET": rules.is_target,
             "SAME_BAR": rules.is_same_bar,
-            "RANDOM_START": rules.is_random_start,
+            "RANDOM_START": rules.starts_anywhere,
             "TURBULENT": bool(settings.turbulence),
             "INTERVAL": rules.interval,
             "ENDS": view.has_ends,
