@@ -49,7 +49,7 @@ _ROWS = 2000
 _EARLIEST = 473_385_600
 """Seconds from 1970 to 1985: no file's bars end before, but dates look like such numbers."""
 _FIRST_DAY = _EARLIEST // 86_400 + 25_569
-"""The same as a day of Excel."""
+"""`_EARLIEST` as a day of Excel."""
 _MOST_ABOVE = 12
 """Lines that may stand above a table."""
 _DATES = (
@@ -856,7 +856,7 @@ def _times(
 
 
 def _refuse_odd(cells: pd.Series[Any], fits: pd.Series[bool], layout: Layout) -> None:
-    """Raise BarError for the first cell that does not fit where most do."""
+    """Raise BarError for the first cell that does not fit, where most cells do."""
     if 0.9 < fits.mean() < 1:
         raise BarError(
             f"{layout.name}: {cells[~fits].iloc[0]!r} stands among times like"
@@ -950,7 +950,7 @@ def _set_formats(
 
 
 def _suggest_format(dates: pd.Series[Any]) -> str:
-    """Say what to do about dates of no known format."""
+    """Suggest a remedy for dates of no known format."""
     if dates.str.contains(r"(?<!\d)2[456]\d\d(?:\d{4})?(?!\d)").all():
         return "its years are Buddhist: subtract 543 from them"
     if dates.str.contains(r"^1[34]\d\d\D").all():

@@ -89,7 +89,7 @@ class OrderReport:
         return not self.is_over and (self.limit_usd, self.stop_usd) != (None, None)
 
     def keep_prices(self, known: OrderReport) -> OrderReport:
-        """Return this report with the prices of an earlier one: brokers round them, or drop them."""
+        """Return this report with the prices of an earlier one, since brokers round or drop them."""
         return replace(self, limit_usd=known.limit_usd, stop_usd=known.stop_usd)
 
 

@@ -203,8 +203,8 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
             (symbol, shares, orders.get(order_id(sender, decision.bar + length, symbol)))
             for symbol, shares in decision.orders.items()
         ]
-        # A stop counts by the shares that it sold: the others were not to be sold. Of a symbol's
-        # stops at a venue only a decision's first one has its id, and none where nothing was held.
+        # A stop counts by the shares that it sold: the others were not to be sold. At a venue only
+        # the first stop of a decision has its id, and a symbol that was not held has none.
         rested = [orders[order.id] for order in decision.resting if order.id in orders]
         listed += [(o.symbol, o.shares if o.stop_usd is None else o.filled, o) for o in rested]
         for symbol, shares, report in listed:

@@ -101,8 +101,8 @@ class OrderTerms:
     until: int
     prices: Mapping[str, float]
     stops: Mapping[str, float] = field(default_factory=dict)
-    """Symbol -> price of its stop at a venue, USD; 0 once it was reached. Its orders are made by the
-    shares that are held (`venue_orders`)."""
+    """Symbol -> price of its stop at a venue, USD; 0 once it was reached. `venue_orders` makes the
+    stops' orders by the shares that are held."""
 
 
 @dataclass(frozen=True)

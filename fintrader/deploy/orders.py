@@ -132,8 +132,8 @@ class Execution:
     is True."""
 
     replaces = False
-    """True where a decision ends what rests from earlier ones, also one that orders nothing, and its
-    stops are terms (`OrderTerms.stops`) instead of orders."""
+    """True where each decision replaces all resting orders, even if it gives none, and where its
+    stops are terms (`OrderTerms.stops`) and no orders."""
 
     def __init__(self, broker: Broker, journal: Journal, rules: OrderRules) -> None:
         self.rules = rules
@@ -273,8 +273,8 @@ class Execution:
         return self.is_over
 
     def stop(self, at: int, reason: str, *, keeps_stops: bool = False) -> None:
-        """Send nothing more: unsent orders expire now, and the next steps cancel the rest, all but
-        the stops that it keeps."""
+        """Send nothing more: unsent orders expire now, and the next steps cancel the others; with
+        `keeps_stops` not the stops."""
         ending = [
             slot for slot in self._slots.values() if slot.report.stop_usd is None or not keeps_stops
         ]

@@ -67,7 +67,7 @@ _SHORT = re.compile(r"ft-([0-9a-f]+(?:-[0-9a-f]+)?)-([0-9a-f]{8})-[0-9a-f]{6}")
 
 def shorten_id(name: str) -> str:
     """Shorten a deployment's id of an order to the 36 letters, digits and hyphens that exchanges
-    take: `ft-<sender>-<seconds of the decision>-<digest of the symbol and what follows it>`."""
+    take: `ft-<sender>-<seconds of the decision>-<digest of the symbol and its suffix>`."""
     seconds = dt.datetime.fromisoformat(format_decision_stamp(name)).timestamp()
     digest = hash_bytes(name.partition("Z-")[2].encode())[:6]
     return f"ft-{find_sender(name)}-{int(seconds):08x}-{digest}"

@@ -1,36 +1,35 @@
 """Orders that rest at a venue: bids, asks and stops, from one decision to the next.
 
-A decision ends everything that rests from earlier ones. A new order leaves once the broker has
-confirmed the end of what it replaces, and it is smaller by the shares that filled since the decision
-was taken, in the race with the cancellation too. So no share is bought or sold twice.
+A decision replaces all bids and asks of earlier ones. A new order leaves once the broker has
+confirmed the end of the orders that it replaces. It is smaller by the shares that were filled since
+the decision, also by those that were filled during the cancellation. So no share is bought or sold
+twice.
 
-A stop is no order of a decision: the decision names its price (`OrderTerms.stops`), and each share
-that is held and that no ask offers gets a stop, good till cancelled, as soon as it is held. An
-ask is for the shares that it offers, and a stop for all others: brokers refuse two sales of the same
-share. The linked orders that venues have for that are not used, since Alpaca gives the second one
-of a pair an id of its own choice, by which no restart would find it, and ccxt has none for spot
-accounts. Where a venue takes no purchase next to a stop (`Broker.takes_bids_over_stops`), a
-bid is dropped where shares are held that a stop protects, and its rest is cancelled with its first
-fill. A stop with a fill is reached, and so is one that the venue refuses because it would trigger
-at once: the symbol's bids and asks end, and all its shares are sold at the market.
+A decision gives a stop's price (`OrderTerms.stops`) and no order. Every held share that no ask
+offers gets a stop, good till cancelled. Brokers refuse two sales of the same share, so an ask is for
+the shares that it offers, and the stop is for all others. Linked orders (OCO) are not used: Alpaca
+chooses the id of the second one, so that a restart would not find it, and ccxt has none for spot
+accounts. Some venues take no bid while a stop rests in its symbol (`Broker.takes_bids_over_stops`).
+There a bid is dropped where a stop protects shares, and its rest is cancelled with its first fill. A
+stop counts as reached once it has a fill, or if the venue refuses it because it would trigger at
+once. Then the symbol's bids and asks end, and all its shares are sold at the market.
 
-The process may die between any two calls. What the journal and the venue then have, and what
-happens at the restart:
+The process may die between any two calls. States at that moment, and the restart's next step:
 
-1. A decision, nothing sent. What rests from earlier ones is cancelled, then the decision's orders
-   leave, if their time is not over.
-2. A cancellation that has not left, or whose answer is missing. It is sent again until the venue
-   says that the order is over.
-3. Old orders over, new ones not sent. The new ones leave, sized by the fills since the decision.
-4. A new order `sent`, of which the venue may know or not. It is asked for by its id; a stop that
-   never arrived is made anew.
-5. A stop cancelled, and its successor not sent. The shares are without a stop until the restart.
-6. A bid that filled meanwhile. Its shares are without a stop until the restart.
-7. A stop that was reached meanwhile. Its fills are noted, then the price 0 (reached), and the rest
-   of the position is sold.
-8. A stop whose fills are noted, and not that it was reached. Shares that are left get a stop at the
-   same price, which the venue refuses if it is still reached: then they are sold.
-9. A stop noted as reached, the rest not sold. The price 0 in the journal says so, and it is sold.
+1. A decision is journalled, and nothing was sent: cancel the earlier orders, then send the
+   decision's, if their time is not over.
+2. A cancellation was not sent, or its answer is missing: send it until the venue reports the end of
+   the order.
+3. The old orders are over, and the new ones were not sent: send them, sized by the fills since the
+   decision.
+4. A new order is `sent`, and the venue may have it or not: ask for it by its id. A stop that the
+   venue does not have is made anew.
+5. A stop was cancelled, and its successor was not sent: send it. Until then the shares have no stop.
+6. A bid was filled meanwhile: send its stop. Until then the shares have none.
+7. A stop was reached meanwhile: journal its fills and the price 0 (reached), and sell the rest.
+8. The fills of a stop are journalled, and the price 0 is not: the rest gets a stop at the same
+   price. If the venue refuses it, the price is still reached, and the rest is sold.
+9. The price 0 is journalled, and the rest was not sold: sell it.
 """
 
 from __future__ import annotations
@@ -48,11 +47,11 @@ from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings, sum_fills
 from fintrader.deploy.resting_orders import lay_out_orders
 
 _PAUSE = 20 * SECOND
-"""Time in which a symbol gets one more stop at most, which has the id of its time; a decision's first
-one has the decision's."""
+"""Least time between two stops of a symbol. The first one of a decision has the decision's time in
+its id, and a later one its own."""
 _NEVER = 1 << 62
 _WOULD_TRIGGER = re.compile("would trigger immediately|stop price must not be")
-"""Words of Binance and Alpaca for a stop whose price is reached already, or all but reached."""
+"""Words by which Binance and Alpaca refuse a stop at a price that is reached, or almost."""
 
 
 class VenueExecution(Execution):
@@ -76,7 +75,7 @@ class VenueExecution(Execution):
         return super().is_over and not self.stops
 
     def lay_out(self, account: BacktestAccount) -> Array:
-        """Lay out what rests as the ledger's rows `[R, N]` for an account at a decision."""
+        """Lay out the resting orders as the ledger's rows `[R, N]`, for an account at a decision."""
         column = {symbol: number for number, symbol in enumerate(account.market.symbols)}
         orders = [
             Order(name, report.symbol, report.shares - report.filled, 0, report.limit_usd)
@@ -92,11 +91,13 @@ class VenueExecution(Execution):
         return lay_out_orders(orders, column, env, age=env.decision_interval)
 
     def is_due(self, now: int) -> bool:
-        """Check, too, for stops: more of them may leave at any time."""
+        """Check for orders that may leave now; with stops it is always true, since a fill may need
+        another stop."""
         return super().is_due(now) or bool(self.stops)
 
     def rescale(self, symbol: str, split: float, *, before: int, reason: str, at: int) -> None:
-        """Scale the stop of the symbol; its orders, which the venue may have changed, end."""
+        """Scale the price of the symbol's stop, and end its orders, which the venue may have
+        changed."""
         stops = {**self.stops}
         super().rescale(symbol, split, before=before, reason=reason, at=at)
         if symbol in stops and self._newest.decision <= before:
@@ -115,8 +116,8 @@ class VenueExecution(Execution):
             self._slots[report.id].until = _NEVER
 
     def _expire(self, now: int) -> None:
-        """End first what the newest decision replaces, and the bids and asks next to a stop that was
-        reached. A stop stays at an unchanged price."""
+        """End the orders that the newest decision replaces, and the bids and asks of a symbol whose
+        stop was reached. A stop stays while its price is unchanged."""
         for slot in self._slots.values():
             report = slot.report
             stop = self.stops.get(report.symbol)
@@ -145,15 +146,15 @@ class VenueExecution(Execution):
             if one.report.symbol == symbol and not one.report.is_over
         ]
 
-    # --- what leaves ------------------------------------------------------------------------------
+    # --- orders that leave ------------------------------------------------------------------------
 
     def _list_due(self, now: int) -> list[OrderSlot]:
         due = [slot for slot in super()._list_due(now) if not self._waits(slot, now)]
         return due + self._make_stops(now)
 
     def _waits(self, slot: OrderSlot, now: int) -> bool:
-        """Check that an order waits for the end of those that it replaces, a purchase for that of
-        all purchases. Where an ask lacks shares, the symbol's stops end."""
+        """Check that an order has to wait for the end of others: an order for those of its symbol, a
+        bid for all old bids. An ask that lacks shares ends the symbol's stops."""
         report = slot.report
         if report.limit_usd is None or slot.sent:
             return False
@@ -168,7 +169,7 @@ class VenueExecution(Execution):
         )
 
     def _count_free(self, symbol: str, now: int, but: OrderSlot | None = None) -> float:
-        """Count the shares held that no sale offers, another than one. An ask that waits for the
+        """Count the held shares that no open sale (except `but`) offers. An ask that waits for the
         exchange's open offers none yet."""
         sales = [
             one.report
@@ -179,8 +180,8 @@ class VenueExecution(Execution):
         return held + sum(report.shares - report.filled for report in sales)
 
     def _make_stops(self, now: int) -> list[OrderSlot]:
-        """Make a stop for shares that have none, or a sale where it was reached; first end the bids
-        next to which the venue takes none."""
+        """Make stops for shares that have none, or market sales where a stop was reached. Bids next
+        to which the venue takes no stop end first."""
         made = []
         for symbol, price in self.stops.items():
             free = self._count_free(symbol, now)
@@ -200,12 +201,12 @@ class VenueExecution(Execution):
 
     def _send_group(self, group: Sequence[OrderSlot], now: int) -> None:
         self._note([(slot, self._size_order(slot)) for slot in group], now)
-        # A stop that does not leave is forgotten: the next look makes another, of another size.
+        # A stop that does not leave is dropped: the next look makes one of the size needed then.
         self._slots |= {slot.report.id: slot for slot in group}
         super()._send_group([slot for slot in group if not slot.report.is_over], now)
 
     def _size_order(self, slot: OrderSlot) -> OrderReport:
-        """Size an order that leaves by what was filled since its decision."""
+        """Reduce an order that leaves by the fills since its decision."""
         report = slot.report
         if slot.sent or report.limit_usd is None:
             return report

@@ -20,7 +20,7 @@ from fintrader.errors import install_command
 INDEX = "__index_level_0__"
 """A column without a name, as pandas calls its index in Parquet."""
 _HEAD = 12
-"""Rows of a sheet among which the names of its columns are looked for."""
+"""First rows of a sheet, among which the columns' names must stand."""
 _WRAPPERS = (
     "bars",
     "candles",
@@ -215,7 +215,7 @@ def _add_index(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _excel(stream: Any) -> _Table:
-    """The one sheet with a table."""
+    """Read the only sheet with a table."""
     try:
         import openpyxl
     except ImportError:
