@@ -187,7 +187,6 @@ class Accounts:
         wrong = reconcile(
             self.journal,
             self.broker,
-            bundle=self.bundle.id,
             at=now,
             start=start,
             adopt=adopt,

@@ -14,7 +14,7 @@ from fintrader.deploy.broker import Broker, OrderReport
 from fintrader.deploy.clock import SECOND_NS
 from fintrader.deploy.entries import Flattening
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.orders import Execution, order_prefix
+from fintrader.deploy.orders import Execution, find_sender
 from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
 from fintrader.deploy.supervisor import format_shares
 from fintrader.errors import BrokerError, BrokerUnsureError
@@ -33,8 +33,6 @@ class Flatten:
 
     broker: Broker
     journal: Journal
-    bundle: str
-    """Identity of the bundle."""
     symbols: frozenset[str]
     is_on: bool = False
     left: dict[str, float] | None = None
@@ -144,13 +142,13 @@ class Flatten:
         return "; ".join([left, *whys])
 
     def _list_standing(self, execution: Execution | None, now: int) -> list[OrderReport]:
-        """List the open orders of this deployment; cancel those that no execution pursues."""
+        """List the open orders of this deployment, and of those that it adopted from another one;
+        cancel those that no execution pursues."""
         pursued = {} if execution is None else execution.reports
         standing = [report for report in pursued.values() if not report.is_over]
         for report in self.broker.orders(max(now - _DAY_NS, 0)):
-            is_own = report.id.startswith(order_prefix(self.bundle))
             is_pursued = report.id in pursued and not pursued[report.id].is_over
-            if report.is_over or not is_own or is_pursued:
+            if report.is_over or not find_sender(report.id) or is_pursued:
                 continue
             if self.journal.last(OrderReport, report.id) is not None:
                 self.broker.cancel(report)

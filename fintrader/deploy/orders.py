@@ -38,18 +38,13 @@ STOP = "-stop"
 _ID = re.compile(r"ft-([0-9a-f]+(?:-[0-9a-f]+)?)-(\d{8}T\d{6}Z)-")
 
 
-def order_prefix(sender: str) -> str:
-    """Return the beginning of the ids of all orders of a sender, or of a bundle's senders."""
-    return f"ft-{sender}-"
-
-
 def order_id(sender: str, decision_ns: int, symbol: str) -> str:
     """Return `ft-<sender>-<decision UTC>-<symbol>`, such as
     ft-0a1b2c3d-5e6f7a8b-20160315T143000Z-AAPL: one for each symbol and decision.
 
     sender: see `read_sender`. Alpaca takes up to 128 characters.
     """
-    return f"{order_prefix(sender)}{_format_stamp(decision_ns)}-{symbol}"
+    return f"ft-{sender}-{_format_stamp(decision_ns)}-{symbol}"
 
 
 def read_sender(journal: Journal, bundle8: str) -> str:
@@ -153,14 +148,15 @@ class Execution:
 
     @classmethod
     def resume(cls, broker: Broker, journal: Journal, rules: OrderRules, *, at: int) -> Execution:
-        """Go on with every order of the bundle that the journal does not call over, of whichever
+        """Go on with every order of a deployment that the journal does not call over, of whichever
         decision.
 
-        Orders without a decision in the journal (adopted ones) are brought to an end at once.
+        Orders without a decision in the journal, which were adopted from another deployment, are
+        cancelled at once. Those that a person gave at the broker are left alone.
         """
         execution = cls(broker, journal, rules)
         for name, report in journal.orders().items():
-            if not report.is_over and name.startswith(order_prefix(execution.sender)):
+            if not report.is_over and find_sender(name):
                 execution._take_on(report, at)
         return execution
 

@@ -29,7 +29,7 @@ from fintrader.deploy.entries import (
     OrderTerms,
 )
 from fintrader.deploy.journal import Entry, Journal
-from fintrader.deploy.orders import SECOND, find_sender, format_decision_stamp, order_prefix
+from fintrader.deploy.orders import SECOND, find_sender, format_decision_stamp
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
 
 _LOOK_BACK = 300 * SECOND
@@ -140,7 +140,6 @@ def reconcile(
     journal: Journal,
     broker: Broker,
     *,
-    bundle: str,
     at: int,
     start: bool = False,
     adopt: bool | Mismatch = False,
@@ -149,11 +148,12 @@ def reconcile(
 ) -> tuple[Finding, ...]:
     """Journal the reports of the orders, and compare; an agreement is journalled as a `Checkpoint`.
 
-    An own order that is still open after its time is cancelled, unless it is a stop. Nothing else
-    at the broker is ever touched. Orders with the id of a deployment (`find_sender`) that the
-    journal does not know, open or recent, were sent by another one: they are a difference. A
-    difference counts once it has outlived three looks, a second (`pause`) apart, between which no
-    order moved: orders and positions are asked for one after the other.
+    An order of the journal that is still open after its time is cancelled, unless it is a stop. So
+    is one adopted from another deployment. Nothing else at the broker is ever touched. Orders with
+    the id of a deployment (`find_sender`) that the journal does not know, open or recent, were sent
+    by another one: they are a difference. A difference counts once it has outlived three looks, a
+    second (`pause`) apart, between which no order moved: orders and positions are asked for one
+    after the other.
 
     At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state
     is taken as it is, foreign orders into the journal too, and journalled as an `Adoption`. A
@@ -163,7 +163,7 @@ def reconcile(
     found: tuple[Finding, ...] = ()
     unmoved = 0
     for _ in range(12):
-        reports, moved = _take_up(journal, broker, bundle, at)
+        reports, moved = _take_up(journal, broker, at)
         account = broker.account()
         foreign = [report for report in reports if _is_foreign(journal, report)]
         known = expect_holdings(journal)
@@ -209,9 +209,7 @@ def _names(accepted: bool | Mismatch, found: Iterable[Finding]) -> bool:
     )
 
 
-def _take_up(
-    journal: Journal, broker: Broker, bundle: str, at: int
-) -> tuple[Sequence[OrderReport], bool]:
+def _take_up(journal: Journal, broker: Broker, at: int) -> tuple[Sequence[OrderReport], bool]:
     """Journal the broker's news of our orders; return all its orders, and True if any of ours
     moved."""
     agreed = journal.last(Checkpoint)
@@ -234,7 +232,7 @@ def _take_up(
         if (
             not report.is_over
             and known.body.stop_usd is None
-            and report.id.startswith(order_prefix(bundle))
+            and find_sender(report.id)
             and _is_late(journal, report, at)
         ):
             broker.cancel(report)

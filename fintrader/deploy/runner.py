@@ -64,6 +64,7 @@ from fintrader.errors import (
 )
 from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
+from fintrader.numerals import number_of
 from fintrader.records import to_json
 from fintrader.storage.lease import StoreLease
 
@@ -154,7 +155,6 @@ class Runner:
         self.flatten = Flatten(
             self.broker,
             self.journal,
-            bundle.id,
             frozenset(bundle.symbols),
             is_on=self.journal.is_flattening(),
         )
@@ -254,7 +254,7 @@ class Runner:
         seen = int(np.searchsorted(self.grid.minutes, now - 2 * self.length, side="right"))
         missed = sum(self._is_due(late) for late in range(bar, seen))
         if missed:
-            text = f"{missed} decision(s) were missed until {format_moment(now)}"
+            text = f"{number_of(missed, 'decision')} missed until {format_moment(now)}"
             self._record_news("missed", text, now)
         return max(seen - bar, 0)
 

@@ -48,7 +48,8 @@ class PaperSettings(Settings):
     other_feed: bool = False
     """Trade bars of another source than those the policy was trained on."""
     adopt: bool = False
-    """Take over positions and open orders that this deployment did not make."""
+    """Take over positions and open orders that this deployment did not make; orders of another
+    deployment are cancelled."""
     grace_seconds: PositiveFloat = 5.0
     """Time after a bar's close until its bars count as complete."""
     warm_up_sessions: Annotated[int, Field(ge=1)] | None = None

@@ -64,7 +64,7 @@ class Deployment(RuleBasedStateMachine):
 
     def look(self, *, start=False):
         assert self.journal is not None
-        how = {"bundle": BUNDLE, "at": self.now, "start": start, "pause": lambda _: None}
+        how = {"at": self.now, "start": start, "pause": lambda _: None}
         assert reconcile(self.journal, self.broker, tolerance=Tolerance(1e-6, 0.0), **how) == ()
 
     def live(self, work):

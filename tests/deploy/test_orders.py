@@ -403,6 +403,6 @@ def test_resume_ends_orders_that_no_decision_explains(server, broker, journal):
     finish(resumed, OPENED)
     assert {row["client_order_id"]: row["status"] for row in server.orders.values()} == {
         f"ft-{BUNDLE}-20160314T150000Z-STUCK": "canceled",
-        "ft-ffffffff-20160314T150000Z-STUCK": "new",
+        "ft-ffffffff-20160314T150000Z-STUCK": "canceled",
         "by hand": "new",
     }

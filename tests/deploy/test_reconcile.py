@@ -30,7 +30,7 @@ def broker(server):
 
 
 def look(journal, broker, at=OPENED, **how):
-    return reconcile(journal, broker, bundle=BUNDLE, at=at, pause=lambda _: None, **how)
+    return reconcile(journal, broker, at=at, pause=lambda _: None, **how)
 
 
 def begun(journal, broker, orders, at=OPENED, seconds=100):
@@ -133,6 +133,20 @@ def test_recent_orders_of_another_bundle_stop_the_start(server, journal, broker)
     assert "--adopt" in str(caught.value)
     assert look(journal, broker, start=True, adopt=True) == ()
     assert look(journal, broker) == ()
+
+
+def test_open_orders_of_another_deployment_are_cancelled_once_adopted(server, journal, broker):
+    name = "ft-ffffffff-5e6f7a8b-20160315T143000Z-STUCK"
+    server.accept("STUCK", 5.0, name)
+    server.accept("STUCK", 5.0, "by hand")
+    with pytest.raises(DeployError):
+        look(journal, broker, start=True)
+    assert server.by_client_id()[name]["status"] == "new"
+    assert look(journal, broker, start=True, adopt=True) == ()
+    look(journal, broker)
+    assert look(journal, broker) == ()
+    rows = server.by_client_id()
+    assert (rows[name]["status"], rows["by hand"]["status"]) == ("canceled", "new")
 
 
 def test_old_orders_of_the_bundle_stop_no_start(server, journal, broker):

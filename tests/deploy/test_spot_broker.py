@@ -446,7 +446,7 @@ def test_an_order_that_arrives_late_is_no_second_one(server, broker, journal):
 def test_fees_in_any_coin_are_no_difference(coin, server, broker, journal):
     server.balances["BNB"] = server.balances["ETH"]
     server.fee_coin = coin
-    agree = {"bundle": SENDER, "pause": lambda _: None}
+    agree = {"pause": lambda _: None}
     assert reconcile(journal, broker, at=OPENED, start=True, adopt=True, **agree) == ()
     carry_out(broker, journal)
     known = expect_holdings(journal)
@@ -468,7 +468,7 @@ def test_deposits_and_withdrawals_explain_a_difference(server, journal, monkeypa
         monkeypatch.setenv(f"FINTRADER_CCXT_LIVE_{name}", {"KEY": KEY, "SECRET": SECRET}[name])
     broker = connect(server, real_money=True)
     assert broker._client.isSandboxModeEnabled is False
-    agree = {"bundle": SENDER, "pause": lambda _: None}
+    agree = {"pause": lambda _: None}
     assert reconcile(journal, broker, at=OPENED, start=True, adopt=True, **agree) == ()
     moment = int(server.clock() * 1000)
     at = {"insertTime": moment, "applyTime": "2016-03-15 14:30:00", "network": "ETH"}

@@ -131,7 +131,7 @@ class Desk:
     def start(self, *, adopt=False):
         venue = self.venue
         self.broker = venue.connect()
-        how = {"bundle": SENDER[:8], "at": venue.now, "start": True, "pause": lambda _: None}
+        how = {"at": venue.now, "start": True, "pause": lambda _: None}
         how["adopt"] = adopt
         rules = OrderRules(SENDER, poll_s=0.0, cushion=0.0)
         self.execution = VenueExecution.resume(self.broker, self.journal, rules, at=venue.now)

@@ -75,9 +75,7 @@ def trade(journal: Journal, broker: Broker, *, turns: int = 20_000, times: int =
     def agree(start: bool) -> int | None:
         for _ in left:
             try:
-                found = reconcile(
-                    journal, broker, bundle=BUNDLE, at=now, start=start, pause=lambda _: None
-                )
+                found = reconcile(journal, broker, at=now, start=start, pause=lambda _: None)
             except BrokerUnsureError:
                 continue
             return HALTED if found else None

@@ -149,7 +149,7 @@ def trade(
     def agree(start: bool) -> None:
         for _ in left:
             try:
-                how = {"bundle": SENDER[:8], "at": venue.now, "start": start}
+                how = {"at": venue.now, "start": start}
                 found = reconcile(journal, broker, **how, pause=lambda _: None)  # type: ignore[arg-type]
                 wrong.extend(finding.text for finding in found)
                 return
