@@ -73,6 +73,7 @@ _COUNTED = {
 """Number of digits -> formats of times without separators."""
 _LEVELS = "', '"
 """Between the names of two levels as pandas writes them in Parquet: `('Open', 'AAPL')`."""
+_TICKER = r"[A-Z][A-Za-z0-9./-]*"
 _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 """Words before a price's name that are not symbols."""
@@ -498,20 +499,17 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     if layout.values.get("header") == []:
         return _roles_of_content(table, layout, given)
     found: Roles = {}
+    columns = sorted(table.columns, key=lambda column: column != plain(column))  # `t` before `T`
     for role, words in SPELLINGS.items():
-        spelt = [column for word in words for column in table.columns if plain(column) == word]
+        spelt = [column for word in words for column in columns if plain(column) == word]
         if role in _NAMESAKES:
             spelt = [column for column in spelt if not _holds_all(table[column], _NAMESAKES[role])]
         if spelt:
             found[role] = spelt[0]
+    if "symbol" not in found and {"t", "T"} <= {*columns} and _holds_all(table["T"], _TICKER):
+        found["symbol"] = "T"  # as Massive names the days of all stocks
     if "close" not in found:
-        names = {column: plain(column) for column in table.columns}
-        by_name = {
-            name.removeprefix("bid").strip("_"): column
-            for column, name in names.items()
-            if name.startswith("bid")
-        }
-        bids = {role: by_name[role] for role in PRICES if role in by_name}
+        bids = _find_bids(table)
         if bids:
             found |= bids
             layout.notes["columns"] = "guess: bids; --open, --high, --low and --close name others"
@@ -534,6 +532,14 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     _note_volumes(table, found, given, layout)
     layout.notes.setdefault("columns", "by their names")
     return found
+
+
+def _find_bids(table: pd.DataFrame) -> Roles:
+    """Find columns of bids, like `BidOpen`."""
+    bids = {plain(column).removeprefix("bid").strip("_"): column for column in table.columns}
+    return {
+        role: bids[role] for role in PRICES if role in bids and plain(bids[role]).startswith("bid")
+    }
 
 
 def _read_zone(column: str) -> str | None:

@@ -175,6 +175,79 @@ def test_json_as_vendors_write_it(tmp_path):
     assert settings.header[:6] == ("ts", *COLUMNS)
 
 
+def of_days(rows):
+    """Rows below their day, then below their symbol, with the minute alone in each."""
+    minute = rows.ts.dt.strftime("%H:%M")
+    parts = rows.assign(time=minute, symbol=rows.ticker).groupby(rows.ts.dt.strftime("%Y-%m-%d"))
+    fields = ["time", "symbol", *COLUMNS]
+    return {day: part[fields].to_dict("records") for day, part in parts}
+
+
+def of_symbols(rows):
+    tables = {name: part.astype({"ts": str}) for name, part in rows.groupby("ticker")}
+    fields = ["ts", *COLUMNS]
+    return {
+        "stocks": [
+            {"symbol": name, "candlesticks": part[fields].to_dict("records")}
+            for name, part in tables.items()
+        ]
+    }
+
+
+def of_one_letter(rows):
+    short = rows.rename(columns={name: name[0] for name in COLUMNS} | {"ticker": "T"})
+    return {
+        "results": short.assign(t=stamps_of(rows) // 10**6).drop(columns="ts").to_dict("records")
+    }
+
+
+def of_charts(rows):
+    """Columns in two depths, as in Yahoo's charts, one chart for each symbol."""
+    return {
+        "chart": {
+            "error": None,
+            "result": [
+                {
+                    "meta": {"symbol": name, "currency": "USD", "validRanges": ["1d", "5d"]},
+                    "timestamp": (stamps_of(part) // 10**9).tolist(),
+                    "indicators": {"quote": [part[COLUMNS].to_dict("list")]},
+                }
+                for name, part in rows.groupby("ticker")
+            ],
+        }
+    }
+
+
+def of_events(rows):
+    inner = rows.rename(columns={name: name[0] for name in COLUMNS} | {"ticker": "s"})
+    inner = inner.assign(t=stamps_of(rows) // 10**6, T=stamps_of(rows) // 10**6 + 59_999, V=1, L=7)
+    records = inner.drop(columns="ts").to_dict("records")
+    return [{"e": "kline", "s": record["s"], "k": record} for record in records]
+
+
+def of_tagged(rows):
+    return [row | {"tags": ["a", "b"]} for row in rows.astype({"ts": str}).to_dict("records")]
+
+
+@pytest.mark.parametrize(
+    "write", [of_tagged, of_days, of_symbols, of_one_letter, of_charts, of_events]
+)
+def test_json_of_rows_below_days_symbols_and_charts(write, tmp_path):
+    path = tmp_path / "bars.json"
+    path.write_text(json.dumps(write(TABLE)))
+    check_detected(path, TABLE)
+
+
+def test_json_of_days_holds_symbols_below_them(tmp_path):
+    days = TABLE.groupby([TABLE.ticker, TABLE.ts.dt.normalize()])[COLUMNS].first().reset_index()
+    content = {
+        f"{day:%Y-%m-%d}": part.set_index("ticker")[COLUMNS].to_dict("index")
+        for day, part in days.groupby("ts")
+    }
+    (tmp_path / "days.json").write_text(json.dumps(content))
+    check_detected(tmp_path / "days.json", days)
+
+
 def test_an_index_of_times_is_a_column(tmp_path):
     first = TABLE[TABLE.ticker == "AAA"]
     for orient in ("index", "columns", "split"):

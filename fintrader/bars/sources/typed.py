@@ -35,6 +35,8 @@ _WRAPPERS = (
 )
 """Keys of JSON that hold the rows and are no symbols."""
 _SYMBOLS = ("symbol", "ticker", "instrument", "dataset_code")
+_TIMES = r"(19|20)\d\d-?\d\d-?\d\d([T ].*)?"
+"""Keys of JSON that are days or times, and no symbols."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
 
 
@@ -109,8 +111,9 @@ def _to_frame(content: Any) -> pd.DataFrame:
     """The table of JSON, of objects whose columns have numbers where they have no names.
 
     Its rows, objects (name -> cell) or lists of cells, are a list; or stand below a key like
-    `bars`, or below each symbol; or it consists of columns, as lists or as pandas' `to_json` writes
-    them (`orient` columns, index, split). Raises TableError for anything else.
+    `bars`, or below each symbol or day; or it consists of columns, as lists, in whatever depth
+    below those of times, or as pandas' `to_json` writes them (`orient` columns, index, split).
+    Raises TableError for anything else.
     """
     if isinstance(content, list):
         return _frame_of_rows(content)
@@ -121,6 +124,9 @@ def _to_frame(content: Any) -> pd.DataFrame:
     if frame is not None:
         return _add_symbol(_find_symbol(content), frame)
     symbol = next(filter(None, map(_find_symbol, (content, *nested.values()))), None)
+    frame = _frame_of_leaves(content)
+    if frame is not None:
+        return _add_symbol(symbol, frame)
     tables = {key: value for key, value in nested.items() if not _is_flat(value)}
     for key, value in tables.items():
         if key.lower() in _WRAPPERS:
@@ -133,7 +139,8 @@ def _to_frame(content: Any) -> pd.DataFrame:
     key = next(iter(frames))
     if len(frames) == 1 and (symbol or not _is_symbol(key, content)):
         return _add_symbol(symbol, frames[key])
-    parts = [_add_symbol(key, frame) for key, frame in frames.items()]
+    add = _add_time if all(re.fullmatch(_TIMES, key) for key in frames) else _add_symbol
+    parts = [add(key, frame) for key, frame in frames.items()]
     return pd.concat(parts, ignore_index=True)
 
 
@@ -153,10 +160,15 @@ def _frame_of_rows(rows: list[Any]) -> pd.DataFrame:
     if kinds == {list} and len({*map(len, rows)}) > 1:
         raise ValueError("its rows have several lengths")
     if kinds == {dict} and not _is_flat(rows[0]):
-        if len(rows) == 1:
-            raise TableError(_NO_TABLE)
+        lists = [cell for cell in rows[0].values() if isinstance(cell, list)]
+        holds_table = not all(map(_is_flat, lists)) or _frame_of_leaves(rows[0]) is not None
+        if len(rows) == 1 or holds_table:
+            return pd.concat(map(_to_frame, rows), ignore_index=True)  # one table for each symbol
         frame = pd.json_normalize(rows).astype(object)
-        return frame.rename(columns=lambda name: name.removeprefix("mid."))  # as Oanda writes
+        inner = [name for name, cell in rows[0].items() if isinstance(cell, dict)]
+        prefix = f"{inner[0]}." if len(inner) == 1 else "mid."  # as Oanda writes
+        frame = frame.rename(columns=lambda name: name.removeprefix(prefix))
+        return frame.loc[:, ~frame.columns.duplicated(keep="last")]
     return pd.DataFrame(rows, dtype=object)
 
 
@@ -178,6 +190,25 @@ def _frame_of_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
     if len({*map(len, nested.values())}) > 1:
         raise TableError("its columns have several lengths; make them alike, or save it as CSV")
     return _add_index(pd.DataFrame(nested, dtype=object))
+
+
+def _frame_of_leaves(content: Any) -> pd.DataFrame | None:
+    """The table of columns of which some stand deeper than others, as in Yahoo's charts: lists as
+    long as the longest in `content` itself. None where they are no bars, or two have a name."""
+    size = max((len(cell) for cell in content.values() if isinstance(cell, list)), default=0)
+    leaves: list[tuple[str, list[Any]]] = []
+    below = [content]
+    for table in below:
+        for name, cell in table.items():
+            if isinstance(cell, dict):
+                below.append(cell)
+            elif isinstance(cell, list) and len(cell) == 1 and isinstance(cell[0], dict):
+                below.append(cell[0])
+            elif isinstance(cell, list) and len(cell) == size > 1 and _is_flat(cell):
+                leaves.append((name, cell))
+    columns = dict(leaves)
+    is_table = _is_header(columns) and len(columns) == len(leaves)
+    return pd.DataFrame(columns, dtype=object) if is_table else None
 
 
 def _is_flat(value: Any) -> bool:
@@ -204,6 +235,16 @@ def _add_symbol(symbol: str | None, table: pd.DataFrame) -> pd.DataFrame:
     table.insert(0, "symbol", symbol)
     table.attrs["has_symbol"] = True
     return table if is_named else table.set_axis(range(table.shape[1]), axis=1)
+
+
+def _add_time(time: str, table: pd.DataFrame) -> pd.DataFrame:
+    """Add the day below which rows stand, unless they have a time with a day; labels of such rows
+    are symbols."""
+    table = table.rename(columns={INDEX: "symbol"})
+    named = [name for name in table if plain(name) in SPELLINGS["ts"]]
+    if not named or all(len(str(cell)) < 9 for cell in table[named[0]]):
+        table.insert(0, "date", time)
+    return table
 
 
 def _add_index(table: pd.DataFrame) -> pd.DataFrame:
