@@ -19,6 +19,7 @@ from fintrader.bars.sources.presets import Preset
 from fintrader.config import is_url
 from fintrader.errors import DataError
 from fintrader.market.config_path import config_path
+from fintrader.numerals import number_of
 from fintrader.results.folders import Folder
 from fintrader_app.shell import go, guarded, line_up, list_config_folders, plain
 from fintrader_app.tables import table
@@ -137,7 +138,7 @@ def show_findings(found: Detection) -> None:
     from fintrader.market.starter import write_config  # it needs torch, as this page does
 
     names = ", ".join(found.symbols[:6]) + (" …" if len(found.symbols) > 6 else "")
-    number = f"{len(found.symbols):,} symbol{'' if len(found.symbols) == 1 else 's'}"
+    number = number_of(len(found.symbols), "symbol")
     st.markdown(
         f"**{number}** ({plain(names)}), {found.first} to {found.last}, {len(found.sessions):,}"
         " sessions"

@@ -391,7 +391,8 @@ def export_onnx(policy: PolicyModule, path: Path | str, *, tolerance: float = 1e
     policy = policy.cpu().eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        for library in ("torch.onnx", "onnxscript"):
+            logging.getLogger(library).setLevel(logging.ERROR)
         program = torch.onnx.export(
             policy,
             (obs,),

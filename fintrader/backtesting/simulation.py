@@ -436,9 +436,7 @@ def open_account(market: MarketTensors, settings: EnvSettings, name: str) -> Bac
     """Open an account at the window's first bar. Raises BacktestError for a window of fewer than
     two bars."""
     if market.num_bars < 2:
-        raise BacktestError(
-            f"{name}: the window holds {market.num_bars} bar(s); a backtest needs at least two"
-        )
+        raise BacktestError(f"{name}: lengthen the window to at least two bars")
     return BacktestAccount(market, settings)
 
 

@@ -37,6 +37,7 @@ from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.reconcile import expect_holdings, sum_fills
 from fintrader.errors import DataError, DeployError, FintraderError
 from fintrader.files import read_json
+from fintrader.numerals import number_of
 from fintrader.records import from_json, to_json
 from fintrader.storage.lease import is_held
 from fintrader.storage.objects import ObjectStore
@@ -283,13 +284,13 @@ def describe(status: Status) -> str:
         lines.append(f"  {status.started.feed} bars, {status.started.broker} broker{ids}")
     cash = f"cash {status.cash_usd:,.2f} USD"
     if decision is not None:
-        lines.append(f"  decided {format_moment(decision.bar)} with {decision.equity:,.2f} USD")
+        bar = format_moment(decision.bar)
+        lines.append(f"  decided on the bar of {bar}, with {decision.equity:,.2f} USD")
     elif not status.held:
         cash = "nothing decided yet"
     if status.started is not None:
-        lines.append(
-            f"  now {len(status.held)} positions, {cash}; orders: {format_counts(status.counts)}"
-        )
+        positions = number_of(len(status.held), "position")
+        lines.append(f"  now {positions}, {cash}; orders: {format_counts(status.counts)}")
     lines += [f"  rests: {describe_resting(order)}" for order in status.resting]
     lines += [f"  asked to {request}, not done yet" for request in status.requests]
     if status.next_decision is not None and status.next_decision > time.time_ns():

@@ -223,6 +223,5 @@ class VenueExecution(Execution):
                 left = 0.0
         if left * report.shares > 0.0:
             return replace(report, shares=left)
-        return replace(
-            report, state="expired", reason="a fill before it, or a stop, leaves no room"
-        )
+        reason = "fills since the decision, or a stop, leave no shares for it"
+        return replace(report, state="expired", reason=reason)

@@ -21,6 +21,7 @@ from fintrader.envs.state import count_games
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import CheckpointError, EnvError
 from fintrader.market.tensors import MarketTensors
+from fintrader.numerals import number_of
 from fintrader.seeding import derive, draw_seed
 
 
@@ -200,8 +201,8 @@ def shares_of(settings: EnvSettings, bars: Sequence[int]) -> list[int]:
     units = count_games(settings, settings.num_envs) if groups == "auto" else groups
     if units < len(bars) or settings.num_envs % units:
         raise EnvError(
-            f"{settings.num_envs} accounts in {units} group(s) cannot trade in {len(bars)} pieces"
-            " of the market; raise env.num_envs, or set env.start_groups to auto"
+            f"{number_of(units, 'group')} of {settings.num_envs} accounts cannot trade in"
+            f" {len(bars)} pieces of the market; raise env.num_envs, or set start_groups to auto"
         )
     due = [units * count / sum(bars) for count in bars]
     shares = [max(1, int(part)) for part in due]

@@ -183,7 +183,7 @@ def build_market_view(
     or symbol, and bars without volume where orders take a share of it."""
     bars = market.num_bars
     if bars < 2:
-        raise EnvError(f"the window holds {bars} bar(s); trading needs at least two")
+        raise EnvError("the window holds too few bars; trading needs at least two")
     last_bar = _find_cuts(market)
     event_row, splits, dividends = _index_events(market)
     ends = find_ends(last_bar, bars)

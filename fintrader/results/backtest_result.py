@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.errors import BacktestError, find_meant
 from fintrader.metrics import Array
+from fintrader.numerals import number_of
 from fintrader.results.backtest_files import empty_trades
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
@@ -82,9 +83,7 @@ class BacktestResult(AccountHistory):
     def __post_init__(self) -> None:
         bars = len(self.minutes)
         if bars < 2:
-            raise BacktestError(
-                f"{self.name}: the window holds {bars} bar(s); a backtest needs at least two"
-            )
+            raise BacktestError(f"{self.name}: lengthen the window to at least two bars")
         names = ("session", "equity", "costs_usd", "turnover_usd", "income_usd")
         for name in (*names, "benchmark", "shares", "mark", "portfolio"):
             values = getattr(self, name)
@@ -106,7 +105,7 @@ class BacktestResult(AccountHistory):
             np.datetime_as_string(self.minutes[at].astype("datetime64[ns]"), unit="D")
             for at in (0, -1)
         )
-        numbers = [f"{len(self.daily_returns)} sessions"]
+        numbers = [number_of(len(self.daily_returns), "session")]
         numbers += [f"{word} {statistic(key, self.metrics[key])}" for word, key in HEADLINE.items()]
         numbers += filter(None, [self.provenance.notice.partition(":")[0]])
         return f"<{type(self).__name__} {self.name}: {first} to {last}, {', '.join(numbers)}>"

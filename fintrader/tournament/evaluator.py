@@ -38,6 +38,7 @@ from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError
 from fintrader.files import append_jsonl, read_jsonl
 from fintrader.market.tensors import MarketTensors
+from fintrader.numerals import number_of
 from fintrader.progress import SILENT, Progress
 from fintrader.results.episode_scores import standard_error
 from fintrader.tournament.episodes import play_episodes
@@ -230,9 +231,9 @@ def check_windows(
         weaker = "sharpe" if least > 2 else "return"
         other = f", or set tournament.metric to {weaker}" if least > 1 else ""
         raise ConfigError(
-            f"tournament.validation_windows: {windows} part(s) of {least} sessions"
-            f" (tournament.metric {metric}) do not fit the validation window's {sessions}"
-            f" session(s); lower it or lengthen the window{other}"
+            f"tournament.validation_windows: {number_of(windows, 'part')} of {least} sessions"
+            f" (tournament.metric {metric}) do not fit the validation window's "
+            f" {number_of(sessions, 'session')}; lower it or lengthen the window{other}"
         )
 
 

@@ -10,7 +10,16 @@ import math
 from dataclasses import replace
 
 from fintrader.metrics import Array, drop_rounding_differences, finite_or_none
-from fintrader.numerals import count, p_equals, percent, period_name, probability, ratio, span
+from fintrader.numerals import (
+    count,
+    number_of,
+    p_equals,
+    percent,
+    period_name,
+    probability,
+    ratio,
+    span,
+)
 from fintrader.verdict import LEVEL
 from fintrader.verdict import alpha as ev
 from fintrader.verdict import sharpe as sig
@@ -131,12 +140,12 @@ def _conclude(judged: Verdict) -> tuple[State, list[str]]:
         sentence = f"Holds its benchmark: it does nothing that {rival} does not do."
         if judged.sessions < ev.SHORTEST:
             least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
-            sessions = f"{count(judged.sessions)} {period_name(judged.sessions_a_year)}s"
+            sessions = number_of(judged.sessions, period_name(judged.sessions_a_year))
             sentence = f"Too short to tell: {sessions}; {least}."
         elif abs(evidence.active_return) > UNVARIED:
             sentence = f"Nothing to judge: beyond its beta to {rival} its returns never varied."
         return "no_verdict", [sentence]
-    sessions = f"{count(alpha.sessions)} {period_name(judged.sessions_a_year)}s"
+    sessions = number_of(alpha.sessions, period_name(judged.sessions_a_year))
     return "likely_skill" if judged.shows_skill else "not_told_from_luck", [
         _describe_finding(judged, alpha, rival),
         f"With {sessions} the test has {percent(ev.POWER, 0)} power only"
@@ -248,7 +257,7 @@ def describe_search(selection: Selection) -> str:
     trials = selection.trials
     if not trials:
         return "Chosen from an unknown number of trials."
-    sentences = [f"Chosen from {count(trials)} trial{'' if trials == 1 else 's'}"]
+    sentences = [f"Chosen from {number_of(trials, 'trial')}"]
     sharpe = selection.sharpe
     overfit = selection.overfitting
     tested = selection.romano_wolf

@@ -14,7 +14,7 @@ import numpy as np
 
 from fintrader.errors import BacktestError
 from fintrader.files import hash_bytes
-from fintrader.numerals import count, period_name
+from fintrader.numerals import number_of, period_name
 from fintrader.verdict import alpha as ev
 from fintrader.verdict.bootstrap import intervals
 from fintrader.verdict.claims import SHOWN, Registration
@@ -164,6 +164,6 @@ def _flag_few(record: TrackRecord) -> list[str]:
     if record.holdings is not None or size >= least:
         return []
     return [
-        f"{count(size)} {period_name(record.sessions_a_year)}s of returns alone, in which rare"
+        f"{number_of(size, period_name(record.sessions_a_year))} of returns alone, in which rare"
         f" losses may be missing (fewer than {least})"
     ]

@@ -82,9 +82,7 @@ class TrackRecord:
 
     def __post_init__(self) -> None:
         if len(self.returns) < 2:
-            raise ReturnsError(
-                f"{self.name}: {len(self.returns)} return(s) over common dates; give at least two"
-            )
+            raise ReturnsError(f"{self.name}: give at least two returns over common dates")
         least = self.returns.min()
         if not least >= -1:
             raise ReturnsError(
@@ -382,7 +380,7 @@ def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
     """Infer the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. For others,
     and if many dates are missing, raises ReturnsError, or returns 0 if a number is `stated`."""
     if len(dates) < 2:
-        raise ReturnsError(f"{len(dates)} date(s); give at least two returns")
+        raise ReturnsError("too few dates; give at least two returns")
     days = (dates[-1] - dates[0]).days
     gap = np.median(np.diff(dates.to_numpy()) / np.timedelta64(1, "D"))
     rate = (len(dates) - 1) / days * 365.25

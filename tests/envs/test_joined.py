@@ -59,5 +59,5 @@ def test_accounts_are_shared_out_by_length():
     assert shares_of(EnvSettings(num_envs=10), [1, 100_000]) == [1, 9]
     assert shares_of(EnvSettings(num_envs=256, start_groups=4), [100, 300]) == [64, 192]
     assert shares_of(EnvSettings(num_envs=6), [50]) == [6]
-    with pytest.raises(EnvError, match="1 accounts in 1 group"):
+    with pytest.raises(EnvError, match="1 group of 1 accounts"):
         shares_of(EnvSettings(num_envs=1), [50, 50])

@@ -3,7 +3,7 @@ any number."""
 
 from __future__ import annotations
 
-from fintrader.numerals import DASH, count, percent, period_name, ratio, usd
+from fintrader.numerals import DASH, count, number_of, percent, period_name, ratio, usd
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
     describe_limits,
@@ -47,8 +47,8 @@ def summarise(view: BacktestView) -> str:
     stored = view.stored
     own = stored.metrics_of(view.main)
     text = f"{view.title} returned {percent(own.cumulative_return, signed=True)}"
-    unit = period_name(stored.sessions_a_year)
-    text += f" over {len(stored.ends)} {unit}s (Sharpe {ratio(own.sharpe)})"
+    sessions = number_of(len(stored.ends), period_name(stored.sessions_a_year))
+    text += f" over {sessions} (Sharpe {ratio(own.sharpe)})"
     index = "the index"
     if stored.verdict is not None and view.is_foreign:
         index = stored.verdict.evidence.against
@@ -59,8 +59,8 @@ def summarise(view: BacktestView) -> str:
     if view.is_foreign:
         return f"{text}."
     trials = stored.context.trials
-    chosen = count(trials) if trials else "an unknown number of"
-    return f"{text}. It was chosen from {chosen} trial{'' if trials == 1 else 's'}."
+    chosen = number_of(trials, "trial") if trials else "an unknown number of trials"
+    return f"{text}. It was chosen from {chosen}."
 
 
 def describe_simulation(stored: StoredBacktest) -> str:
@@ -73,7 +73,7 @@ def describe_simulation(stored: StoredBacktest) -> str:
     parts = [
         window_words(context.window) if context.window and context.trading else "",
         f"{days[0]:%d %b %Y} to {days[-1]:%d %b %Y}",
-        f"{counted}{count(len(stored.ends))} {period_name(stored.sessions_a_year)}s",
+        f"{counted}{number_of(len(stored.ends), period_name(stored.sessions_a_year))}",
         nth and f"{nth} at this window",
     ]
     text = ", ".join(filter(None, parts))

@@ -8,6 +8,7 @@ from fintrader.numerals import (
     DASH,
     chance,
     count,
+    number_of,
     percent,
     period_name,
     probability,
@@ -126,12 +127,14 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         high = percent(scale * alpha.high, signed=True)
         against = evidence.against.replace("_", " ")
         unit = period_name(verdict.sessions_a_year)
-        sessions = f"{count(alpha.sessions)} {unit}s"
+        sessions = number_of(alpha.sessions, unit)
         hedged = f"a beta of {ratio(alpha.beta)} to " if alpha.beta else ""
         needed = DASH if alpha.sessions_needed is None else count(alpha.sessions_needed)
         late = ""
         if alpha.past_sessions:
-            late = f" and its {alpha.past_sessions} past sessions, which the returns lag"
+            late = (
+                f" and its {number_of(alpha.past_sessions, 'past session')}, which the returns lag"
+            )
         rows += [
             (
                 "Alpha over the benchmark portfolio",
@@ -201,7 +204,7 @@ def _list_tail(verdict: Verdict) -> list[tuple[str, str, str]]:
     skew = f"skewness of the returns {ratio(verdict.sharpe.skew)}"
     share = percent(tail.unseen_share)
     unseen = (
-        f"a loss absent from {count(verdict.sessions)} {unit}s may still occur in {share} of them"
+        f"a loss absent from {number_of(verdict.sessions, unit)} may still occur in {share} of them"
     )
     if tail.undoing is not None:
         unseen += "; at that rate, one of this size would undo the alpha"

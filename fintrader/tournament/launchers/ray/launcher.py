@@ -282,7 +282,7 @@ class RayLauncher(Launcher):
         if size > 1 and roomy:
             return (
                 f"a pod spans {size} nodes of the Ray cluster and takes {asked} on each, but only"
-                f" {roomy} of {len(offers)} node(s) can hold that; lower --launcher.nodes, or add"
+                f" {roomy} of {len(offers)} can hold that; lower --launcher.nodes, or add"
                 " nodes and run the same command again"
             )
         most = {
@@ -291,7 +291,7 @@ class RayLauncher(Launcher):
         there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         return (
             f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(offers)}"
-            f" node(s) offer at most {there}; lower --launcher.gpus, --launcher.cpus or"
+            f" offer at most {there}; lower --launcher.gpus, --launcher.cpus or"
             " --launcher.resources, or add nodes and run the same command again"
         )
 
