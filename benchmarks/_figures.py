@@ -261,7 +261,9 @@ def _summarise_real(sets: Mapping[str, Sequence[Named]]) -> str:
 # --- the tournament -------------------------------------------------------------------------------
 
 WAYS = {
-    "tournament_ensemble": "**tournament; its ensemble**",
+    "halving": "**`order: halving`; its last pod**",
+    "halving_ensemble": "the same; its ensemble",
+    "tournament_ensemble": "tournament; its ensemble",
     "tournament": "tournament; best pod",
     "tournament_top4": "tournament; mean of the four best rows",
     "tournament_founders": "tournament; four best rows, two of a founder at most",
@@ -316,6 +318,8 @@ def schedules(records: Records) -> str:
 def _show_ways(found: Named) -> str:
     rows = []
     for key, title in WAYS.items():
+        if key not in found["ways"]:
+            continue
         one = found["ways"][key]
         beside = found["against"].get(key)
         cpu = f"{one['cpu_seconds']:.0f}" if "cpu_seconds" in one else ""

@@ -253,12 +253,12 @@ class Trial:
 # --- the ways -------------------------------------------------------------------------------------
 
 
-def run_apart(problem: Problem, name: str) -> dict[str, float]:
-    """Six trainings that know nothing of each other: of equal settings, or drawn."""
+def run_random(problem: Problem, name: str) -> dict[str, float]:
+    """Six trainings that know nothing of each other, five of them with settings drawn."""
     random = np.random.default_rng([problem.number, 3])
     trials = []
     for number in range(SLICES // WHOLE):
-        values = problem.draw_values(random) if name == "random" and number else problem.base
+        values = problem.draw_values(random) if number else problem.base
         trial = Trial(problem, values, derive(problem.number, name, number), WHOLE)
         for _ in range(WHOLE):
             trial.advance(1)
@@ -268,55 +268,6 @@ def run_apart(problem: Problem, name: str) -> dict[str, float]:
         name: problem.test_share(trials[0].best_weights),
         f"{name}_ensemble": problem.test_share(*(trial.best_weights for trial in trials[:4])),
     }
-
-
-def run_one_long(problem: Problem, name: str) -> dict[str, float]:
-    """One training for the whole budget; its best look."""
-    trial = Trial(problem, problem.base, derive(problem.number, name), SLICES)
-    for _ in range(SLICES):
-        trial.advance(1)
-    return {name: problem.test_share(trial.best_weights)}
-
-
-def run_optuna(problem: Problem, name: str) -> dict[str, float]:
-    """Optuna's trials one after another until the slices are spent; the best look of all."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    seed = derive(problem.number, name) % 2**32
-    sampler: Any = optuna.samplers.RandomSampler(seed=seed)
-    pruner: Any = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
-    if name == "tpe":
-        sampler = optuna.samplers.TPESampler(seed=seed)
-        pruner = optuna.pruners.MedianPruner(n_warmup_steps=2)
-    study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
-    study.enqueue_trial(problem.base)
-    best: Trial | None = None
-    left = SLICES
-    while left:
-        asked = study.ask()
-        values = {}
-        for key, space in sorted(problem.space.items()):
-            if isinstance(space, tuple):
-                values[key] = asked.suggest_categorical(key, space)
-            else:
-                values[key] = asked.suggest_float(key, space.low, space.high, log=space.log)
-        trial = Trial(problem, values, derive(problem.number, name, asked.number), WHOLE)
-        reached = 0
-        while reached < WHOLE and left:
-            reached += 1
-            left -= 1
-            asked.report(trial.advance(1), reached)
-            if asked.should_prune():
-                break
-        if reached < WHOLE:
-            study.tell(asked, state=optuna.trial.TrialState.PRUNED)
-        else:
-            study.tell(asked, trial.best)
-        if best is None or trial.best > best.best:
-            best = trial
-    assert best is not None
-    return {name: problem.test_share(best.best_weights)}
 
 
 def explore(problem: Problem, values: Values, random: np.random.Generator) -> Values:
@@ -386,74 +337,35 @@ def run_pbt(problem: Problem, name: str) -> dict[str, float]:
     return {name: problem.test_share(find_best_look(trials))}
 
 
-def run_halving(problem: Problem, name: str) -> dict[str, float]:
-    """Sixteen fresh trainings of a slice, of which the best six go on.
-
-    `halve_anneal`: two slices more each, the best two of them six, and the best one a run of twenty
-    in which step sizes fall to zero; its last weights. `halve_pbt`: seven rounds of population-based
-    training in which step sizes fall to zero; the best at the end, and the mean of the weights of
-    the best three.
-    """
-    random = np.random.default_rng([problem.number, 5])
-    trials = draw_trials(problem, name, 16, random)
-    for trial in trials:
-        trial.advance(1)
-
-    def keep(count: int) -> list[Trial]:
-        return sorted(trials, key=lambda trial: -trial.score)[:count]
-
-    def restart(trial: Trial, slices: int) -> Trial:
-        seed = derive(problem.number, name, "restart", slices, trials.index(trial))
-        return Trial(problem, trial.values, seed, slices, parent=trial.state)
-
-    if name == "halve_pbt":
-        trials = [restart(trial, 7) for trial in keep(6)]
-        exploit(problem, trials, 7, random)
-        best = [trial.weights for trial in keep(3)]
-        mean = {
-            key: torch.stack([one[key] for one in best]).mean(0)
-            if part.is_floating_point()
-            else part
-            for key, part in best[0].items()
-        }
-        return {name: problem.test_share(best[0]), f"{name}_fused": problem.test_share(mean)}
-    for count, slices in ((6, 2), (2, 6)):
-        trials = keep(count)
-        for trial in trials:
-            trial.advance(slices)
-    trial = restart(keep(1)[0], 20)
-    for _ in range(20):
-        trial.advance(1)
-    return {name: problem.test_share(trial.weights)}
-
-
-def race(problem: Problem, name: str) -> tuple[Leaderboard, dict[str, State]]:
-    """Race 24 pods of two and a half slices, one after another, by the engine's generator and
-    leaderboard as `fintrader run --search` sets them; the leaderboard and each pod's weights."""
+def race(problem: Problem, pods: int, **how: Any) -> tuple[Leaderboard, dict[str, State]]:
+    """Race pods one after another by the engine's scheduler, generator and leaderboard; the
+    leaderboard, and each pod's weights."""
     settings = TournamentSettings(
-        pods=24,
-        founders=6,
-        fresh=0.0,
-        niche="lineage",
-        temperature=0.7,
-        resample=0.1,
-        order="submission",
+        pods=pods,
         pool_size=1,
+        budget=Budget(env_steps=round(SLICES / pods * SLICE * CHEAP["num_steps"] * ACCOUNTS)),
         search=problem.space,
         metric="active_utility",  # the task's own: mean and variance
+        **how,
     )
-    agent = problem.config.agents[0].model_copy(update=problem.base)
+    agent = problem.config.agents[0].model_copy(update={"anneal": True, **problem.base})
     env = problem.config.env.model_dump(mode="json")
     generator = Generator(settings, (agent,), env, seed=problem.number, data_hash="")
-    board = Leaderboard(settings.leaderboard_size, settings.niche)
+    board = Leaderboard(settings.leaderboard_size)
     scheduler = make_scheduler(settings)
     states: dict[str, State] = {}
     weights: dict[str, State] = {}
-    share = SLICES / settings.pods
     for index in range(settings.pods):
         spec = scheduler.make(index, board, generator)
-        values = {key: spec.agent[key] for key in problem.space}
-        trial = Trial(problem, values, spec.seed, share, parent=states.get(spec.parent or ""))
+        share = (spec.budget.env_steps or 0) / (SLICE * CHEAP["num_steps"] * ACCOUNTS)
+        trial = Trial(
+            problem,
+            {key: spec.agent[key] for key in problem.space},
+            spec.seed,
+            share,
+            anneal=bool(spec.agent["anneal"]),
+            parent=states.get(spec.parent or ""),
+        )
         score = trial.advance(share)
         states[spec.pod] = trial.state
         weights[spec.pod] = trial.weights
@@ -471,33 +383,24 @@ def race(problem: Problem, name: str) -> tuple[Leaderboard, dict[str, State]]:
 
 
 def run_tournament(problem: Problem, name: str) -> dict[str, float]:
-    """The engine's tournament and its choice of members."""
-    board, weights = race(problem, name)
-    size = TournamentSettings().ensemble_size
-    chosen = choose(board.rows, size)
-    spread: list[FinishedPod] = []
-    for row in board.rows:
-        founder = board.founders[row.spec.pod]
-        if sum(board.founders[one.spec.pod] == founder for one in spread) < size // 2:
-            spread.append(row)
+    """The engine's tournament, whose pods descend from each other, or its halving: the best pod and
+    the ensemble."""
+    how: dict[str, Any] = {"order": "submission", "fresh": 0.25, "founders": 6}
+    if name == "halving":
+        how = {"order": "halving"}
+    board, weights = race(problem, 25 if name == "halving" else 24, **how)
+    chosen = choose(board.rows, TournamentSettings().ensemble_size)
     return {
         name: problem.test_share(weights[board.rows[0].spec.pod]),
         f"{name}_ensemble": problem.test_share(*(weights[row.spec.pod] for row in chosen)),
-        f"{name}_top4": problem.test_share(*(weights[row.spec.pod] for row in board.rows[:size])),
-        f"{name}_founders": problem.test_share(*(weights[row.spec.pod] for row in spread[:size])),
     }
 
 
 WAYS: dict[str, Callable[[Problem, str], dict[str, float]]] = {
+    "halving": run_tournament,
     "tournament": run_tournament,
-    "seeds": run_apart,
-    "one_long": run_one_long,
-    "random": run_apart,
-    "asha": run_optuna,
-    "tpe": run_optuna,
+    "random": run_random,
     "pbt": run_pbt,
-    "halve_anneal": run_halving,
-    "halve_pbt": run_halving,
 }
 
 

@@ -190,7 +190,6 @@ def make_settings(pods: int) -> TournamentSettings:
         search=SEARCH,
         fresh=0.25,
         leaderboard_size=pods,
-        halving=0.5,
         keep="all",
     )
 

@@ -315,7 +315,7 @@ def measure_stress(home: Path, pods: int, gpus: int) -> dict[str, Any]:
         zombies=0.2,
         seed=7,
     )
-    asked = make_settings(pods, gpus, halving=0.5)
+    asked = make_settings(pods, gpus)
     deaths = (pods // 3, pods // 3 + 1, 2 * pods // 3)
     outcome = simulate(home / f"stress-{pods}-{gpus}", asked, world, charge=1.0, kill_after=deaths)
     check(outcome, asked)

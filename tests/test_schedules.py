@@ -21,17 +21,17 @@ def test_a_comparison_counts_wins_by_market_and_cuts_disasters():
     rows = []
     for number in range(40):
         shares = {name: float(random.normal(0.5, 0.1)) for name in names}
-        shares["seeds"] = shares[OURS] - 0.2 if number else -50.0
+        shares["random"] = shares[OURS] - 0.2 if number else -50.0
         shares["pbt"] = shares[OURS] + (0.02 if number % 2 else -0.02)
         cpu = dict.fromkeys(WAYS, 1.0)
         rows.append({"market": number, "shares": shares, "cpu_seconds": cpu})
     found = compare(rows)
-    assert found["against"]["seeds"]["wins"] == 40
-    assert found["against"]["seeds"]["p_holm"] < 1e-5
-    assert found["ways"]["seeds"]["mean"] > -0.1, "a share counts as -1 at least"
+    assert found["against"]["random"]["wins"] == 40
+    assert found["against"]["random"]["p_holm"] < 1e-5
+    assert found["ways"]["random"]["mean"] > -0.1, "a share counts as -1 at least"
     assert found["against"]["pbt"]["p"] > 0.5
     assert found["against"]["pbt"]["p_not_worse"] < 0.01
-    assert found["against"]["one_long"]["p_holm"] > 0.05
+    assert found["against"]["tournament"]["p_holm"] > 0.05
 
 
 @pytest.mark.slow

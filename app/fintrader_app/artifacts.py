@@ -134,8 +134,8 @@ def _load_rows(folder: Folder, table: str, read: Callable[[Path], pd.DataFrame])
 
 
 def rank_pods(pods: pd.DataFrame) -> list[str]:
-    """List the names of pods by their score, the best first, those without one last."""
-    return pods.sort_values("score", ascending=False)["pod"].tolist()
+    """List the names of pods by rung and score, the best first, those without a score last."""
+    return pods.sort_values(["rung", "score"], ascending=False)["pod"].tolist()
 
 
 def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:

@@ -43,7 +43,6 @@ MANY = 500
 ORIGINS = {"fresh": "#0b6e99", "exploit": "#d9730d", "survivor": "#9065b0"}
 STATES = {
     "done": GAIN,
-    "stopped": "#d9730d",
     "failed": LOSS,
     "lost": LOSS,
     "running": "#0b6e99",

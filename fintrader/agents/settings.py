@@ -345,6 +345,12 @@ class Budget(Settings):
             raise ValueError("set exactly one of env_steps and seconds")
         return self
 
+    def scale(self, times: float) -> Self:
+        """Return a budget of so many `times` the length."""
+        if self.env_steps is not None:
+            return type(self)(env_steps=max(1, round(self.env_steps * times)))
+        return type(self)(seconds=(self.seconds or 1.0) * times)
+
     def fraction(self, env_steps: int, seconds: float) -> float:
         """Share of the budget that is used up, at most 1."""
         used = (

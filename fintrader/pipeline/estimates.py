@@ -25,6 +25,7 @@ from fintrader.results.folders import Folder, RunsFolder
 from fintrader.results.formatting import duration
 from fintrader.results.run import Summary
 from fintrader.tournament.launchers.local import find_slots
+from fintrader.tournament.schedulers import Halving
 from fintrader.tournament.settings import TournamentSettings
 
 Sure = Literal["likely", "rough", "a guess"]
@@ -156,7 +157,7 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     settings = config.tournament
     compiling = 0.0
     if settings.budget.seconds is not None:
-        race = math.ceil(settings.pods / _at_once(settings)) * settings.budget.seconds
+        race = _count_rounds(settings) * settings.budget.seconds
     elif like is not None:
         race = like.race_seconds * _work(settings) / _work(like.config.tournament)
     else:
@@ -232,12 +233,21 @@ def _at_once(settings: TournamentSettings) -> int:
     return max(1, min(workers, settings.at_once or settings.pods, settings.pods))
 
 
+def _count_rounds(settings: TournamentSettings) -> float:
+    """Budgets in sequence: rounds of pods at work at once; of halving those of each rung."""
+    rungs = [(0, 1.0)] if settings.order != "halving" else Halving(settings.pods).rungs
+    ends = [first for first, _ in rungs[1:]] + [settings.pods]
+    return sum(
+        math.ceil((end - first) / _at_once(settings)) * times
+        for (first, times), end in zip(rungs, ends, strict=True)
+    )
+
+
 def _work(settings: TournamentSettings) -> float:
     """Env-steps in sequence: those of a pod, times the rounds of pods, times the pods that share a
     core."""
-    rounds = math.ceil(settings.pods / _at_once(settings))
     crowded = max(1.0, _at_once(settings) / (os.cpu_count() or 1))
-    return rounds * crowded * float(settings.budget.env_steps or 1.0)
+    return _count_rounds(settings) * crowded * float(settings.budget.env_steps or 1.0)
 
 
 def _shape(config: RunConfig) -> tuple[int | None, int | None]:

@@ -51,8 +51,6 @@ def _environment(config: RunConfig) -> Iterator[str]:
     absence = explain_absence(LAUNCHERS, kind) if kind in LAUNCHERS else None
     if absence is not None:
         yield f"launcher: {absence}, or choose local"
-    if config.tournament.proposals == "tpe" and find_spec("optuna") is None:
-        yield f"tournament.proposals: tpe needs optuna; `{install_command('search')}`"
 
 
 def _data(data: DataSettings) -> Iterator[str]:

@@ -47,7 +47,7 @@ from fintrader.stages import LIVE, WHOLE
 from fintrader.storage.mirror import Mirror
 from fintrader.terminal_progress import reporter
 from fintrader.tournament.launchers.local import keep_workers
-from fintrader.tournament.run_tournament import CHANGEABLE
+from fintrader.tournament.run_tournament import list_changeable
 from fintrader.tournament.run_tournament import run_tournament as run_race
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.warm_start import WarmStart, WarmStartTarget, has_pods, inherit
@@ -281,10 +281,11 @@ def find_stages_to_repeat(config: RunConfig) -> set[str]:
     if not folder.config.is_file() or _nothing_made(folder):
         return reopened
     # Through the model, so that a setting which this version added counts with its default.
+    changeable = list_changeable(config.tournament)
     for field, (there, here) in changed_results(load_config(folder.config), config).items():
         if field.startswith("backtest."):
             reopened |= {"backtest"}
-        elif field.removeprefix("tournament.").split(".")[0] in CHANGEABLE:
+        elif field.removeprefix("tournament.").split(".")[0] in changeable:
             reopened |= {"tournament", "null_model", "backtest", "evaluation"}
         elif field == "from_run" and not any(folder.root.rglob("tournament.json")):
             reopened |= {

@@ -1,5 +1,5 @@
 """A search for users who know neither the algorithm nor its settings: all algorithms race, with
-settings from wide ranges, and the best of each family are continued."""
+settings from wide ranges, and the best go on by successive halving."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SPACE: dict[str, Space] = {
 NOT_SHARED = (*SPACE, "learners", "pipeline")
 """Settings of the configured algorithm that others do not take over: searched ones, and those that
 not all have."""
-PODS_EACH = 6
-"""Least number of pods for each algorithm, of which two begin from new weights."""
+PODS, PODS_EACH = 25, 6
+"""Least number of pods, in all and for each algorithm; two thirds begin from new weights."""
 
 
 def widen(config: RunConfig) -> RunConfig:
@@ -51,15 +51,9 @@ def widen(config: RunConfig) -> RunConfig:
                 agents.append(values)
     race = config.tournament
     wide = {
-        "pods": max(race.pods, PODS_EACH * len(agents)),
-        "founders": 2 * len(agents),
-        "leaderboard_size": max(race.leaderboard_size, 3 * len(agents)),
-        "fresh": 0.0,
-        # A generation would begin with as many algorithms as it has pods.
-        "order": "submission" if race.order == "generations" else race.order,
-        "niche": "lineage",
-        "temperature": 0.7,
-        "resample": 0.1,
+        "pods": max(race.pods, PODS, PODS_EACH * len(agents)),
+        "order": "halving",
+        "ensemble_size": 1,  # of the other rungs no pod adds to the last one (docs/results.md)
         "search": race.search | SPACE,
     }
     values = config.model_copy(update={"tournament": race.model_copy(update=wide)})

@@ -65,6 +65,7 @@ class RacingPod:
     origin: str
     parent: str | None
     generation: int
+    rung: int
     algo: str | None
     state: str
     reason: str
@@ -180,8 +181,9 @@ def _read_pods(path: Path, kind: type[T], most: int | None) -> list[T]:
 
 
 def best_score(path: Path) -> float | None:
-    """Read the best score on a leaderboard; None for an empty one. Raises as `read_leaderboard`."""
-    return max((row.score for row in read_leaderboard(path)), default=None)
+    """Read the score of a leaderboard's first row; None for an empty one. Raises as
+    `read_leaderboard`."""
+    return next((row.score for row in read_leaderboard(path, most=1)), None)
 
 
 def lineage(pods: Sequence[StoredPod], pod: str) -> list[LineageStep]:

@@ -231,9 +231,9 @@ def check_windows(
         weaker = "sharpe" if least > 2 else "return"
         other = f", or set tournament.metric to {weaker}" if least > 1 else ""
         raise ConfigError(
-            f"tournament.validation_windows: {number_of(windows, 'part')} of {least} sessions"
-            f" (tournament.metric {metric}) do not fit the validation window's "
-            f" {number_of(sessions, 'session')}; lower it or lengthen the window{other}"
+            f"tournament.validation_windows: {number_of(sessions, 'session')} of the validation"
+            f" window do not hold {number_of(windows, 'part')} of {least} (tournament.metric"
+            f" {metric}); lower it or lengthen the window{other}"
         )
 
 

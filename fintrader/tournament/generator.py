@@ -25,20 +25,16 @@ from fintrader.config import Settings, describe_problem
 from fintrader.errors import ConfigError
 from fintrader.seeding import create_numpy_generator, derive
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
-from fintrader.tournament.proposals import import_optuna, propose
-from fintrader.tournament.settings import HALVING_RUNGS, Range, Space, TournamentSettings
+from fintrader.tournament.settings import Range, Space, TournamentSettings
 from fintrader.tournament.spec import (
     EvaluationTerms,
     Origin,
     PodSpec,
     Rival,
     SettingsValues,
-    StopRule,
 )
 
 Random = np.random.Generator
-MIN_PEERS = 4
-"""Least number of peers of a generation from which a stop rule is made."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,6 @@ class Generator:
 
     def __post_init__(self) -> None:
         check_search(self.settings.search, self.agents)
-        if self.settings.proposals == "tpe":
-            import_optuna()
 
     def draw_fresh(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:
         """Draw a pod that starts from new weights. The first pod of each algorithm has its base
@@ -69,14 +63,6 @@ class Generator:
             drawn = {
                 name: draw(self.settings.search[name], like, random) for name, like in base.items()
             }
-            if self.settings.proposals == "tpe":
-                tried = [
-                    one
-                    for one in leaderboard.applied
-                    if one.spec.origin == "fresh" and one.spec.agent.get("algo") == values["algo"]
-                ]
-                seed = derive(self.seed, "tpe", index)
-                drawn |= propose(self.settings.search, base, tried, seed)
             for name, value in drawn.items():
                 set_value(values, name, value)
         return self._build_spec(index, leaderboard, values, origin="fresh", generation=generation)
@@ -118,8 +104,8 @@ class Generator:
         )
 
     def propose(self, index: int, leaderboard: Leaderboard) -> PodSpec:
-        """Propose the asynchronous tournament's next pod: fresh, or a child of a row (or a niche's
-        best) picked by rank."""
+        """Propose the asynchronous tournament's next pod: fresh, or a child of a row picked
+        by rank."""
         settings = self.settings
         random = create_numpy_generator(self.seed, "propose", index)
         coin, pick = random.random(2)
@@ -127,7 +113,7 @@ class Generator:
             return self.propose_founder(index, leaderboard)
         if coin < settings.fresh:
             return self.draw_fresh(index, leaderboard)
-        parents = leaderboard.parents if settings.niche == "none" else leaderboard.elites
+        parents = leaderboard.parents
         parent = parents[rank_softmax(len(parents), settings.temperature, pick)]
         return self.derive_child(index, leaderboard, parent, generation=parent.spec.generation + 1)
 
@@ -182,8 +168,6 @@ class Generator:
             hyper=select_values(agent, settings.search),
             budget=settings.budget,
             evaluation=EvaluationTerms(settings.metric, settings.validation_windows),
-            rungs=HALVING_RUNGS if settings.halving is not None else (),
-            stops=stop_rules(settings, leaderboard, generation),
             looks=settings.looks,
             folds=settings.validation_folds or 0,
             replicas=settings.learners,
@@ -215,29 +199,6 @@ def rank_softmax(count: int, temperature: float, uniform: float) -> int:
     return min(
         int(-temperature * math.log1p(uniform * math.expm1(-count / temperature))), count - 1
     )
-
-
-def stop_rules(
-    settings: TournamentSettings, leaderboard: Leaderboard, generation: int
-) -> tuple[StopRule, ...]:
-    """Make the stop rules of successive halving: the score to reach at each rung, from peers of the
-    same generation."""
-    if settings.halving is None:
-        return ()
-    rules = []
-    for share in HALVING_RUNGS:
-        scores = leaderboard.rungs.get((generation, str(share)), [])
-        if len(scores) >= MIN_PEERS:
-            rules.append(StopRule(share=share, score=quantile(scores, settings.halving)))
-    return tuple(rules)
-
-
-def quantile(ascending: Sequence[float], share: float) -> float:
-    """Quantile of ascending numbers, by linear interpolation between two of them."""
-    number, beyond = divmod((len(ascending) - 1) * share, 1.0)
-    low = ascending[int(number)]
-    high = ascending[min(int(number) + 1, len(ascending) - 1)]
-    return low + (high - low) * beyond
 
 
 # --- the search space -----------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from typing import Any
 
 from fintrader.files import make_folder, refuse_link, refuse_unsafe_database, remove
 from fintrader.records import to_json
-from fintrader.tournament.settings import Niche
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import move_aside
 
@@ -40,9 +39,9 @@ class FinishedPod:
         return -math.inf if self.result.score is None else self.result.score
 
     @property
-    def order(self) -> tuple[float, int, int]:
+    def order(self) -> tuple[int, float, int, int]:
         """Sort key: the better entry first."""
-        return -self.score, self.spec.index, self.result.epoch
+        return -self.spec.rung, -self.score, self.spec.index, self.result.epoch
 
     @property
     def is_inheritable(self) -> bool:
@@ -55,21 +54,15 @@ class Leaderboard:
     """The leaderboard in memory: the best `size` entries, and all that were ever applied."""
 
     size: int
-    niche: Niche = "none"
     rows: list[FinishedPod] = field(default_factory=list)
     """Best first, at most `size`."""
     parents: list[FinishedPod] = field(default_factory=list)
     """Rows that others can start from, best first."""
-    elites: list[FinishedPod] = field(default_factory=list)
-    """The best parent of each family, best first, at most `size`, where `niche` asks for them; they
-    need not have a row."""
     applied: list[FinishedPod] = field(default_factory=list)
     """Every result, in the order in which they were applied."""
     keys: set[tuple[str, int]] = field(default_factory=set)
     failed: int = 0
     """Number of applied pods that failed."""
-    rungs: dict[tuple[int, str], list[float]] = field(default_factory=dict)
-    """Scores during training: (generation, share of the budget) -> one per pod, lowest first."""
     founders: dict[str, str] = field(default_factory=dict)
     """Pod -> its ancestor without a parent."""
 
@@ -93,7 +86,7 @@ class Leaderboard:
 
 POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL,
   parent TEXT,
-  parent_snapshot TEXT, generation INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL,
+  parent_snapshot TEXT, generation INTEGER NOT NULL, rung INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL,
   algo TEXT,
   agent TEXT NOT NULL, hyper TEXT NOT NULL, budget TEXT NOT NULL, data_hash TEXT NOT NULL"""
 """Columns of the table `pods` from the spec; its further columns change while the pod is at
@@ -118,9 +111,8 @@ CREATE TABLE IF NOT EXISTS pods ({POD_COLUMNS},
   device TEXT NOT NULL DEFAULT '');
 CREATE TABLE IF NOT EXISTS entries ({RESULT_COLUMNS},
   applied INTEGER NOT NULL UNIQUE, lineage_env_steps INTEGER NOT NULL, PRIMARY KEY (pod, epoch));
-CREATE INDEX IF NOT EXISTS entries_by_score ON entries (score DESC);
 CREATE VIEW IF NOT EXISTS leaderboard AS
-  SELECT row_number() OVER (ORDER BY e.score DESC, p.idx, e.epoch) AS rank, e.pod, e.epoch,
+  SELECT row_number() OVER (ORDER BY p.rung DESC, e.score DESC, p.idx, e.epoch) AS rank, e.pod, e.epoch,
   e.score, e.window_scores,
     e.metrics, e.status, p.parent, p.origin, p.generation, p.algo, p.hyper, p.budget, e.env_steps,
     e.lineage_env_steps,

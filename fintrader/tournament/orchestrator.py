@@ -110,7 +110,7 @@ class Orchestrator:
         self.retention = Retention(settings, store, self.log)
         self.index, replaced = open_or_replace(store.run.leaderboard)
         self.requested: int | None = None
-        self.leaderboard = Leaderboard(settings.leaderboard_size, settings.niche)
+        self.leaderboard = Leaderboard(settings.leaderboard_size)
         self.specs: list[PodSpec] = []
         self.pending = PendingResults(scheduler)
         self.waiting: list[PodSpec] = []

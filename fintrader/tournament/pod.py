@@ -106,7 +106,6 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
     finished = time.time()
     complete = replace(
         result,
-        reason="stopped_early" if result.status == "stopped" else "",
         spec=spec.digest,
         policy=hash_file(policy) if policy.exists() else None,
         finished=finished,

@@ -64,7 +64,6 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
 def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) -> PodResult:
     split = read_windows(spec, context)
     looks = Looks(context.folder / "looks.safetensors")
-    stopped = False
 
     alive = partial(_EvaluationProgress, context)
     curve = ValidationCurve(context.folder, read_env_settings(spec), spec.evaluation, alive)
@@ -79,7 +78,7 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
             [part] = _list_parts(learner, spec, split)
             curve.offer(part, progress.fraction, progress.env_steps)
 
-    for share in sorted({*spec.rungs, *spec.looks, 1.0}):
+    for share in sorted({*spec.looks, 1.0}):
         learned = learner.advance(spec.budget, share, report)
         if share == 1.0 and context.evaluate_elsewhere and not spec.looks:
             return _store_trained(spec, context, learner.state(), learned, looks.evaluations, share)
@@ -88,18 +87,12 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
             found = _evaluate(parts, spec, context, share, learned.env_steps)
             curve.add(found, share, learned.env_steps)
             looks.add(share, found, learner.state if spec.looks else dict, last=share == 1.0)
-        score = looks.evaluations[share].score
-        thresholds = [rule.score for rule in spec.stops if rule.share == share < 1.0]
-        stopped = any(score is None or score < threshold for threshold in thresholds)
-        if stopped:
-            break
     context.report(share, learned.env_steps, "storing")
     chosen, state = (looks.best, looks.state) if spec.looks else (share, learner.state())
     if chosen != share:
         learner.take(state)
     trained = _store_trained(spec, context, state, learned, looks.evaluations, chosen)
-    result = _store_scored(spec, context, trained, looks.evaluations[chosen], learner.policy, split)
-    return replace(result, status="stopped") if stopped else result
+    return _store_scored(spec, context, trained, looks.evaluations[chosen], learner.policy, split)
 
 
 class Looks:

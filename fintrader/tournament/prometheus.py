@@ -44,7 +44,7 @@ class MetricFamily:
 CATALOGUE: dict[str, MetricFamily] = {
     "fintrader_pods": MetricFamily(
         "gauge",
-        "Pods by state: planned, waiting, running, arrived, done, stopped, failed",
+        "Pods by state: planned, waiting, running, arrived, done, failed",
         ("run", "state"),
     ),
     "fintrader_pods_wanted": MetricFamily("gauge", "Pods the tournament is to train in all"),
@@ -139,7 +139,7 @@ class Watch:
             "waiting": len(orchestrator.waiting),
             "running": len(orchestrator.running),
             "arrived": len(orchestrator.pending),
-            **{status: results[status] for status in ("done", "stopped", "failed")},
+            **{status: results[status] for status in ("done", "failed")},
         }
         self._samples = [
             *(("fintrader_pods", (state,), count) for state, count in states.items()),

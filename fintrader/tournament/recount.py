@@ -226,7 +226,7 @@ class StoredTournament:
         recorded = {event.pod: event.seen for event in select_events(self.events, ProposalEvent)}
         # Specs of an orchestrator whose leaderboard is not on the log.
         adopted = {event.pod for event in select_events(self.events, AdoptionEvent)}
-        board = Leaderboard(generator.settings.leaderboard_size, generator.settings.niche)
+        board = Leaderboard(generator.settings.leaderboard_size)
         specs = dict[str, PodSpec]()
         order = self.order if scheduler.count_needed(0) is None else self.pods
         for index, pod in enumerate(self.pods):

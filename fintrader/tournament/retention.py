@@ -74,15 +74,12 @@ class Retention:
     def _choose_kept(
         self, board: Leaderboard, specs: Sequence[PodSpec], finished: dict[str, FinishedPod]
     ) -> set[str]:
-        """Choose the pods to keep: rows, elites, unfinished pods and their parents, failed pods,
-        the newest two generations (`order: generations`), and with `keep: lineage` all
-        ancestors."""
+        """Choose the pods to keep: rows, unfinished pods and their parents, failed pods, the newest
+        two generations (or rungs), and with `keep: lineage` all ancestors."""
         waiting = [spec for spec in specs if spec.pod not in finished]
-        kept = {row.spec.pod for row in (*board.rows, *board.elites)} | {
-            spec.pod for spec in waiting
-        }
-        if self.settings.order == "generations":
-            kept |= {spec.pod for spec in specs[-2 * self.settings.pool_size :]}
+        kept = {row.spec.pod for row in board.rows} | {spec.pod for spec in waiting}
+        if self.settings.order in ("generations", "halving") and specs:
+            kept |= {one.pod for one in specs if one.generation >= specs[-1].generation - 1}
         is_lineage = self.settings.keep == "lineage"
         readers = waiting + [finished[pod].spec for pod in kept if is_lineage and pod in finished]
         sources = [pod for spec in readers for pod in spec.sources]

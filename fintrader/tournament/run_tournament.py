@@ -54,11 +54,10 @@ from fintrader.tournament.status import require_tournament
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.warm_start import WarmStart, copy_warm_start
 
-CHANGEABLE = frozenset(
+_CHANGEABLE = frozenset(
     {"pods", "workers", "devices", "keep"}
     | {"ensemble_size", "ensemble_shrinkage", "ensemble_tracking_error"}
 )
-"""Settings that a resumed tournament may change: none of them alters a pod that exists."""
 EnsembleBuilder = Callable[[RunFolder, Leaderboard, TournamentSettings], StoredEnsemble]
 
 
@@ -206,10 +205,17 @@ def _finish(
     return end
 
 
+def list_changeable(settings: TournamentSettings) -> frozenset[str]:
+    """List the settings that a resumed tournament may change: none of them alters a pod that
+    exists. In halving the number of pods does."""
+    return _CHANGEABLE - ({"pods"} if settings.order == "halving" else set())
+
+
 def describe_identity(generator: Generator) -> TournamentIdentity:
     """Describe the inputs on which every pod of a tournament depends."""
+    changeable = set(list_changeable(generator.settings))
     return TournamentIdentity(
-        settings=generator.settings.model_dump(mode="json", exclude=set(CHANGEABLE)),
+        settings=generator.settings.model_dump(mode="json", exclude=changeable),
         agents=tuple(agent.model_dump(mode="json") for agent in generator.agents),
         env=generator.env,
         seed=generator.seed,

@@ -26,10 +26,6 @@ from fintrader.config import (
 from fintrader.seams import LAUNCHERS
 
 Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio", "active_utility"]
-Niche = Literal["none", "lineage"]
-
-HALVING_RUNGS = (0.25, 0.5)
-"""Shares of the budget at which pods are compared (only with `halving`)."""
 LOOKS = 10
 """Looks of `early_stopping: best_validation` at the validation window, the last one included."""
 
@@ -145,12 +141,15 @@ class TournamentSettings(Settings):
     fusions: Count = 8
     """Times the learners of a pod are averaged."""
 
-    order: Literal["arrival", "submission", "generations"] = "arrival"
+    order: Literal["arrival", "submission", "generations", "halving"] = "arrival"
     """`arrival`: results count as they arrive, and no pod waits for another; `submission`: pod k
     sees those of pods <= k - pool_size and waits for them, so that one seed always gives one
-    leaderboard; `generations`: the best of each generation are copied over the rest of it."""
+    leaderboard; `generations`: the best of each generation are copied over the rest of it;
+    `halving`: of 25 `pods` 16 start fresh and train shortly; the best 6 go on as they are, of these
+    the best 2, and then the best one for a third of all training, with falling step sizes (it sets
+    `anneal`). All take as much training as in another order."""
     pool_size: Count = 2
-    """Not with `order: arrival`: pods under way at once, which are one generation. More workers
+    """With `order: submission` and `generations`: pods under way at once, which are one generation. More workers
     than this find no work."""
     survivors: Count = 1
     """Only with `order: generations`: pods of a generation that continue and are copied over the
@@ -167,13 +166,6 @@ class TournamentSettings(Settings):
     temperature: PositiveFloat = 1.0
     """Temperature of the softmax over ranks that picks a parent: small favours the best, large
     favours none."""
-    niche: Niche = "none"
-    """Eligible parents. `none`: every row of the leaderboard; `lineage`: the best pod of each
-    founder's family, so that no family has more than one parent. Not with `order: generations`."""
-    proposals: Literal["drawn", "tpe"] = "drawn"
-    """Hyper-parameters of fresh pods: `drawn` from the search space, or where the fresh pods before
-    did well (`tpe`: tree-structured Parzen estimator, after ten of an algorithm; needs the extra
-    `search`)."""
     resample: Fraction = 0.25
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
     search: dict[str, Space] = Field(default_factory=dict)
@@ -195,9 +187,6 @@ class TournamentSettings(Settings):
     validation_windows: Count = 1
     """Equal parts of the validation window that are scored separately. Of several, the score is the
     mean less its standard error."""
-    halving: float | None = Field(None, gt=0, lt=1)
-    """Stop a pod early when it scores below this quantile of the pods of its generation (0.5:
-    below the median). None: never."""
     early_stopping: Literal["none", "best_validation"] = "none"
     """`best_validation`: a pod is scored after every tenth of its budget, and publishes what it had
     learned when it scored best. Every such look counts as a trial."""
@@ -236,7 +225,7 @@ class TournamentSettings(Settings):
     def at_once(self) -> int | None:
         """Pods that the scheduler lets work at once, whatever the capacity; None: as many as there
         is room for."""
-        return None if self.order == "arrival" else self.pool_size
+        return None if self.order in ("arrival", "halving") else self.pool_size
 
     @property
     def looks(self) -> tuple[float, ...]:
@@ -283,18 +272,13 @@ class TournamentSettings(Settings):
                 "ensemble_tracking_error sizes what the evidence leaves; set ensemble_shrinkage to"
                 " james_stein too"
             )
-        if self.order == "generations" and self.niche != "none":
-            raise ValueError(
-                "generations take no `niche`: the best `survivors` go on as they are and are"
-                " copied; leave it out, or set order: arrival or submission"
-            )
         if self.order == "generations" and self.survivors >= self.pool_size:
             raise ValueError(
                 f"survivors ({self.survivors}) must be fewer than pool_size ({self.pool_size})"
             )
         if (
             self.fresh < 1.0
-            and self.order != "generations"
+            and self.order in ("arrival", "submission")
             and (self.founders > self.leaderboard_size)
         ):
             raise ValueError(

@@ -16,7 +16,7 @@ from fintrader.tournament.settings import Metric
 
 _Loss = Literal["killed", "rank", "node", "drained", "hung", "oom"]
 _Error = Literal["nan", "disk_full", "storage", "snapshot", "error", "fenced"]
-Reason = Literal["", "stopped_early", _Loss, _Error]
+Reason = Literal["", _Loss, _Error]
 Origin = Literal["fresh", "exploit", "survivor"]
 SettingsValues: TypeAlias = Mapping[str, JsonValue]
 """Complete settings as plain values, validated by their model where they are used."""
@@ -64,15 +64,6 @@ class _SealedRecord:
 
 
 @dataclass(frozen=True)
-class StopRule:
-    """At `share` of the budget, stop when the score is below `score` (a quantile of the peers'
-    scores)."""
-
-    share: float
-    score: float
-
-
-@dataclass(frozen=True)
 class EvaluationTerms:
     """The score of a pod: a metric and its windows."""
 
@@ -108,19 +99,18 @@ class PodSpec(_SealedRecord):
     seen: int = 0
     """Results that had been applied to the leaderboard when this spec was made."""
     generation: int = 0
-    """Generation (generational scheduler), else distance from the founders."""
+    """Generation, or rung; else distance from the founders."""
+    rung: int = 0
+    """Rung of halving. Pods of a higher one rank before those of lower ones, whose scores are of
+    short trainings, and the best of many."""
     agent: SettingsValues
     hyper: SettingsValues = field(default_factory=dict)
     """The searched settings of the agent, by dotted name."""
     env: SettingsValues = field(default_factory=dict)
     budget: Budget
     evaluation: EvaluationTerms = EvaluationTerms()
-    stops: tuple[StopRule, ...] = ()
-    """Rules of successive halving, if asked for."""
-    rungs: tuple[float, ...] = ()
-    """Shares of the budget at which halving scores the pod."""
     looks: tuple[float, ...] = ()
-    """Further shares at which the pod is scored; it publishes the state with the best score. Empty:
+    """Shares of the budget, before its end, at which the pod is scored; it publishes the state with the best score. Empty:
     it publishes the last state."""
     folds: int = 0
     """Learners of K-fold validation, each scored on an unseen block; 0: one, on the validation
@@ -158,7 +148,7 @@ class PodResult(_SealedRecord):
     pod: str
     epoch: int = 0
     """Index of a submission, from 0; the updater identifies a result by (pod, epoch)."""
-    status: Literal["done", "stopped", "failed"]
+    status: Literal["done", "failed"]
     reason: Reason = ""
     detail: str = ""
     spec: str = ""

@@ -86,8 +86,7 @@ def describe(event: TournamentEvent) -> str:
         case ResultEvent():
             position = event.position
             rank = "off the leaderboard" if position is None else f"rank {position + 1}"
-            stopped = ", stopped early" if event.status == "stopped" else ""
-            return f"{event.pod}: {event.score:.3f}, {rank}{stopped}"
+            return f"{event.pod}: {event.score:.3f}, {rank}"
         case LossEvent():
             why = f"{event.reason}: {event.detail[:80]}"
             return f"{event.pod}: lost at attempt {event.attempt} ({why})"

@@ -1,8 +1,8 @@
 """The updater: applies the result of a pod to the leaderboard.
 
 A leaderboard is a pure function of the sequence of results it was given, and its final rows do not
-even depend on their order, since all results are compared by one total order: score (higher first),
-then age (earlier pod first).
+even depend on their order, since all results are compared by one total order: rung of halving, then
+score (higher first), then age (earlier pod first).
 """
 
 from __future__ import annotations
@@ -34,17 +34,12 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
     leaderboard.keys.add(entry.key)
     leaderboard.applied.append(entry)
     leaderboard.failed += entry.result.status == "failed"
-    for share, reached in entry.result.rung_scores.items():
-        if reached is not None:
-            bisect.insort(leaderboard.rungs.setdefault((entry.spec.generation, share), []), reached)
     spec = entry.spec
     leaderboard.founders[spec.pod] = (
         leaderboard.founders.get(spec.parent, spec.parent) if spec.parent else spec.pod
     )
     if entry.result.score is None:
         return Placement(new=True)
-    if leaderboard.niche == "lineage" and entry.is_inheritable:
-        _enter_family(leaderboard, entry)
     rows = leaderboard.rows
     parents = leaderboard.parents
     position = bisect.bisect_left(rows, entry.order, key=_order)
@@ -59,21 +54,7 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
     return Placement(True, position, evicted.spec.pod if evicted else None)
 
 
-def _enter_family(leaderboard: Leaderboard, entry: FinishedPod) -> None:
-    """Make an entry the elite of its family if it beats the present one. A replaced elite never
-    returns, since its family only improves."""
-    founder = leaderboard.find_founder(entry)
-    elites = leaderboard.elites
-    held = next((one for one in elites if leaderboard.find_founder(one) == founder), None)
-    if held is not None:
-        if held.order < entry.order:
-            return
-        elites.remove(held)
-    bisect.insort(elites, entry, key=_order)
-    del elites[leaderboard.size :]
-
-
-def _order(entry: FinishedPod) -> tuple[float, int, int]:
+def _order(entry: FinishedPod) -> tuple[int, float, int, int]:
     return entry.order
 
 

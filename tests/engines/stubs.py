@@ -88,7 +88,6 @@ def _trained(spec: PodSpec, context: PodContext) -> TrainedPod:
         status="done",
         evaluate="tests.engines.stubs:evaluated",
         snapshot=store.put(b"snapshot of " + snapshot),
-        rung_scores={str(share): _number(snapshot) for share in spec.rungs},
         env_steps=100,
         updates=1,
     )

@@ -185,14 +185,13 @@ def test_more_pods_extend_a_finished_run_and_its_test_is_played_again(finished, 
 
 
 @in_this_process
-def test_generations_of_fused_learners_stop_early(tmp_path):
+def test_generations_of_fused_learners_publish_their_best_look(tmp_path):
     path = write(
         tmp_path,
         order="generations",
         pods=4,
         replicas=2,
         fusions=2,
-        halving=0.5,
         early_stopping="best_validation",
     )
     run(load_config(path))
@@ -200,7 +199,7 @@ def test_generations_of_fused_learners_stop_early(tmp_path):
     specs = RunStore(RunFolder(tmp_path / "runs" / "tiny")).read_specs()
     assert {spec.origin for spec in specs.values()} == {"fresh", "survivor", "exploit"}
     assert {spec.parent for spec in specs.values()} >= {None}
-    assert all(one.looks == 11 for one in pods.values())
+    assert all(one.looks == 10 for one in pods.values())
     assert all(one.score == max(one.score, *one.rung_scores.values()) for one in pods.values())
 
 

@@ -19,20 +19,19 @@ def configured(**more):
     return RunConfig.model_validate(load_config(QUICKSTART).model_dump(mode="json") | more)
 
 
-@pytest.mark.parametrize("order", ["arrival", "submission", "generations"])
-def test_every_algorithm_begins_twice_and_can_have_every_drawn_setting(order):
-    race = load_config(QUICKSTART).tournament.model_copy(update={"order": order})
-    config = widen(configured(tournament=race.model_dump()))
+def test_every_algorithm_begins_and_can_have_every_drawn_setting():
+    config = widen(configured())
     race = config.tournament
-    assert race.order == ("submission" if order == "generations" else order)  # see `widen`
+    assert (race.order, race.pods) == ("halving", 42)
     scheduler = make_scheduler(race)
     generator = Generator(race, config.agents, env={}, seed=3, data_hash="h")
     board = Leaderboard(16)
-    specs = [scheduler.make(index, board, generator) for index in range(race.pods)]
-    founders = Counter(spec.agent["algo"] for spec in specs[: race.founders])
-    assert founders == dict.fromkeys(ALGORITHMS, 2)
-    assert specs[0].agent == load_config(QUICKSTART).agents[0].model_dump(mode="json")
-    assert race.founders <= race.leaderboard_size
+    specs = [scheduler.make(index, board, generator) for index in range(28)]
+    assert {spec.rung for spec in specs} == {0}
+    assert scheduler.count_needed(28) == 28
+    assert Counter(spec.agent["algo"] for spec in specs) == dict.fromkeys(ALGORITHMS, 4)
+    first = load_config(QUICKSTART).agents[0].model_dump(mode="json")
+    assert specs[0].agent == {**first, "anneal": False}
     rates = {spec.agent["learning_rate"] for spec in specs[len(ALGORITHMS) :]}
     assert min(rates) < 1e-3
     assert max(rates) > 1e-2
@@ -57,7 +56,7 @@ def test_others_share_what_the_configuration_changes():
 def test_listed_algorithms_stay_and_a_gradient_is_not_asked_of_limits():
     listed = widen(configured(agent=[{"algo": "ppo"}, {"algo": "sac"}]))
     assert [agent.algo for agent in listed.agents] == ["ppo", "sac"]
-    assert (listed.tournament.pods, listed.tournament.founders) == (12, 4)
+    assert listed.tournament.pods == 25
     resting = widen(configured(env={"action": "limit"}))
     assert [agent.algo for agent in resting.agents] == [
         algo for algo in ALGORITHMS if algo != "apg"

@@ -107,7 +107,6 @@ def test_the_endpoint_tells_the_truth_at_every_turn(race, tmp_path, endpoint):
             "running",
             "arrived",
             "done",
-            "stopped",
             "failed",
         }
         assert samples["fintrader_reconcile_seconds_count", (("run", "run"),)] == number

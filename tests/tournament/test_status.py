@@ -207,7 +207,7 @@ def test_what_a_scheduler_does_not_let_work_is_said(race, tmp_path):
     assert (event["pods"], event["at_once"]) == (6, 2)
     assert (
         describe(parse_event(event))
-        == "capacity is now 6 pod(s), of which the scheduler lets 2 work at once"
+        == "capacity is now 6 pods, of which the scheduler lets 2 work at once"
     )
 
 

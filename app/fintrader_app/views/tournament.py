@@ -110,7 +110,9 @@ def describe_leader(pods: pd.DataFrame, pace: race.Pace) -> str:
     done = f"{count(pace.done)}{planned} pods done"
     if pace.best is None:
         return f"No pod has a score yet; {done}."
-    return f"{artifacts.rank_pods(pods)[0]} leads with a score of {score(pace.best)}; {done}."
+    leader = artifacts.rank_pods(pods)[0]
+    own = pods.set_index("pod")["score"][leader]
+    return f"{leader} leads with a score of {score(own)}; {done}."
 
 
 def show_numbers(pace: race.Pace, alive: bool) -> None:
