@@ -286,8 +286,9 @@ RIVALS = {
     "asha": "ASHA",
     "tpe": "TPE",
     "pbt": "population-based training",
+    "tournament": "the tournament",
 }
-"""Ways that the plan tests ours against."""
+"""Ways that the plans test ours against."""
 QUESTIONS = {
     "wide_noisy": "Settings unknown, noisy validation",
     "wide_sharp": "Settings unknown, sharp validation",
@@ -297,7 +298,16 @@ QUESTIONS = {
 
 def schedules(records: Records) -> str:
     """Shares of the optimum by ways to spend the same number of environment steps."""
-    record = records["schedules"]
+    return _show_experiment(records, "schedules")
+
+
+def halving(records: Records) -> str:
+    """Shares of the optimum by halving and by other ways, on fresh markets."""
+    return _show_experiment(records, "halving")
+
+
+def _show_experiment(records: Records, name: str) -> str:
+    record = records[name]
     steps = record["env_steps"] / 1e6
     parts = []
     for question, title in QUESTIONS.items():
@@ -312,7 +322,7 @@ def schedules(records: Records) -> str:
             )
         else:
             parts.append(prose(f"{title}: not measured yet."))
-    return "\n\n".join([*parts, sentence(records, "schedules")])
+    return "\n\n".join([*parts, sentence(records, name)])
 
 
 def _show_ways(found: Named) -> str:
@@ -342,13 +352,14 @@ def _show_ways(found: Named) -> str:
 def _compare_ways(question: str, found: Named) -> str:
     """The rivals that ours is ahead of and behind beyond chance, and the bar of the plan."""
     against = found["against"]
-    known = [key for key in RIVALS if against[key]["p_holm"] < 0.05]
+    tested = [key for key in RIVALS if "p_holm" in against.get(key, {})]
+    known = [key for key in tested if against[key]["p_holm"] < 0.05]
     ahead = [RIVALS[key] for key in known if against[key]["median_difference"] > 0]
     behind = [RIVALS[key] for key in known if against[key]["median_difference"] < 0]
     said = [f"Ours is ahead of {joined(ahead)}."] if ahead else []
     said += [f"Ours is behind {joined(behind)}."] if behind else []
     if not known:
-        said = ["Ours is not distinguishable from any of the six rivals at 5 %."]
+        said = ["Ours is not distinguishable from any of its rivals at 5 %."]
     bar = "seeds" if question == "tuned_noisy" else "pbt"
     state = "is not worse" if against[bar]["p_not_worse"] < 0.05 else "is not shown to be no worse"
     return " ".join([*said, f"Ours {state} than {RIVALS[bar]} by more than 0.03 of the optimum."])
@@ -582,6 +593,7 @@ BLOCKS: dict[str, Block] = {
     "luck": Block(luck, REAL),
     "real": Block(real, REAL),
     "real_bars": Block(real_bars, REAL),
+    "halving": Block(halving, ("halving",)),
     "schedules": Block(schedules, ("schedules",)),
     "kelly": Block(kelly, ("kelly",)),
     "factored": Block(factored, ("env",)),

@@ -6,7 +6,7 @@ from tools import house
 AT_MOST = {
     "tokens": 578_500,
     "code_lines_over_100_columns_percent": 0,
-    "dict_str_any": 203,
+    "dict_str_any": 199,
     "tuple_assignments": 12,
     "walruses": 18,
     "fmt_skip": 0,
@@ -39,4 +39,4 @@ def test_ppo_is_read_in_seven_files():
 
 def test_a_configuration_has_at_most_so_many_settings():
     """Distinct dotted names of all members of its unions."""
-    assert 150 < house.count_settings()["settings"] <= 218
+    assert 150 < house.count_settings()["settings"] <= 215

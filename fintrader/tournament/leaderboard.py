@@ -86,7 +86,8 @@ class Leaderboard:
 
 POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL,
   parent TEXT,
-  parent_snapshot TEXT, generation INTEGER NOT NULL, rung INTEGER NOT NULL, seen INTEGER NOT NULL, seed INTEGER NOT NULL,
+  parent_snapshot TEXT, generation INTEGER NOT NULL, rung INTEGER NOT NULL,
+  seen INTEGER NOT NULL, seed INTEGER NOT NULL,
   algo TEXT,
   agent TEXT NOT NULL, hyper TEXT NOT NULL, budget TEXT NOT NULL, data_hash TEXT NOT NULL"""
 """Columns of the table `pods` from the spec; its further columns change while the pod is at
@@ -112,8 +113,8 @@ CREATE TABLE IF NOT EXISTS pods ({POD_COLUMNS},
 CREATE TABLE IF NOT EXISTS entries ({RESULT_COLUMNS},
   applied INTEGER NOT NULL UNIQUE, lineage_env_steps INTEGER NOT NULL, PRIMARY KEY (pod, epoch));
 CREATE VIEW IF NOT EXISTS leaderboard AS
-  SELECT row_number() OVER (ORDER BY p.rung DESC, e.score DESC, p.idx, e.epoch) AS rank, e.pod, e.epoch,
-  e.score, e.window_scores,
+  SELECT row_number() OVER (ORDER BY p.rung DESC, e.score DESC, p.idx, e.epoch) AS rank, e.pod,
+    e.epoch, e.score, e.window_scores,
     e.metrics, e.status, p.parent, p.origin, p.generation, p.algo, p.hyper, p.budget, e.env_steps,
     e.lineage_env_steps,
     e.snapshot, e.policy, p.seed, p.data_hash, e.applied, e.seconds, e.finished, e.device,

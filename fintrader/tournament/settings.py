@@ -149,8 +149,8 @@ class TournamentSettings(Settings):
     the best 2, and then the best one for a third of all training, with falling step sizes (it sets
     `anneal`). All take as much training as in another order."""
     pool_size: Count = 2
-    """With `order: submission` and `generations`: pods under way at once, which are one generation. More workers
-    than this find no work."""
+    """With `order: submission` and `generations`: pods under way at once, which are one generation.
+    More workers than this find no work."""
     survivors: Count = 1
     """Only with `order: generations`: pods of a generation that continue and are copied over the
     others."""
