@@ -239,7 +239,8 @@ def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFi
         layout, own, left_out = choose_layout(chosen, known)
         _by_layout(found, layout, own)
         if len(chosen) < len(files) and "name_pattern" not in found.source:
-            found.source["name_pattern"] = name_pattern(own, False).replace("{symbol}", "*")
+            pattern = name_pattern(own, False).partition("{symbol=")[0]
+            found.source["name_pattern"] = pattern.replace("{symbol}", "*")
         files = own
     if "price_divisor" in known:
         found.decide("price_divisor", known["price_divisor"], "given", "divides prices")
@@ -371,7 +372,7 @@ def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
         pattern = asked or (name_pattern(files, True) if needs_date else "*")
         found.decide("name_pattern", _fix_symbol(pattern, layout), "given", "of all files")
     elif asked:
-        if layout.single and "{symbol}" not in asked:
+        if layout.single and "{symbol" not in asked:
             raise BarError(
                 f"{layout.name}: neither a column nor --name-pattern gives the symbol; put"
                 " {symbol} into the pattern, or give the one symbol of all bars: --symbol"
@@ -424,9 +425,12 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
     if bars.contradictions().mean() > 0.3:
         raise BarError(
             f"{found.path}: most rows stand at the time of another, different one; if a column"
-            " holds symbols, name it: --symbol COLUMN"
+            " holds symbols, name it: --symbol COLUMN; if names of folders or files do, say where:"
+            " --name-pattern '{symbol}/*' or '{symbol}_*'"
         )
-    is_fixed = "{symbol=" in found.source.get("name_pattern", "")
+    _refuse_periods(found, symbols, spans, len(files))
+    is_given = not found.known.keys().isdisjoint({"symbol", "name_pattern"})
+    is_fixed = is_given and "{symbol=" in found.source.get("name_pattern", "")
     if "".join(symbols).islower() and not is_fixed:
         found.decide("uppercase", True, "likely", "symbols are written small")
         symbols = {name.upper() for name in symbols}
@@ -437,6 +441,26 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
     found.note("symbols", len(symbols), "sure", shorten_list(found.symbols))
     found.spans = _join_spans(spans, found.whole)
     return bars
+
+
+def _refuse_periods(
+    found: Detection, symbols: set[str], spans: dict[int, list[tuple[int, int]]], files: int
+) -> None:
+    """Raise BarError where a guessed pattern gives several symbols, but no two files have bars in
+    the same period, as parts of one series."""
+    pattern = found.source.get("name_pattern", "")
+    is_guess = "{symbol}" in pattern and "name_pattern" not in found.known
+    # where symbols have several files, of which some were not read, the others may overlap
+    if not is_guess or len(symbols) < 2 or len(spans) not in (files, len(symbols)):
+        return
+    periods = sorted((min(parts)[0], max(parts)[1]) for parts in spans.values() if parts)
+    if all(high < low for (_, high), (low, _) in itertools.pairwise(periods)):
+        raise BarError(
+            f"{found.path}: by the names of the files the symbols are"
+            f" {shorten_list(sorted(symbols))}, but no two files have bars in the same period, as"
+            " parts of one series; if they are, give its symbol: --symbol SYMBOL; if not:"
+            f" --name-pattern '{pattern}'"
+        )
 
 
 def _join_spans(spans: dict[int, list[tuple[int, int]]], is_whole: bool) -> list[tuple[int, int]]:

@@ -1064,11 +1064,35 @@ _NOISE = re.compile(
     re.IGNORECASE,
 )
 """Dates and lengths of bars in names of files."""
+_YEAR = r"(?:19|20)\d\d"
+_DATED = rf"(?:{_DATE}|\d\d\.\d\d\.{_YEAR}|{_YEAR}(?:-?(?:0[1-9]|1[0-2]))?)"
+_PART = (
+    rf"(?:(?:{_YEAR})?(?:q[1-4]|jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|"
+    rf"aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)(?:{_YEAR})?|"
+    r"part\d*|train(?:ing)?|valid(?:ation)?|test|copy|\(\d+\))"
+)
+"""Months and other parts of one symbol's bars. MAR and DEC are also symbols, which other words of
+their place tell."""
+_IS_PART = re.compile(_PART, re.IGNORECASE)
+_PERIOD = rf"(?:{_DATED}|{_PART}|\d+ ?(?:m|min|minute|h|hour|d|day)|(?:{_WORDS.pattern}))"
+_PERIODS = rf"{_PERIOD}(?:[_\s,-]+{_PERIOD})*"
+_DAY_FOLDER = r"(?:(?:19|20)\d\d(?:-\d\d)*|[01]\d)"
+_IN_FOLDER = re.compile(
+    rf"/(?!{_DAY_FOLDER}/|(?:{_WORDS.pattern})/)[^/]+(?<!\.zip)(?<!:)"
+    rf"((?:/{_DAY_FOLDER})+/(?:[0-3]?\d|{_PERIODS})|/{_PERIODS})(?:\.\w+)*$",
+    re.IGNORECASE,
+)
+"""A symbol's folder, with files called like periods; years and months may lie between."""
+_ENDING = re.compile(rf"(?:[_\s,-]+(?:{_DATED}|{_PART})|\(\d+\))+$", re.IGNORECASE)
+_TICKER_DIGITS = re.compile(rf"(?!(?:{_DATED}|1|5|15|30|60|240|1440)$)\d+")
+"""A number that is neither a date nor a length of bars."""
 _WHOLE_YEAR = r"(?<![^_\s,-])(?:19|20)\d\d"
 _DASH = rf"(?:(?<={_WHOLE_YEAR})|(?<={_WHOLE_YEAR}-\d\d))-\d\d(?![^_\s,-])"
 """A dash within 2024-01-05 or 2024-01."""
+_EXPIRY = r"(?: \d\d|(?<= \d\d))-\d\d\.(?:ask|bid|last)$"
+"""The space or dash of a contract's month, ES 03-24.Last."""
 _MARKS = re.compile(
-    rf"((?<=^DAT)_M[ST]_|(?!{_DASH})[_\s,-]+"
+    rf"((?<=^DAT)_M[ST]_|(?!{_DASH}|{_EXPIRY})[_\s,-]+|(?<![_\s,-])(?=\(\d+\)$)"
     r"|\.(?=(?:ask|bid|last|mid|scid_bardata)$)|(?=历史数据$)"
     r"|(?<=[A-Z]{6})(?=(?:[hmd]\d{1,2}|1|5|15|30|60|240|1440)$))",
     re.IGNORECASE,
@@ -1082,27 +1106,55 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
 
     The symbol is the part that differs between the files, dates, lengths of bars and usual words
     left out; of a single file, or of files that differ in nothing else, the part that is none of
-    these.
+    these, or a number; of several files called like periods, their folder. Raises BarError where
+    no pattern gives the symbols.
     """
     folders = [re.search(r"(symbol|ticker)=[^/]+((?:/[^/]+)+)$", file.place) for file in files]
     if folders[0] and all(folders):
         return f"{folders[0][1]}={{symbol}}{'/*' * folders[0][2].count('/')}"
     stems = [file.stem for file in files]
-    if needs_date and all(re.fullmatch(r"\d{8}", stem) for stem in stems):
+    if needs_date and all(re.fullmatch(_DATE, stem) for stem in stems):
         return "{symbol}/{date}"
+    depth = _find_folder(files)
+    if depth:
+        return "{symbol}" + "/*" * depth
     # Parts at even places, marks between them at odd ones.
     split = [_MARKS.split(stem) for stem in stems]
     if len({(len(parts), *parts[1::2]) for parts in split}) > 1:
-        return f"{{symbol}}{_share_ending(split, needs_date)}"
+        return _join_uneven(stems) or f"{{symbol}}{_share_ending(split, needs_date)}"
     columns = [{parts[place] for parts in split} for place in range(len(split[0]))]
     first, last = _find_symbol(columns)
-    pattern = ""
-    for place, words in enumerate(columns):
-        if place == first:
-            pattern += "{symbol}"
-        elif not first < place <= last:
-            pattern += _placeholder(words, needs_date)
-    return pattern
+    before, after = (
+        "".join(_placeholder(words, needs_date) for words in part)
+        for part in (columns[:first], columns[last + 1 :])
+    )
+    names = {"".join(parts[first : last + 1]) for parts in split}
+    if len(names) == 1 <= last - first and "*" in after:
+        # {symbol} would end at the first mark
+        return "{1}{0}{2}{{symbol={0}}}".format(*names, before, after)
+    return f"{before}{{symbol}}{after}"
+
+
+def _find_folder(files: Sequence[BarFile]) -> int:
+    """How many folders and names stand below those of the symbols, 0 without them."""
+    found = [_IN_FOLDER.search(file.place) for file in files]
+    depths = {match[1].count("/") if match else 0 for match in found}
+    return min(depths) if len(files) > 1 == len(depths) else 0
+
+
+def _join_uneven(stems: list[str]) -> str | None:
+    """Pattern of names of one symbol with different numbers of parts; None without parts. Raises
+    BarError for several symbols."""
+    bases = {_ENDING.sub("", stem) for stem in stems}
+    if len(bases) == 1:
+        return "{0}*{{symbol={0}}}".format(*bases)
+    if len(bases) < len({*stems}):
+        raise BarError(
+            f"{stems[0]}: several files have the same symbol in their names, but no pattern gives"
+            " the symbols of all; call all files alike, such as AAPL_part1 and AAPL_part2 with as"
+            " many _ in each, or join the files of each symbol"
+        )
+    return None
 
 
 def _share_ending(split: list[list[str]], needs_date: bool) -> str:
@@ -1119,18 +1171,14 @@ def _share_ending(split: list[list[str]], needs_date: bool) -> str:
 
 def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
     """Find the first and the last part of the symbol; of names without one, all parts."""
-    places = [
-        place
-        for place, words in enumerate(columns)
-        if place % 2 == 0 and not any(map(_is_noise, words))
-    ]
+    even = range(0, len(columns), 2)
+    words = [place for place in even if not any(map(_is_noise, columns[place]))]
+    own = [at for at in words if not all(map(_IS_PART.fullmatch, columns[at]))]
+    places = own or words or [at for at in even if any(map(_TICKER_DIGITS.fullmatch, columns[at]))]
     differing = [place for place in places if len(columns[place]) > 1]
-    if differing or not places:
-        return (differing[0], differing[-1]) if differing else (0, len(columns) - 1)
-    last = places[0]
-    while last + 2 in places:
-        last += 2
-    return places[0], last
+    first_ones = [place for at, place in enumerate(places) if place == places[0] + 2 * at]
+    chosen = differing or first_ones or [0, len(columns) - 1]
+    return chosen[0], chosen[-1]
 
 
 def _is_noise(word: str) -> bool:

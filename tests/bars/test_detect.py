@@ -700,6 +700,72 @@ def test_the_shared_ending_of_names_is_no_symbol(stems, pattern):
     assert name_pattern(files, needs_date=False) == pattern
 
 
+@pytest.mark.parametrize(
+    ("places", "pattern", "symbols"),
+    [
+        ("AAPL_part1 AAPL_part2", "{symbol}_*", "AAPL"),
+        ("AAPL_Q1_2024 AAPL_Q2_2024", "{symbol}_*_*", "AAPL"),
+        ("AAPL_Jan2024 AAPL_Feb2024", "{symbol}_*", "AAPL"),
+        ("BTCUSD_January BTCUSD_May", "{symbol}_*", "BTCUSD"),
+        ("AAPL_train AAPL_test", "{symbol}_*", "AAPL"),
+        ("BTC_USDT_2023 BTC_USDT_2024", "BTC_USDT_*{symbol=BTC_USDT}", "BTC_USDT"),
+        ("AAPL AAPL~(1) AAPL~(2)", "AAPL*{symbol=AAPL}", "AAPL"),
+        ("AAPL AAPL(1) AAPL~-~Copy", "AAPL*{symbol=AAPL}", "AAPL"),
+        ("AAPL/2023 AAPL/2024", "{symbol}/*", "AAPL"),
+        ("AAPL/2024-01 MSFT/2024-01", "{symbol}/*", "AAPL MSFT"),
+        ("AAPL/train AAPL/test", "{symbol}/*", "AAPL"),
+        ("AAPL/2023/01 AAPL/2024/01", "{symbol}/*/*", "AAPL"),
+        ("AAPL/2024/01/05 MSFT/2024/01/05", "{symbol}/*/*/*", "AAPL MSFT"),
+        ("ES~03-24.Last ES~06-24.Last", "{symbol}.Last", "ES~03-24 ES~06-24"),
+        ("STOCK_DAY_2330_202401 STOCK_DAY_2330_202402", "STOCK_DAY_{symbol}_*", "2330"),
+        ("STOCK_DAY_2330_202401", "STOCK_DAY_{symbol}_*", "2330"),
+        ("2330_202401 2317_202402", "{symbol}_*", "2330 2317"),
+        ("0005_daily 0700_daily", "{symbol}_daily", "0005 0700"),
+        # symbols that are called like months, years or numbers
+        ("MAR_daily", "{symbol}_daily", "MAR"),
+        ("MAR_1min AAPL_1min", "{symbol}_1min", "MAR AAPL"),
+        ("MAR DEC AAPL", "{symbol}", "MAR DEC AAPL"),
+        ("2002", "{symbol}", "2002"),
+        ("0005 0700", "{symbol}", "0005 0700"),
+        ("2023/A 2023/B_C 2024/A 2024/B_C", "{symbol}", "A B_C"),
+    ],
+)
+def test_parts_of_a_series_are_no_symbols(places, pattern, symbols):
+    names = places.replace("~", " ") if "/" in places else places
+    files = [BarFile(name, "csv", f"/bars/{name.replace('~', ' ')}.csv") for name in names.split()]
+    assert name_pattern(files, needs_date=False) == pattern
+    settings = FilesSettings(name_pattern=pattern)
+    read = [settings.read_name(file.place) for file in files]
+    assert [*dict.fromkeys(read)] == [(name.replace("~", " "), None) for name in symbols.split()]
+
+
+def test_copies_of_several_symbols_are_to_be_renamed(tmp_path):
+    table = walk_on("XNAS", dt.date(2023, 1, 2), 140, 390).assign(ts=lambda t: t.ts.dt.date)
+    for name, rows in {"A": table[:70], "A (1)": table[70:], "B": table, "B (1)": table}.items():
+        write_csv(tmp_path, rows, f"{name}.csv")
+    with pytest.raises(BarError, match="call all files alike, such as"):
+        detect(str(tmp_path))
+    for name in ("A", "B"):
+        (tmp_path / f"{name}.csv").rename(tmp_path / f"{name}_part1.csv")
+        (tmp_path / f"{name} (1).csv").rename(tmp_path / f"{name}_part2.csv")
+    assert detect(str(tmp_path)).symbols == ("A", "B")
+
+
+def test_symbols_of_which_no_two_trade_in_one_period_are_asked_about(tmp_path):
+    table = walk_on("XNAS", dt.date(2023, 1, 2), 140, 390).assign(ts=lambda t: t.ts.dt.date)
+    parts = np.array_split(np.arange(len(table)), 4)
+    for name, rows in zip(("old_1", "new_1", "old_2", "new_2"), parts, strict=True):
+        write_csv(tmp_path, table.iloc[rows], f"{name}.csv")
+    with pytest.raises(BarError, match="no two files have bars in the same period") as caught:
+        detect(str(tmp_path))
+    pattern = re.search("--name-pattern '(.+?)'", str(caught.value))
+    assert detect(str(tmp_path), known={"name_pattern": pattern[1]}).symbols == ("NEW", "OLD")
+    found = detect(str(tmp_path), known={"symbol": "AAA"})
+    assert found.symbols == ("AAA",)
+    write_csv(tmp_path, table, "old_2.csv")
+    assert detect(str(tmp_path)).symbols == ("NEW", "OLD")
+
+
 def test_a_warning_of_many_files_is_logged_once(caplog):
     log = logging.getLogger("fintrader.bars")
     with fold_warnings():

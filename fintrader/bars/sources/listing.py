@@ -111,8 +111,8 @@ def _open(path: str, text: bool) -> list[BarFile]:
                 " that file"
             )
         raise DataError(
-            f"{path}: neither Parquet nor CSV nor another kind of table by its name; convert it, or"
-            " point --data.path elsewhere"
+            f"{path}: neither Parquet nor CSV nor another kind of table by its name; rename it .csv"
+            " if it is text, else convert it"
         )
     if kind != "zip":
         return [BarFile(name, kind, path)]
