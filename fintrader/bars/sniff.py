@@ -514,21 +514,15 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
 
 def _are_tickers(numbers: pd.DataFrame, layout: Layout) -> bool:
     """Report whether columns of which some are called like fields, such as C, V or LOW, are closes
-    of tickers: none holds volumes or is close to one that is called so."""
+    of tickers: none holds volumes."""
     fields = [name for name in numbers if plain(name) in _FIELDS]
     others = [name for name in numbers if name not in fields]
-    is_near = [
-        ((numbers[one] / numbers[other] - 1).abs() < 0.1).mean() > 0.95
-        for one, other in itertools.product(fields, numbers)
-        if one != other
-    ]
     is_price = numbers.pct_change(fill_method=None).abs().median() < 0.05
     return (
         {*map(plain, fields)} <= {*"ohlcv", "open", "high", "low"}
         and len(others) > 0
         and not any(_is_noise(str(name)) for name in others)
         and bool(is_price.all())
-        and not any(is_near)
         and not any(_holds_counts(numbers[name], layout) for name in numbers)
     )
 
@@ -856,7 +850,6 @@ def _find_prices(numbers: pd.DataFrame) -> list[Any]:
 def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: Any) -> Roles:
     """Find the columns of time, date and symbol among those that are neither prices nor volume."""
     found: Roles = {}
-    named: list[Any] = []
     for column, cells in text.items():
         if cells.str.fullmatch(_CLOCK_CELL).all() and column != first:
             found.setdefault("ts", column)
@@ -865,12 +858,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
         ):
             found.setdefault("date", column)
         elif cells.any() and not cells.str.contains(r"^\d").any():
-            named.append(column)
-    if named:  # an exchange may stand before the symbols
-        is_same = {one: text[one].nunique() == 1 for one in named}
-        found["symbol"] = min(
-            named, key=lambda one: (is_same[one], _is_noise(str(text[one].iloc[0])))
-        )
+            found.setdefault("symbol", column)
     if "ts" not in found and "date" in found:
         found["ts"] = found.pop("date")
     return found

@@ -104,9 +104,7 @@ def test_tickers_called_like_fields_are_tickers(symbols, tmp_path):
     "table",
     [
         HEAD.set_axis(["O", "H", "L", "C"], axis=1)[["C"]].assign(V=VOLUME, N=VOLUME // 9),
-        HEAD.set_axis(["O", "H", "L", "C"], axis=1)[["C"]].assign(VW=(CLOSE + 0.01).round(2)),
     ],
-    ids=["counts", "average"],
 )
 def test_fields_of_one_symbol_are_no_tickers(table, tmp_path):
     table.to_csv(tmp_path / "AAPL.csv")
@@ -167,16 +165,3 @@ def test_the_volume_without_names_is_no_price(name, tmp_path):
     volume = table.get("volume", 0)
     assert_cells(bars, {"AAPL": BARS.assign(volume=volume)})
     assert said == sure
-
-
-TEXTS = {
-    "exchange": BARS.reset_index().assign(e="NASDAQ", s="AAPL")[
-        ["e", "s", "Date", *COLUMNS]
-    ].to_csv(header=False, index=False),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_lines_of_names_symbols_and_times(name, tmp_path):
-    (tmp_path / "AAPL.csv").write_text(TEXTS[name])
-    assert_cells(read_bars(tmp_path / "AAPL.csv")[0], {"AAPL": BARS})
