@@ -80,6 +80,10 @@ _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 
 _VOLUME = r"(?!.*(avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
 """Names of a bar's volume that are spelt in no list, without averages, changes and volatility."""
+_PART = (
+    r"(^|.*[_:. ])(bid|ask|buy|sell|short|pre|post|after|cum|accum|up|down|open_?int|oi)(?!date)"
+)
+"""Beginnings of names of volumes that are parts of a bar's, or sums of several bars'."""
 _IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
 _CLOCK = r"^\d{1,2}:\d\d"
@@ -274,7 +278,7 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     whole = [row for row in rows[names:] if len(row) == width and row not in rows[:names]]
     if not names:
         return pd.DataFrame(whole)
-    header = _name_columns(rows[:names])
+    header = _name_columns(rows[:names], layout)
     if header != rows[0]:
         layout.values |= {"header": header, "skip_rows": numbered[above + names][0]}
         layout.notes["header"] = "several lines of names, or two that are alike"
@@ -289,11 +293,17 @@ def _decide_decimal(rows: Sequence[Sequence[str]], layout: Layout) -> str:
     return str(decimal)
 
 
-def _name_columns(lines: Sequence[list[str]]) -> list[str]:
+def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
     """Make unique names of the lines above a table; those of another length than the first are
-    no names."""
+    no names. Raises BarError where a line among several names the times more than once."""
     lines = [line for line in lines if len(line) == len(lines[0])]
-    return make_unique(_join_lines(lines) if len(lines) > 1 else lines[0])
+    names = make_unique(_join_lines(lines) if len(lines) > 1 else lines[0])
+    for line in lines if len(lines) > 1 else ():
+        times = [at for at, cell in enumerate(line) if plain(cell) in SPELLINGS["ts"]]
+        again = [names[at] for at in times if line.count(line[at]) > 1]
+        if again:
+            raise BarError(_OWN_TIMES.format(layout.name, repr(again[1])))
+    return names
 
 
 def _decimal(rows: Sequence[Sequence[str]]) -> str:
@@ -335,8 +345,9 @@ def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
     filled = []
     for line in lines:
         cells: list[str] = []
+        block = line[0].strip() if any(line[1:]) else ""  # over the times and the first columns
         for cell in map(str.strip, line[1:]):  # a level may stand once for all its columns
-            cells.append(cell or (cells[-1] if cells else ""))
+            cells.append(cell or (cells[-1] if cells else block))
         filled.append(cells)
     filled = [cells for cells in filled if any(cells)]
     named = [cells for cells in filled if len(_FIELDS.intersection(map(plain, cells))) > 2]
@@ -390,7 +401,8 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
             continue
         alone = _find_alone(found, needed, layout)
         if _is_shared(alone) and not is_long:
-            return _strip_columns(table, layout, f"{mark}{alone}" if first else f"{alone}{mark}")
+            shared = f"{mark}{alone}" if first else f"{alone}{mark}"
+            return _strip_columns(table, layout, shared)
         _refuse_own_times(table, mark, first, found, layout)
         if is_long:
             return {}
@@ -456,8 +468,12 @@ def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, 
     for column in map(str, table.columns):
         if mark == _LEVELS:
             column = column.removeprefix("('").removesuffix("')")
-        left, _, right = column.partition(mark) if first else column.rpartition(mark)
-        symbol, word = (right, left) if first else (left, right)
+        parts = column.split(mark)
+        cuts = range(1, len(parts))
+        halves = [(mark.join(parts[:cut]), mark.join(parts[cut:])) for cut in cuts]
+        pairs = halves[::-1] if first else [half[::-1] for half in halves]
+        # the longest field: PX_LAST before LAST
+        word, symbol = next((pair for pair in pairs if plain(pair[0]) in _FIELDS), ("", ""))
         role = next((name for name in COLUMNS if plain(word) in SPELLINGS[name]), None)
         if role and symbol.strip() and plain(symbol).strip("._ ()") not in _PRICE_KINDS:
             found.setdefault(symbol, {})[role] = word
@@ -481,7 +497,7 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
     symbols = [str(column) for column in table.columns[1:]]
     tickers = [re.fullmatch(r"[\^A-Z0-9][A-Z0-9.=/^-]{0,14}", symbol) for symbol in symbols]
     if (
-        _FIELDS.intersection(map(plain, table.columns))
+        plain(table.columns[0]) in _FIELDS
         or "header" in layout.values
         or not all(tickers)
         or len(symbols) < 2
@@ -490,8 +506,25 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
     numbers = table.iloc[:, 1:].apply(_to_numbers, layout=layout)
     if not ((numbers > 0).sum() > 100 * (numbers <= 0).sum()).all():
         return {}
+    if _FIELDS.intersection(map(plain, symbols)) and not _are_tickers(numbers, layout):
+        return {}
     layout.note("wide", "{symbol}", f"guess: closes of {len(symbols)} symbols, a column each")
     return {"ts": table.columns[0], "volume": None}
+
+
+def _are_tickers(numbers: pd.DataFrame, layout: Layout) -> bool:
+    """Report whether columns of which some are called like fields, such as C, V or LOW, are closes
+    of tickers: none holds volumes."""
+    fields = [name for name in numbers if plain(name) in _FIELDS]
+    others = [name for name in numbers if name not in fields]
+    is_price = numbers.pct_change(fill_method=None).abs().median() < 0.05
+    return (
+        {*map(plain, fields)} <= {*"ohlcv", "open", "high", "low"}
+        and len(others) > 0
+        and not any(_is_noise(str(name)) for name in others)
+        and bool(is_price.all())
+        and not any(_holds_counts(numbers[name], layout) for name in numbers)
+    )
 
 
 def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
@@ -514,7 +547,7 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
             found |= bids
             layout.notes["columns"] = "guess: bids; --open, --high, --low and --close name others"
     if "volume" not in given:
-        found["volume"] = _find_volume(table, found, layout)
+        found["volume"] = _find_volume(table, found | given, layout)
     found |= _find_named_times(table, found)
     if "ts" in given:
         found.pop("date", None)
@@ -627,18 +660,21 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
     if found is None:
         if {"up", "down"} <= by_name.keys():  # volume at rising and at falling prices
             return f"{by_name['up']} + {by_name['down']}"
-        spelt = (
+        spelt = [
             name
             for name in by_name
             if re.fullmatch(_VOLUME, name) or name.rpartition(":")[2] in SPELLINGS["volume"]
-        )
-        return next((by_name[name] for name in spelt), None)
+        ]
+        whole = [name for name in spelt if not re.match(_PART, name)]
+        if not whole:
+            return None
+        found = by_name[min(whole, key=lambda name: not name.startswith("total"))]
+        if len(spelt) > 1:
+            layout.notes["columns"] = "guess: one of several volumes; --volume names another"
     if "close" in roles:  # as `quoteVolume` and its value, `volume`
         close, own = (_to_numbers(table[one], layout) for one in (roles["close"], found))
-        for column in _list_others(table, roles):
-            turnover = close * _to_numbers(table[column], layout)
-            share = (own / turnover)[own * turnover != 0].median()
-            if abs(share - 1) < 0.02 and abs(close.median() - 1) > 0.05:  # at 1 they are equal
+        for column in _list_others(table, {**roles, "volume": found}):
+            if _is_turnover(own, close, _to_numbers(table[column], layout)):
                 return column
     if layout.is_alone and {*_clean(table[found])} <= {"-1", "-1.0"}:  # written for none
         return None
@@ -647,6 +683,17 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
         layout.notes["columns"] = "by their names; the other volume is 0"
         return ticks
     return found
+
+
+def _is_turnover(own: pd.Series[float], close: pd.Series[float], pieces: pd.Series[float]) -> bool:
+    """Report whether a column is the value of `pieces` in nearly all rows."""
+    share = (own / (close * pieces))[own * close * pieces != 0]
+    is_near = (share - 1).abs() < 0.1
+    return bool(
+        abs(share.median() - 1) < 0.02
+        and is_near.mean() > 0.8
+        and abs(close.median() - 1) > 0.05  # at 1 they are equal
+    )
 
 
 def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
@@ -731,7 +778,8 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
     all_columns = list(table.columns)
     last = max(all_columns.index(found[name]) for name in PRICES)
     after = [column for column in all_columns[last + 1 :] if column in numbers]
-    found.setdefault("volume", _find_traded(numbers, after, found["close"]))
+    if "volume" not in found:
+        found["volume"] = _find_traded(numbers, after, found, layout)
     others = text.drop(columns=[column for column in found.values() if column is not None])
     dated = [column for column in table.columns if _holds_all(table[column], _MARKED_DATE)]
     if len(dated) > 2:  # more than begins and ends
@@ -748,15 +796,32 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
     return found
 
 
-def _find_traded(numbers: pd.DataFrame, after: list[Any], close: Any) -> Any:
-    """Find the volume among the numbers after the prices: the first that is no adjusted close,
-    unless it is the turnover (another one times the price)."""
-    after = [column for column in after if not _is_adjusted(numbers[column] / numbers[close])]
-    for column in after[1:]:
-        times = numbers[after[0]] / (numbers[column] * numbers[close])
-        if abs(float(times.median()) - 1) < 0.05:
-            return column
-    return next(iter(after), None)
+def _find_traded(numbers: pd.DataFrame, after: list[Any], found: Roles, layout: Layout) -> Any:
+    """Find the volume among the numbers after the prices: no price or adjusted close, and no
+    turnover (another one times the price). Of several the first, or the largest if it counts."""
+    close: Any = numbers[found["close"]]
+    left = []
+    for column in after:
+        own = numbers[column]
+        is_price = own.between(numbers[found["low"]], numbers[found["high"]]) | (
+            (own / close - 1).abs() < 0.1
+        )
+        if is_price.mean() < 0.95 and not _is_adjusted(own / close):
+            left.append(column)
+    left = [
+        column
+        for column in left
+        if not any(_is_turnover(numbers[column], close, numbers[one]) for one in left)
+    ]
+    # counts that hardly change are open interest or shares outstanding
+    moving = [one for one in left if numbers[one].pct_change().abs().median() > 0.05]
+    left = moving or left
+    if len(left) < 2:
+        return next(iter(left), None)
+    layout.notes["columns"] = "guess: one of several counts; --volume names another"
+    counts = [one for one in left if _holds_counts(numbers[one], layout)]
+    is_count = (numbers[left[0]] % 1 == 0).mean() > 0.98
+    return max(counts, key=lambda one: numbers[one].median()) if counts and is_count else left[0]
 
 
 def _is_adjusted(factor: pd.Series[float]) -> bool:
@@ -777,8 +842,7 @@ def _find_prices(numbers: pd.DataFrame) -> list[Any]:
             float(four.eq(edge, axis=0).mean().max()) > 0.98
             for edge in (four.min(axis=1), four.max(axis=1))
         )
-        apart = float(np.ptp(np.log(four.median())))
-        if apart < 0.05 or (is_low and is_high and apart < 0.5):
+        if is_low and is_high and np.ptp(np.log(four.median())) < 0.5:
             return list(four)
     return []
 
@@ -809,7 +873,7 @@ def _order_prices(columns: list[Any], values: Any, layout: Layout) -> Roles:
         order = (0, 1, 2, 3)
     else:
         top = high[0] if high else 1
-        bottom = next((row for row in low if row != top), 2)
+        bottom = next(row for row in (*low, 2, 1) if row != top)
         left, right = (row for row in range(4) if row not in (top, bottom))
         # the next bar opens near where this one closed
         ahead = np.median(np.abs(values[left][1:] - values[right][:-1]))
