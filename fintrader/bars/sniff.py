@@ -80,7 +80,7 @@ _PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
 
 _VOLUME = r"(?!.*(avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
 """Names of a bar's volume that are spelt in no list, without averages, changes and volatility."""
-_PART = (
+_PARTIAL = (
     r"(^|.*[_:. ])(bid|ask|buy|sell|short|pre|post|after|cum|accum|up|down|open_?int|oi)(?!date)"
 )
 """Beginnings of names of volumes that are parts of a bar's, or sums of several bars'."""
@@ -514,15 +514,22 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
 
 def _are_tickers(numbers: pd.DataFrame, layout: Layout) -> bool:
     """Report whether columns of which some are called like fields, such as C, V or LOW, are closes
-    of tickers: none holds volumes."""
+    of tickers: none holds volumes, or is near another."""
     fields = [name for name in numbers if plain(name) in _FIELDS]
     others = [name for name in numbers if name not in fields]
+    is_near = (
+        ((numbers[one] / numbers[other] - 1).abs() < 0.1).mean() > 0.95
+        for one in fields
+        for other in numbers
+        if one != other
+    )
     is_price = numbers.pct_change(fill_method=None).abs().median() < 0.05
     return (
         {*map(plain, fields)} <= {*"ohlcv", "open", "high", "low"}
         and len(others) > 0
         and not any(_is_noise(str(name)) for name in others)
         and bool(is_price.all())
+        and not any(is_near)
         and not any(_holds_counts(numbers[name], layout) for name in numbers)
     )
 
@@ -665,7 +672,7 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
             for name in by_name
             if re.fullmatch(_VOLUME, name) or name.rpartition(":")[2] in SPELLINGS["volume"]
         ]
-        whole = [name for name in spelt if not re.match(_PART, name)]
+        whole = [name for name in spelt if not re.match(_PARTIAL, name)]
         if not whole:
             return None
         found = by_name[min(whole, key=lambda name: not name.startswith("total"))]
@@ -779,7 +786,9 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
     last = max(all_columns.index(found[name]) for name in PRICES)
     after = [column for column in all_columns[last + 1 :] if column in numbers]
     if "volume" not in found:
-        found["volume"] = _find_traded(numbers, after, found, layout)
+        before = all_columns[: min(all_columns.index(found[name]) for name in PRICES)]
+        counts = [one for one in before if one in numbers and _holds_counts(numbers[one], layout)]
+        found["volume"] = _find_traded(numbers, after or counts, found, layout)
     others = text.drop(columns=[column for column in found.values() if column is not None])
     dated = [column for column in table.columns if _holds_all(table[column], _MARKED_DATE)]
     if len(dated) > 2:  # more than begins and ends

@@ -110,8 +110,8 @@ class PodSpec(_SealedRecord):
     budget: Budget
     evaluation: EvaluationTerms = EvaluationTerms()
     looks: tuple[float, ...] = ()
-    """Shares of the budget, before its end, at which the pod is scored; it publishes the state with the best score. Empty:
-    it publishes the last state."""
+    """Shares of the budget, before its end, at which the pod is scored; it publishes the state with
+    the best score. Empty: it publishes the last state."""
     folds: int = 0
     """Learners of K-fold validation, each scored on an unseen block; 0: one, on the validation
     window."""

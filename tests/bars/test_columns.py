@@ -104,7 +104,9 @@ def test_tickers_called_like_fields_are_tickers(symbols, tmp_path):
     "table",
     [
         HEAD.set_axis(["O", "H", "L", "C"], axis=1)[["C"]].assign(V=VOLUME, N=VOLUME // 9),
+        HEAD.set_axis(["O", "H", "L", "C"], axis=1)[["C"]].assign(VW=(CLOSE + 0.01).round(2)),
     ],
+    ids=["counts", "average"],
 )
 def test_fields_of_one_symbol_are_no_tickers(table, tmp_path):
     table.to_csv(tmp_path / "AAPL.csv")

@@ -475,8 +475,8 @@ def is_empty(text: pd.Series[Any]) -> pd.Series[bool]:
 
 
 def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> None:
-    """Raise BarError for prices in 32nds, and for a column of numbers like 1,234 only, where no cell
-    of the table says whether a comma parts thousands or decimals."""
+    """Raise BarError for prices in 32nds, and for a column of numbers like 1,234 only, where no
+    cell of the table says whether a comma parts thousands or decimals."""
     for name in [name for name in PRICES if columns[name].is_text]:
         cells = columns[name].stripped[~is_empty(columns[name].stripped)]
         if len(cells) and cells.str.fullmatch(r"\d+'([0-2]\d|3[01])[0257+]").all():

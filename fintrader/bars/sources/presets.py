@@ -68,20 +68,21 @@ SPELLINGS = {
             open o px_open open_price openprice openingpx opening_price opnpric eröffnung eröffn
             erster abertura apertura ouv otwarcie откр açılış openfixed 开盘 开盘价 開盤價 시가 始値""",
         "high": """
-            high h px_high high_price highprice highpx highest_price hghpric hoch höchst máxima máximo
-            maxima massimo plus_haut najwyzszy najwyższy highfixed max макс yüksek haut 高 最高 最高价
-            最高價 고가 高値""",
+            high h px_high high_price highprice highpx highest_price hghpric hoch höchst máxima
+            máximo maxima massimo plus_haut najwyzszy najwyższy highfixed max макс yüksek haut 高
+            最高 最高价 最高價 고가 高値""",
         "low": """
-            low l px_low low_price lowprice lowpx lowest_price lwpric tief tiefst mínima mínimo minima
-            minimo plus_bas najnizszy najniższy lowfixed min мин düşük bas 低 最低 最低价 最低價 저가 安値""",
+            low l px_low low_price lowprice lowpx lowest_price lwpric tief tiefst mínima mínimo
+            minima minimo plus_bas najnizszy najniższy lowfixed min мин düşük bas 低
+            最低 最低价 最低價 저가 安値""",
         "close": """
-            close c px_close close_last close_price closeprice closingpx closing_price clspric schluss
-            schlusskurs fechamento cierre zamkniecie zamknięcie clot closefixed settle settlement_price
-            收盘 收盘价 收盤價 종가 終値 last latest last_price px_last zuletzt último ultimo dernier
+            close c px_close close_last close_price closeprice closingpx closing_price clspric
+            schluss schlusskurs fechamento cierre zamkniecie zamknięcie clot closefixed
+            settle settlement_price 收盘 收盘价 收盤價 종가 終値 last latest last_price px_last zuletzt último ultimo dernier
             ostatnio şimdi цена price""",
         "volume": """
-            volume vol v px_volume total_volume totalvolumetraded volume_traded trade_volume tickvol
-            tick_volume tickvolume total_trade_quantity total_traded_quantity tottrdqty
+            volume vol v px_volume total_volume totalvolumetraded volume_traded trade_volume
+            tickvol tick_volume tickvolume total_trade_quantity total_traded_quantity tottrdqty
             ttl_trd_qnty ttltradgvol shares_traded volumefrom volumen wolumen wol capacity stück
             объём hac number_of_shares size 交易量 成交量 成交股數 거래량 出来高""",
     }.items()
