@@ -31,7 +31,7 @@ from fintrader.system import is_locked, wait_for_lock
 from fintrader.verdict.looks import Ledger
 from tests import ROOT
 
-EXTRAS = "alpaca ccxt gcsfs mcp mlflow optuna pettingzoo prometheus_client ray s3fs skrl stable_baselines3"
+EXTRAS = "alpaca ccxt gcsfs mcp mlflow pettingzoo prometheus_client ray s3fs skrl stable_baselines3"
 EXTRAS += " streamlit tensorboard tensordict torchrl triton"
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
 

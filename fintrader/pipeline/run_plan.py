@@ -31,6 +31,7 @@ def plan_run(config: RunConfig, prices: Mapping[str, float | None]) -> Table:
     budget = config.tournament.budget
     unit, amount = next((name, value) for name, value in budget if value is not None)
     size = f"{amount:,g} {unit.replace('_', '-')}"
+    size += " on average" if config.tournament.order == "halving" else ""
     return list_facts(
         dict(_describe_data(config))
         | {
