@@ -361,6 +361,8 @@ def _compare_ways(question: str, found: Named) -> str:
     if not known:
         said = ["Ours is not distinguishable from any of its rivals at 5 %."]
     bar = "seeds" if question == "tuned_noisy" else "pbt"
+    if bar in known:
+        return " ".join(said)
     state = "is not worse" if against[bar]["p_not_worse"] < 0.05 else "is not shown to be no worse"
     return " ".join([*said, f"Ours {state} than {RIVALS[bar]} by more than 0.03 of the optimum."])
 

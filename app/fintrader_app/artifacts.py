@@ -135,7 +135,8 @@ def _load_rows(folder: Folder, table: str, read: Callable[[Path], pd.DataFrame])
 
 def rank_pods(pods: pd.DataFrame) -> list[str]:
     """List the names of pods by rung and score, the best first, those without a score last."""
-    return pods.sort_values(["rung", "score"], ascending=False)["pod"].tolist()
+    ranked = pods.assign(has_score=pods["score"].notna())
+    return ranked.sort_values(["has_score", "rung", "score"], ascending=False)["pod"].tolist()
 
 
 def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:

@@ -240,3 +240,9 @@ def test_lost_attempts_are_drawn_with_their_reason_and_without_secrets(pods):
     assert first.startswith("p0001 · lost (oom)<br>attempt 1<br>s3://")
     assert "s3cr3t" not in first
     assert second.startswith("p0002 · lost (died)")
+
+
+def test_a_pod_of_a_later_rung_leads_once_it_has_a_score():
+    pods = pd.DataFrame({"pod": list("abcd"), "rung": [0, 0, 1, 1]})
+    pods["score"] = [5.0, 7.0, None, 1.0]
+    assert artifacts.rank_pods(pods) == ["d", "b", "a", "c"]

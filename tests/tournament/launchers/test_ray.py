@@ -326,7 +326,7 @@ def test_a_pod_on_two_nodes_equals_one_process_whatever_is_killed(tmp_path, star
     status, said = many.wait()
     assert status == REFUSED
     assert "a pod spans 9 nodes" in said
-    assert "only 2 of 3 node(s) can hold that; lower --launcher.nodes, or add nodes" in said
+    assert "only 2 of 3 can hold that; lower --launcher.nodes, or add nodes" in said
 
     pod = there.pod("p0000")
     patient = {"patience_seconds": PATIENCE_SECONDS, **FUSED}

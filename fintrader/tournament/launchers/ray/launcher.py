@@ -290,7 +290,7 @@ class RayLauncher(Launcher):
         }
         there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         return (
-            f"no node of the Ray cluster can hold {what}: it takes {asked}, and {len(offers)}"
+            f"no node of the Ray cluster can hold {what}: it takes {asked}, and nodes"
             f" offer at most {there}; lower --launcher.gpus, --launcher.cpus or"
             " --launcher.resources, or add nodes and run the same command again"
         )
