@@ -46,7 +46,7 @@ SIGNED = 5
 """The first features change sign for a purchase."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Orders:
     """K parent orders, with the minutes of their lives and the 15 before."""
 

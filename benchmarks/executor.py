@@ -49,7 +49,6 @@ Finished parts are in `runs/benchmarks/executor`; a stopped run goes on. One thr
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from functools import cache, partial
 from itertools import product
@@ -102,6 +101,25 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
+def is_seen(some: Orders, orders: Orders) -> np.ndarray[Any, Any]:
+    """Mark those `[K]` of some orders whose names agents and rules see in training."""
+    return np.isin(some.name, np.unique(orders.name)[::2])
+
+
+@cache
+def divide(orders: Orders, fold: tuple[float, float]) -> tuple[Orders, Orders, Orders, Orders]:
+    """Divide orders into those of training, of it those to learn from and those to choose by, and
+    those of the test."""
+    first, last = (round(share * len(orders.days)) for share in fold)
+    before = orders.days[:first]
+    split = before[round(0.8 * len(before))]
+    training = orders.select(is_seen(orders, orders) & np.isin(orders.day, before))
+    learning = training.select(training.day < split)
+    chooser = training.select(training.day >= split)
+    return training, learning, chooser, orders.select(np.isin(orders.day, orders.days[first:last]))
+
+
+@cache
 def learn(orders: Orders, form: str, half_spread: float, ticks: float, seed: int) -> Agent:
     """Train an agent on both sides of these orders."""
     settings = make_settings(half_spread).model_copy(update={"start_groups": ACCOUNTS // GROUP})
@@ -128,34 +146,24 @@ def walk(
     orders: Orders, fold: tuple[float, float], half_spread: float, ticks: float, seed: int
 ) -> dict[str, Any]:
     """Tune, train and choose before a fold's test, then measure all on it, day by day."""
-    first, last = (round(share * len(orders.days)) for share in fold)
-    names = np.unique(orders.name)
-    is_seen = np.isin(orders.name, names[::2])
-    before = orders.days[:first]
-    learning = orders.select(is_seen & np.isin(orders.day, before))
-    split = before[round(0.8 * len(before))]
-    test = orders.select(np.isin(orders.day, orders.days[first:last]))
-
+    training, learning, chooser, test = divide(orders, fold)
     tuned = {}
-    for rule, policies in list_rules(learning).items():
+    for rule, policies in list_rules(training).items():
         worth = {
-            key: float(measure_shortfall(learning, policy, half_spread, ticks).mean())
+            key: float(measure_shortfall(training, policy, half_spread, ticks).mean())
             for key, policy in policies.items()
         }
         best = min(worth, key=worth.__getitem__)
         tuned[rule] = {"parameter": best, "training_bps": round(worth[best], 4)}
     rival = min(tuned, key=lambda rule: tuned[rule]["training_bps"])
 
-    began = time.process_time()
     agents = {}
     scores = {}
     for form in FORMS:
         # Orders that take the next open do not touch highs and lows.
         margin = ticks if form == "limit" else 0.0
-        agents[form] = learn(learning.select(learning.day < split), form, half_spread, margin, seed)
-        chooser = learning.select(learning.day >= split)
+        agents[form] = learn(learning, form, half_spread, margin, seed)
         scores[form] = float(measure_agent(agents[form], form, chooser, half_spread, ticks).mean())
-    seconds = time.process_time() - began
     form = min(scores, key=scores.__getitem__)
 
     rules = list_rules(test)
@@ -164,14 +172,13 @@ def walk(
         for rule, one in tuned.items()
     }
     found["agent"] = measure_agent(agents[form], form, test, half_spread, ticks)
-    seen = np.isin(test.name, names[::2])
+    seen = is_seen(test, orders)
     return {
         "orders": len(test),
         "tuned": tuned,
         "rival": rival,
         "form": form,
         "validation_bps": {name: round(score, 4) for name, score in scores.items()},
-        "cpu_seconds": round(seconds, 1),
         "days": {
             group: {name: average(test.day[rows], values[rows]) for name, values in found.items()}
             for group, rows in {"all": seen | True, "seen": seen, "held_out": ~seen}.items()
@@ -211,7 +218,6 @@ def conclude(folds: list[dict[str, Any]]) -> dict[str, Any]:
         "rivals": [f"{f['rival']} {f['tuned'][f['rival']]['parameter']}".strip() for f in folds],
         "forms": [f["form"] for f in folds],
         "agent_against_rival": against,
-        "cpu_seconds": [f["cpu_seconds"] for f in folds],
     }
 
 
