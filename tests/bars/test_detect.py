@@ -896,7 +896,7 @@ def test_bids_and_asks_are_not_mixed(bars, tmp_path):
 
 @pytest.mark.parametrize(
     ("calendar", "count", "sure"),
-    slow_but(0, every=[("XNAS", 40, "sure"), ("XNAS", 8, "assumed"), ("24/7", 40, "assumed")]),
+    slow_but(0, every=[("XNAS", 40, "sure"), ("XNAS", 4, "assumed"), ("24/7", 40, "assumed")]),
 )
 def test_days_counted_by_excel_are_sure_where_weekends_are_missing(calendar, count, sure, tmp_path):
     table = walk_on(calendar, dt.date(2024, 3, 4), 70, 1440)[:count]

@@ -198,7 +198,9 @@ def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[
     one."""
     if settings.wide is None:
         return {}
-    roles = {settings.names[name]: [name] for name in COLUMNS if name in settings.names}
+    roles: dict[str, list[str]] = {}
+    for name in [name for name in COLUMNS if name in settings.names]:
+        roles.setdefault(settings.names[name], []).append(name)
     if "{field}" not in settings.wide:
         roles = {"": [*PRICES]}  # a close each
     body = (
