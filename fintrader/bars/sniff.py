@@ -104,7 +104,7 @@ _NO_VOLUME = (
 )
 """Parts of names of numbers that are not volumes."""
 _IN_UTC = "counts from 1970 in UTC"
-_MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
+_MARKED_DATE = r"^\d{1,4}[-/.](?:\d{1,2}|[A-Za-z]{3})[-/.]\d{1,4}(?!\d)"
 _WHOLE_DATE = _MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d|[\d.]*$)"
 """Beginning of a date with or without a time, or a number since 1970."""
 _CLOCK = r"^\d{1,2}:\d\d"
@@ -421,7 +421,10 @@ def _delimiter(lines: Sequence[str], name: str) -> str:
             best = (count, mark)
     is_parted = best[1] == " " or (best[0] == 1 and not any("," in line for line in lines))
     if is_parted and any("  " in line for line in lines):
-        raise BarError(f"{name}: several spaces part its columns; save it with commas instead")
+        raise BarError(
+            f"{name}: several spaces part its columns, or fixed widths; save it with commas instead,"
+            " as pandas.read_fwf and to_csv do"
+        )
     return best[1]
 
 
@@ -822,7 +825,8 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
         if not prices:
             raise BarError(
                 f"{layout.name}: no four adjacent columns look like prices; give their"
-                f" numbers, counted from 1: {', '.join(f'--{name}' for name in PRICES)}"
+                f" numbers, counted from 1: {', '.join(f'--{name}' for name in PRICES)}; or write"
+                " each price into a column of its kind, as a decimal number"
             )
         clock = numbers.get(table.columns[0], pd.Series(dtype=float))
         step = -1 if len(clock) and clock.is_monotonic_decreasing else 1  # newest first
@@ -921,7 +925,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
         if column in numeric and (not found or _fitting(text[column], _COUNTED[6])):
             found.setdefault("date", column)
     keys = [*found.values()]
-    repeats = text.duplicated(keys).sum()
+    repeats = text.duplicated(keys or None).sum()
     # an exchange may stand before the symbols, and these may be numbers
     names.sort(key=lambda one: (-text[one].nunique(), _is_noise(str(text[one].iloc[0]))))
     for column in names:
@@ -1021,7 +1025,7 @@ def _recognise_counted_days(cells: pd.Series[Any], layout: Layout) -> bool:
         return False
     counts = _to_numbers(cells, layout)
     days = np.unique(np.floor(counts))
-    today = (pd.Timestamp.now() - pd.Timestamp(0)).days
+    today = pd.Timestamp.now().timestamp() / 86_400
     is_clear = {}
     for system in (EXCEL, *_DAY_COUNTS):
         since = days + first_day(system)
@@ -1031,8 +1035,8 @@ def _recognise_counted_days(cells: pd.Series[Any], layout: Layout) -> bool:
     if len(days) < 2 or np.median(np.diff(days)) > 5 or not (is_clear.get(best) or best == EXCEL):
         return False
     layout.whole_days = bool((counts % 1 == 0).all())
-    doubt = "" if is_clear[best] else "guess: --time-format decides; "
-    layout.note("time_format", best, f"{doubt}counts days")
+    why = f"{'guess: --time-format decides; ' * (not is_clear[best])}counts days"
+    layout.note("time_format", best, why)
     return True
 
 
@@ -1099,7 +1103,10 @@ def _suggest_format(dates: pd.Series[Any]) -> str:
         return "its years are Buddhist: subtract 543 from them"
     if dates.str.contains(r"^1[34]\d\d\D").all():
         return "its years are Persian: write dates of the Gregorian calendar"
-    remedy = "say how they are written (--time-format, like '%d.%m.%Y %H:%M')"
+    remedy = (
+        "say how they are written (--time-format, like '%d.%m.%Y %H:%M'), or begin each row with"
+        " the start of its bar, like 2024-01-31 09:30"
+    )
     if re.search(r"[^\W\d_]", dates.iloc[0]):
         remedy += "; months and weekdays in another language than English: write numbers"
     return remedy
@@ -1320,7 +1327,7 @@ def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
     first_ones = [place for at, place in enumerate(places) if place == places[0] + 2 * at]
     chosen = differing or first_ones or [0, len(columns) - 1]
     called = "".join(itertools.chain.from_iterable(columns))
-    if not places and re.search(r"\d{10}", called):  # the number of a download
+    if not places and re.search(r"(?i)\d{10}|^(downloads?|export|table|chart|results)$", called):
         raise BarError(
             f"{called}: neither a column nor the file's name gives the symbol; give it: --symbol"
         )

@@ -223,12 +223,20 @@ TEXTS = {
     "short_dates": WITH_SYMBOLS[["s", "Date", "p", *COLUMNS]]
     .assign(Date=DAYS.strftime("%y%m%d"), p="000000")
     .to_csv(header=False, index=False),
+    "months": BARS.set_axis(DAYS.strftime("%d-%b-%Y")).to_csv(header=False, sep="|"),
+    "currency": BARS.map("${:,.2f}".format).assign(volume=VOLUME.map("{:,}".format)).to_csv(),
+    "milliseconds": BARS.rename_axis("timestamp_ms").set_axis(
+        (DAYS - pd.Timestamp(0)) // pd.Timedelta("1ms")
+    ).to_csv(),
     "number_for_name": BARS.assign(name="2781").to_csv(),
     "words_for_name": BARS.assign(name="Close of day").to_csv(),
     "two_shares": BARS.add_prefix("quote.USD.").assign(time_open=1.0, time_close=2.0).to_csv(),
     "offset_and_name": BARS.set_axis(DAYS.strftime("%Y-%m-%d %H:%M:%S +0000 UTC")).to_csv(),
     "javascript": BARS.set_axis(
         DAYS.strftime("%a %b %d %Y 00:00:00 GMT+0000 (Coordinated Universal Time)")
+    ).to_csv(),
+    "korean": BARS.set_axis(DAYS.strftime("%Y%m%d")).rename_axis("일자").assign(
+        시간="000000"
     ).to_csv(),
     "weekdays": BARS.assign(Day=DAYS.strftime("%A"), Time="00:00").to_csv(),
     "bids": HEAD.add_suffix("Bid").assign(**HEAD.add_suffix("Ask") + 0.02, volume=VOLUME).to_csv(),
@@ -349,6 +357,7 @@ CALLED = {
     "Bitcoin_1_1_2024-3_20_2024_historical_data_coinmarketcap": "Bitcoin",
     "data": "data",
 }
+"""Name of a file -> its symbol."""
 
 
 @pytest.mark.parametrize("name", CALLED)
@@ -358,8 +367,9 @@ def test_the_symbol_of_a_single_file_is_no_usual_word(name):
     assert FilesSettings(name_pattern=pattern).read_name(path) == (CALLED[name], None)
 
 
-def test_the_number_of_a_download_is_no_symbol(tmp_path):
-    path = tmp_path / "HistoricalData_1709654321000.csv"
+@pytest.mark.parametrize("name", ["HistoricalData_1709654321000", "download"])
+def test_the_name_of_a_download_is_no_symbol(name, tmp_path):
+    path = tmp_path / f"{name}.csv"
     BARS.to_csv(path)
     with pytest.raises(BarError, match=r"neither a column nor the file's name .* --symbol"):
         detect(str(path), calendar="24/7")

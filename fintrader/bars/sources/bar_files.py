@@ -407,7 +407,11 @@ def readable(file: BarFile) -> Iterator[None]:
             raise BarError(
                 f"{file.name}: cannot be read ({os.strerror(error.errno or 0)}); check the file"
             ) from None
-        remedy = "correct or remove the row" if "Row #" in str(error) else "it may be truncated"
+        remedy = (
+            "correct or remove the row, and any other table"
+            if "Row #" in str(error)
+            else "it may be truncated"
+        )
         raise BarError(f"{file.name}: cannot be read ({first_line(error)}); {remedy}") from None
 
 

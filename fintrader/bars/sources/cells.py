@@ -501,7 +501,7 @@ def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> No
         return
     texts = {name: column.stripped for name, column in columns.items() if column.is_text}
     # 1,234,567 and 1,234.5 show that a comma parts thousands, 1.25 that a point parts decimals
-    shown = r",\d{3}[,.]|^\d+\.(?:\d{1,2}|\d{4,}|\d+ ?[KMBkmb])$"
+    shown = r",\d{3}[,.]|^[^\d\s]?\d+\.(?:\d{1,2}|\d{4,}|\d+ ?[KMBkmb])$"
     if any(text.str.contains(shown, na=False).any() for text in texts.values()):
         return
     for name, text in texts.items():

@@ -59,7 +59,8 @@ SPELLINGS = {
             bar_time begins_at begin time start start_time date trade_date t datum_zeit zeitpunkt
             zeit traddt date1 close_time endtime end_time dtyyyymmdd fecha data дата tarih 日期 时间
             交易日期 日付 日付け 일자 날짜 dates datadate starttimestamp
-            datenum timebarstart time_period_start snapped_at datpre ticks""",
+            datenum timebarstart time_period_start snapped_at datpre timestamp_ms timestamp_us
+            timestamp_ns unix_ms epoch bar_start bar_end candle_begin_time ticks""",
         "symbol": """
             symbol ticker tic sym instrument instrument_id asset ts_code secid pair product_id
             contract stock stockid stock_id token token_id coin coin_id asset_id ticker_clean
@@ -95,12 +96,22 @@ SPELLINGS = {
             tickvol tick_volume tickvolume total_trade_quantity total_traded_quantity tottrdqty
             ttl_trd_qnty ttltradgvol shares_traded volumefrom volumen wolumen wol capacity stück
             объём hac number_of_shares size 交易量 成交量 成交股數 거래량 出来高
-            total_ticks quatot umsatz_in_stück stock_volume""",
+            total_ticks quatot umsatz_in_stück stock_volume qty quantity""",
     }.items()
 }
 """Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""
-DATE_SPELLINGS = ("date", "datum", "day", "tag", "trade_date", "calendardate", "dtyyyymmdd", "日期")
-CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit", "trade_time", "mdentrytime", "时间")
+DATE_SPELLINGS = (
+    "date",
+    "datum",
+    "day",
+    "tag",
+    "trade_date",
+    "calendardate",
+    "dtyyyymmdd",
+    "日期",
+    "일자",
+)
+CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit", "trade_time", "mdentrytime", "时间", "시간")
 ACTIONS = ("splitfactor", "split_factor", "stock_splits", "divcash", "dividends")
 """Names of columns of splits and dividends."""
 WEAK = ("name", "code", "stock", "contract", "start", "begin", "price", "last", "last_price")
