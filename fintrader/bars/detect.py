@@ -658,7 +658,7 @@ def _calendar(
     zone = found.source.get("timezone", timezone_of(found.calendar))
     if share > MOST_OUTSIDE and not is_asked:
         placed = (
-            "; name the right calendar with --calendar, or, for numbers that do not count from 1970,"
+            "; name the calendar with --calendar, or, for numbers that do not count from 1970,"
             " since when they do, like --time-format 'seconds since 1960-01-01'"
         )
         named = f"--calendar {found.calendar}"

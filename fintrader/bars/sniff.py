@@ -422,7 +422,7 @@ def _delimiter(lines: Sequence[str], name: str) -> str:
     is_parted = best[1] == " " or (best[0] == 1 and not any("," in line for line in lines))
     if is_parted and any("  " in line for line in lines):
         raise BarError(
-            f"{name}: several spaces part its columns, or fixed widths; save it with commas instead,"
+            f"{name}: several spaces part its columns, or fixed widths; save it with commas,"
             " as pandas.read_fwf and to_csv do"
         )
     return best[1]
