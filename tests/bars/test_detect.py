@@ -222,9 +222,7 @@ def plain(bars, tmp_path_factory):
     return make_market(built(detect(str(write_csv(folder, bars))), folder))
 
 
-@pytest.mark.parametrize(
-    "name", mostly_slow("lean", "fixed_point", "german", "many", every=LAYOUTS)
-)
+@pytest.mark.parametrize("name", mostly_slow("lean", "german", every=LAYOUTS))
 def test_any_layout_becomes_the_market_of_its_bars(name, bars, plain, tmp_path):
     found = detect(str(LAYOUTS[name](tmp_path, bars)))
     market = make_market(built(found, tmp_path))
