@@ -81,7 +81,7 @@ def test_an_environment_that_peeks_is_caught(how):
 def test_the_first_stage_finds_every_common_leak_and_names_no_honest_column(
     tmp_path, leaking, honest
 ):
-    """All are eighteen leaking columns and thirteen honest ones; they are built seven times."""
+    """The slow case has eighteen leaking columns and thirteen honest ones, built seven times."""
     assert len(lab.EVERYWHERE) >= 14
     assert len(lab.CLEAN) + 3 >= 12
     said = Said()
