@@ -1326,6 +1326,9 @@ def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
     differing = [place for place in places if len(columns[place]) > 1]
     first_ones = [place for at, place in enumerate(places) if place == places[0] + 2 * at]
     chosen = differing or first_ones or [0, len(columns) - 1]
+    before = places.index(chosen[0]) - 1 if chosen[0] in places else -1
+    if before >= 0 and all(re.fullmatch(MONEY, word, re.I) for word in columns[chosen[0]]):
+        chosen = [places[before], *chosen]  # BTC-USD and BTC-EUR
     called = "".join(itertools.chain.from_iterable(columns))
     if not places and re.search(r"(?i)\d{10}|^(downloads?|export|table|chart|results)$", called):
         raise BarError(

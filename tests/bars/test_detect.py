@@ -691,6 +691,7 @@ def test_flat_days_without_volume_count_for_no_calendar(tmp_path):
         (["Boom_1000_Index", "Jump_Index"], "{symbol}"),
         (["jpyusd_barchartdotcom"], "{symbol}_barchartdotcom"),
         (["fxcm_eur_usd_eod_data"], "fxcm_{symbol}_eod_data"),
+        (["BTC-USD", "BTC-EUR"], "{symbol}"),
     ],
 )
 def test_the_shared_ending_of_names_is_no_symbol(stems, pattern):
