@@ -12,6 +12,7 @@ import shutil
 import signal
 import tempfile
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,10 +65,14 @@ def own_ledger(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def days_once():
-    """Lay out the holidays of an exchange once in a process: exchange_calendars does it anew for
-    every span of years, which takes two seconds for XKRX, and they are the same in all of them."""
+    """Lay out an exchange's holidays once in a process, and its sessions once for all years from
+    2000 to 2025: exchange_calendars does both anew for every span of years, which takes seconds for
+    all exchanges together, and they are the same in all of them."""
     from exchange_calendars.calendar_utils import _default_calendar_factories
     from exchange_calendars.exchange_calendar import ExchangeCalendar
+
+    from fintrader.bars import calendar
+    from fintrader.errors import DataError
 
     known = {}
 
@@ -80,7 +85,16 @@ def days_once():
 
         return property(day)
 
+    open_calendar = cache(calendar._calendar.__wrapped__)
+
+    def open_wide(name, first_year, last_year):
+        if first_year >= 2000 and last_year <= 2025:
+            with suppress(DataError):
+                return open_calendar(name, 2000, 2025)
+        return open_calendar(name, first_year, last_year)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(calendar, "_calendar", open_wide)
         for kind in {ExchangeCalendar, *_default_calendar_factories.values()}:
             if "day" in vars(kind):
                 patch.setattr(kind, "day", days_of(vars(kind)["day"]))

@@ -381,7 +381,7 @@ def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
     elif layout.single:
         said = f"no column holds symbols, files are called like {files[0].stem}"
         found.decide("name_pattern", name_pattern(files, needs_date), "likely", said)
-    elif re.search(r"\.txt(\.gz)?$", files[0].place, re.IGNORECASE):
+    elif re.search(r"\.(txt|dat|asc)(\.gz)?$", files[0].place, re.IGNORECASE):
         found.source["name_pattern"] = "*"  # else files called .txt are passed over
     for setting, why in layout.notes.items():
         value = columns or "as usual" if setting == "columns" else values.get(setting)
@@ -425,8 +425,9 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
     if bars.contradictions().mean() > 0.3:
         raise BarError(
             f"{found.path}: most rows stand at the time of another, different one; if a column"
-            " holds symbols, name it: --symbol COLUMN; if names of folders or files do, say where:"
-            " --name-pattern '{symbol}/*' or '{symbol}_*'"
+            " holds symbols, name it: --symbol COLUMN; if another one holds the times: --ts COLUMN;"
+            " if names of folders or files hold symbols, say where: --name-pattern '{symbol}/*' or"
+            " '{symbol}_*'"
         )
     _refuse_periods(found, symbols, spans, len(files))
     is_given = not found.known.keys().isdisjoint({"symbol", "name_pattern"})
@@ -594,7 +595,7 @@ def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
     ahead = int(np.median(bars.ts % length)) // _HOUR
     zones = [*ZONES, f"Etc/GMT-{ahead}"]  # whose sign is that of the hours to UTC
     fitting = [zone for zone in zones if (move(bars.ts, zone) % length > 0).mean() <= MOST_OUTSIDE]
-    remedy = "get bars that do"
+    remedy = "name another column of times with --ts, or get bars that do"
     if fitting:
         remedy = f"name the zone of the times with --zone, such as {', '.join(fitting)}"
         remedy += "" if (bars.ts % _HOUR).any() else "; --zone UTC keeps them"
@@ -656,7 +657,10 @@ def _calendar(
     row = int(is_outside.argmax())
     zone = found.source.get("timezone", timezone_of(found.calendar))
     if share > MOST_OUTSIDE and not is_asked:
-        placed = "; name the right calendar, such as --calendar 24/7, which has all days"
+        placed = (
+            "; name the calendar with --calendar, or, for numbers that do not count from 1970,"
+            " since when they do, like --time-format 'seconds since 1960-01-01'"
+        )
         named = f"--calendar {found.calendar}"
         if is_naive:
             named += f" --zone {zone}"

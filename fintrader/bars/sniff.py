@@ -7,7 +7,7 @@ import csv
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -22,10 +22,12 @@ from fintrader.bars.sources.cells import (
     EXCEL,
     LOCAL,
     MINGUO,
+    SINCE,
     UNITS,
     ZONE_NAME,
     carries_zone,
     find_zone,
+    first_day,
     is_empty,
     parse_numbers,
 )
@@ -48,12 +50,24 @@ _HEAD_BYTES = 1 << 17
 _ROWS = 2000
 _EARLIEST = 473_385_600
 """Seconds from 1970 to 1985: no file's bars end before, but dates look like such numbers."""
-_FIRST_DAY = _EARLIEST // 86_400 + 25_569
-"""`_EARLIEST` as a day of Excel."""
+_DAY_COUNTS = (
+    *("days since 1904-01-01", "days since 1960-01-01", "days since 1970-01-01"),
+    *("days since -0001-12-31", "days since 0000-12-31"),
+)
+"""Counts of days in old workbooks, SAS and Stata, R, MATLAB, and Python (`toordinal`)."""
 _MOST_ABOVE = 12
 """Lines that may stand above a table."""
 _DATES = (
-    *("%Y-%m-%d", "%m/%d/%Y", "%d.%m.%Y", "%d/%m/%Y", "%Y%m%d", "%Y.%m.%d", "%Y/%m/%d"),
+    *(
+        "%Y- %m- %d",
+        "%Y-%m-%d",
+        "%m/%d/%Y",
+        "%d.%m.%Y",
+        "%d/%m/%Y",
+        "%Y%m%d",
+        "%Y.%m.%d",
+        "%Y/%m/%d",
+    ),
     *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
     *("%Y%m%dT", "%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
     *("%a %m/%d/%Y", "%a, %d %b %Y", "%a %b %d %Y", "%A, %B %d, %Y"),
@@ -75,7 +89,7 @@ _LEVELS = "', '"
 """Between the names of two levels as pandas writes them in Parquet: `('Open', 'AAPL')`."""
 _TICKER = r"[A-Z][A-Za-z0-9./-]*"
 _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
-_PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid")
+_PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid", "time")
 """Words before a price's name that are not symbols."""
 
 _VOLUME = r"(?!.*(avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
@@ -84,8 +98,15 @@ _PARTIAL = (
     r"(^|.*[_:. ])(bid|ask|buy|sell|short|pre|post|after|cum|accum|up|down|open_?int|oi)(?!date)"
 )
 """Beginnings of names of volumes that are parts of a bar's, or sums of several bars'."""
+_NO_VOLUME = (
+    r"cap$|price|value|amount|turnover|interest|outstanding|trades|trans|count|num|\bn$|id$|avg"
+    r"|mean|average|ma_?\d|std|ratio|ch(an)?g|pct|volat|year|day|index"
+)
+"""Parts of names of numbers that are not volumes."""
 _IN_UTC = "counts from 1970 in UTC"
-_MARKED_DATE = r"^\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)"
+_MARKED_DATE = r"^\d{1,4}[-/.](?:\d{1,2}|[A-Za-z]{3})[-/.]\d{1,4}(?!\d)"
+_WHOLE_DATE = _MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d|[\d.]*$)"
+"""Beginning of a date with or without a time, or a number since 1970."""
 _CLOCK = r"^\d{1,2}:\d\d"
 _CLOCK_PARTS = ("hour", "hours", "hh", "minute", "minutes", "second", "seconds")
 _CLOCK_CELL = r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?|([01]\d|2[0-3])([0-5]\d){2}"
@@ -101,6 +122,10 @@ _OWN_TIMES = (
     "{}: each symbol has its own column of times next to the others, such as {}; save each"
     " symbol as a file of its own"
 )
+
+_EACH = "{symbol}"
+"""Column of closes of a table with one for each symbol."""
+_OR_EACH = f"; if each column holds the closes of a symbol: --close '{_EACH}'"
 
 Known: TypeAlias = Mapping[str, Any]
 """Settings that the user gave: name -> value."""
@@ -159,7 +184,7 @@ def sniff(
         layout.note("header", [], "its columns have no names")
     given = _known_columns(table, layout)
     is_long = bool({"symbol", *COLUMNS} & {*given})
-    columns = {} if is_long else _wide_roles(table, layout)
+    columns = {} if is_long else _wide_roles(table, layout, given)
     columns = {**columns, **given} if columns else _roles(table, layout, given)
     _refuse_shared(columns, layout)
     if "header" in layout.values and "wide" not in layout.values:
@@ -204,26 +229,28 @@ def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
         for number, column in enumerate(table.columns, 1)
     }
     asked = dict(layout.known.get("columns", {}))
+    if asked.get("close") == _EACH:
+        del asked["close"]
     symbol = layout.known.get("symbol")
     if symbol in there:
         asked["symbol"] = symbol
     elif symbol is not None:
         layout.values["symbol"] = symbol
     for role, column in asked.items():
-        if column not in there:
+        if column not in there and (role, column) != ("volume", "none"):
             counted = "its columns have no names, only numbers" if is_nameless else "it"
             raise BarError(
                 f"{layout.name}: no column {column!r}; {counted} has {', '.join(there)}; correct"
                 f" --{role}"
             )
-    return {role: there[column] for role, column in asked.items()}
+    return {role: there.get(column) for role, column in asked.items()}
 
 
 def _refuse_shared(columns: Roles, layout: Layout) -> None:
     """Raise BarError for a column of two roles (unless closes fill all prices), and for a given
     symbol if the file has symbols."""
     is_nameless = layout.values.get("header") == []
-    has_header = "header" in layout.values
+    has_header = "header" in layout.values and "wide" not in layout.values
     prices = [columns.get(role) for role in PRICES]
     roles: dict[Any, list[str]] = {}
     for role, column in columns.items():
@@ -267,22 +294,41 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         )
     width = Counter(map(len, rows[-50:])).most_common(1)[0][0]
     above = next((number for number, row in enumerate(rows) if len(row) == width), 0)
+    if _names_fields(rows[above - 1], width) and above:  # names of one cell more or less
+        above -= 1
+    remarks = next((number for number, line in enumerate(lines) if line[0] != "#"), 0)
+    above = max(above, remarks * _names_fields(rows[remarks], width))
     if 0 < above <= _MOST_ABOVE:
         # Readers count empty lines, too.
         layout.note("skip_rows", numbered[above][0], f"the table begins below {lines[0][:40]!r}")
         rows = rows[above:]
     else:
         above = 0
+    written = rows[0]
+    rows[0] = _mend_names(written, rows[1:], width)
     decimal = _decide_decimal(rows, layout)
     names = next((number for number, row in enumerate(rows[:5]) if _holds_numbers(row, decimal)), 0)
     whole = [row for row in rows[names:] if len(row) == width and row not in rows[:names]]
     if not names:
         return pd.DataFrame(whole)
     header = _name_columns(rows[:names], layout)
-    if header != rows[0]:
+    if header != written:
         layout.values |= {"header": header, "skip_rows": numbered[above + names][0]}
         layout.notes["header"] = "several lines of names, or two that are alike"
     return pd.DataFrame(whole, columns=header)
+
+
+def _names_fields(row: Sequence[str], width: int) -> bool:
+    """Report whether a line holds three names of fields or more, and none beyond the columns."""
+    return len(_FIELDS.intersection(map(plain, row))) > 2 and not any(row[width:])
+
+
+def _mend_names(names: list[str], rows: Sequence[list[str]], width: int) -> list[str]:
+    """Give a line of names as many cells as its rows have: R leaves out the name of row numbers,
+    and rows may end with an empty cell."""
+    lacking = [""] * (width - len(names))
+    is_empty = not any(row[-1].strip() for row in rows)
+    return ([*names, *lacking] if is_empty else [*lacking, *names])[:width]
 
 
 def _decide_decimal(rows: Sequence[Sequence[str]], layout: Layout) -> str:
@@ -299,10 +345,13 @@ def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
     lines = [line for line in lines if len(line) == len(lines[0])]
     names = make_unique(_join_lines(lines) if len(lines) > 1 else lines[0])
     for line in lines if len(lines) > 1 else ():
-        times = [at for at, cell in enumerate(line) if plain(cell) in SPELLINGS["ts"]]
-        again = [names[at] for at in times if line.count(line[at]) > 1]
-        if again:
-            raise BarError(_OWN_TIMES.format(layout.name, repr(again[1])))
+        own = [
+            name
+            for name, cell in zip(names, line, strict=True)
+            if plain(cell) in SPELLINGS["ts"] and line.count(cell) > 1
+        ]
+        if own:
+            raise BarError(_OWN_TIMES.format(layout.name, repr(own[1])))
     return names
 
 
@@ -372,7 +421,10 @@ def _delimiter(lines: Sequence[str], name: str) -> str:
             best = (count, mark)
     is_parted = best[1] == " " or (best[0] == 1 and not any("," in line for line in lines))
     if is_parted and any("  " in line for line in lines):
-        raise BarError(f"{name}: several spaces part its columns; save it with commas instead")
+        raise BarError(
+            f"{name}: several spaces part its columns, or fixed widths; save it with commas,"
+            " as pandas.read_fwf and to_csv do"
+        )
     return best[1]
 
 
@@ -386,24 +438,25 @@ def _holds_plain_prices(table: pd.DataFrame) -> bool:
 def _is_shared(word: str) -> bool:
     """Report whether a word of all prices' names is no symbol: `Open_1h`, `Open_USD` or
     `etl:adj_open`."""
-    is_unit = re.fullmatch(rf"{IN_BRACKETS}|{MONEY}", word, re.IGNORECASE)
+    is_unit = re.fullmatch(rf"{IN_BRACKETS}|(.*\W)?({MONEY})", word, re.IGNORECASE)
     return bool(is_unit) or _is_noise(word) or re.split(r"\W", word)[-1] in _PRICE_KINDS
 
 
-def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
-    """Roles of a table with columns for each symbol; empty for a long one."""
+def _wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
+    """Roles of a table with columns for each symbol; empty for a long one; some are `given`."""
     is_long = _holds_plain_prices(table)
+    is_named = not _FIELDS.isdisjoint(map(plain, table.columns[1:]))
     for mark, first in itertools.product((" ", "_", ".", "-", ":", "|", _LEVELS), (False, True)):
         found = _fields_by_symbol(table, mark, first)
         needed = max(map(len, found.values()), default=0)
         whole = [words for words in found.values() if len(words) == needed]
-        if needed < len(PRICES) or any(words != whole[0] for words in whole):
+        if not _share_fields(whole, is_named):
             continue
         alone = _find_alone(found, needed, layout)
         if _is_shared(alone) and not is_long:
             shared = f"{mark}{alone}" if first else f"{alone}{mark}"
-            return _strip_columns(table, layout, shared)
-        _refuse_own_times(table, mark, first, found, layout)
+            return _strip_columns(table, layout, shared, given)
+        _refuse_own_times(table, mark, first, layout)
         if is_long:
             return {}
         if alone and "header" in layout.values and not layout.is_alone:
@@ -415,12 +468,22 @@ def _wide_roles(table: pd.DataFrame, layout: Layout) -> Roles:
         layout.note(
             "wide",
             f"('{pattern}')" if mark == _LEVELS else pattern,
-            f"{needed} columns for each of {len(whole)} symbols",
+            f"{'guess: ' * (needed < 4)}{needed} columns for each of {len(whole)} symbols",
         )
         if "header" in layout.values:  # its names are used as they are
             layout.values["header"] = list(map(str, table.columns))
-        return _wide_times(table) | {role: whole[0].get(role) for role in COLUMNS}
+        closes = dict.fromkeys(PRICES, whole[0]["close"])  # alone, they are all prices
+        return _wide_times(table) | closes | {"volume": None} | whole[0]
     return _closes(table, layout)
+
+
+def _share_fields(symbols: Sequence[dict[str, str]], is_named: bool) -> bool:
+    """Report whether all symbols have the same fields: all prices, or closes and perhaps volumes,
+    if no other column is called like a field (`is_named`)."""
+    if not symbols or any(words != symbols[0] for words in symbols):
+        return False
+    has_closes = symbols[0].keys() - {"volume"} == {"close"} and len(symbols) > 1
+    return len(symbols[0]) >= len(PRICES) or (has_closes and not is_named)
 
 
 def _find_alone(found: dict[str, dict[str, str]], needed: int, layout: Layout) -> str:
@@ -443,22 +506,13 @@ def _wide_times(table: pd.DataFrame) -> Roles:
     return {"ts": table.columns[0]} | named
 
 
-def _refuse_own_times(
-    table: pd.DataFrame, mark: str, first: bool, symbols: Iterable[str], layout: Layout
-) -> None:
+def _refuse_own_times(table: pd.DataFrame, mark: str, first: bool, layout: Layout) -> None:
     """Raise BarError if symbols in adjacent columns have their own columns of times."""
     spelt = (*SPELLINGS["ts"], *DATE_SPELLINGS)
-    own = [
-        column
-        for symbol, column in itertools.product(symbols, map(str, table.columns))
-        if plain(
-            column.removesuffix(mark + symbol) if first else column.removeprefix(symbol + mark)
-        )
-        in spelt
-        and symbol in column
-    ]
-    if own and len(own) + sum(plain(column) in spelt for column in table.columns) > 1:
-        raise BarError(_OWN_TIMES.format(layout.name, repr(own[0])))
+    place = 0 if first else -1
+    own = [column for column in map(str, table) if plain(column.split(mark)[place]) in spelt]
+    if len(own) > 1:
+        raise BarError(_OWN_TIMES.format(layout.name, repr(own[1])))
 
 
 def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, dict[str, str]]:
@@ -480,41 +534,44 @@ def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, 
     return found
 
 
-def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str) -> Roles:
-    """Roles of columns that share a bar length instead of a symbol, like Open_1h."""
-    own = {
-        str(c).removesuffix(shared).removeprefix(shared): c
-        for c in table.columns
-        if shared in str(c)
-    }
-    others = [column for column in table.columns if shared not in str(column) and column not in own]
-    part = table[[*own.values(), *others]].set_axis([*own, *others], axis=1)
-    return {role: own.get(name, name) for role, name in _roles(part, layout, {}).items()}
+def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str, given: Roles) -> Roles:
+    """Roles of columns that share a bar length instead of a symbol, like Open_1h; some are
+    `given`."""
+    names = {column: str(column).removesuffix(shared).removeprefix(shared) for column in table}
+    order = sorted(names, key=lambda column: names[column] == column)
+    part = table[order].rename(columns=names)
+    known = {role: names.get(column) for role, column in given.items()}
+    own = {names[column]: column for column in reversed(order)}
+    found = _roles(part.loc[:, ~part.columns.duplicated()], layout, known)
+    return {role: own.get(name, name) for role, name in found.items()}
 
 
 def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
     """Roles of a table with a column of closes for each symbol; empty for another one."""
+    if _counts_rows(table.iloc[:, 0]):
+        table = table.iloc[:, 1:]
+    is_asked = layout.known.get("columns", {}).get("close") == _EACH
     symbols = [str(column) for column in table.columns[1:]]
     tickers = [re.fullmatch(r"[\^A-Z0-9][A-Z0-9.=/^-]{0,14}", symbol) for symbol in symbols]
     if (
         plain(table.columns[0]) in _FIELDS
         or "header" in layout.values
-        or not all(tickers)
+        or not (all(tickers) or is_asked)
         or len(symbols) < 2
     ):
         return {}
     numbers = table.iloc[:, 1:].apply(_to_numbers, layout=layout)
     if not ((numbers > 0).sum() > 100 * (numbers <= 0).sum()).all():
         return {}
-    if _FIELDS.intersection(map(plain, symbols)) and not _are_tickers(numbers, layout):
+    if _FIELDS.intersection(map(plain, symbols)) and not _are_tickers(numbers):
         return {}
     layout.note("wide", "{symbol}", f"guess: closes of {len(symbols)} symbols, a column each")
     return {"ts": table.columns[0], "volume": None}
 
 
-def _are_tickers(numbers: pd.DataFrame, layout: Layout) -> bool:
+def _are_tickers(numbers: pd.DataFrame) -> bool:
     """Report whether columns of which some are called like fields, such as C, V or LOW, are closes
-    of tickers: none holds volumes, or is near another."""
+    of tickers: none changes as volumes do, or is near another."""
     fields = [name for name in numbers if plain(name) in _FIELDS]
     others = [name for name in numbers if name not in fields]
     is_near = (
@@ -527,10 +584,8 @@ def _are_tickers(numbers: pd.DataFrame, layout: Layout) -> bool:
     return (
         {*map(plain, fields)} <= {*"ohlcv", "open", "high", "low"}
         and len(others) > 0
-        and not any(_is_noise(str(name)) for name in others)
         and bool(is_price.all())
         and not any(is_near)
-        and not any(_holds_counts(numbers[name], layout) for name in numbers)
     )
 
 
@@ -538,21 +593,9 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Our name -> column; some are `given`."""
     if layout.values.get("header") == []:
         return _roles_of_content(table, layout, given)
-    found: Roles = {}
-    columns = sorted(table.columns, key=lambda column: column != plain(column))  # `t` before `T`
-    for role, words in SPELLINGS.items():
-        spelt = [column for word in words for column in columns if plain(column) == word]
-        if role in _NAMESAKES:
-            spelt = [column for column in spelt if not _holds_all(table[column], _NAMESAKES[role])]
-        if spelt:
-            found[role] = spelt[0]
-    if "symbol" not in found and {"t", "T"} <= {*columns} and _holds_all(table["T"], _TICKER):
-        found["symbol"] = "T"  # as Massive names the days of all stocks
-    if "close" not in found:
-        bids = _find_bids(table)
-        if bids:
-            found |= bids
-            layout.notes["columns"] = "guess: bids; --open, --high, --low and --close name others"
+    found = _find_spelt(table)
+    if "bid" in plain(found.get("close")):
+        layout.notes["columns"] = "guess: bids; --open, --high, --low and --close name others"
     if "volume" not in given:
         found["volume"] = _find_volume(table, found | given, layout)
     found |= _find_named_times(table, found)
@@ -569,17 +612,30 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
         raise _ask_for(missing, table, layout)
     _refuse_parted_dates(table, found, layout)
     layout.zone = _read_zone(str(found["ts"]))
-    _note_volumes(table, found, given, layout)
+    if "volume" not in given and found["volume"] is None:
+        _refuse_unnamed_volume(table, found, layout)
     layout.notes.setdefault("columns", "by their names")
     return found
 
 
-def _find_bids(table: pd.DataFrame) -> Roles:
-    """Find columns of bids, like `BidOpen`."""
-    bids = {plain(column).removeprefix("bid").strip("_"): column for column in table.columns}
-    return {
-        role: bids[role] for role in PRICES if role in bids and plain(bids[role]).startswith("bid")
-    }
+def _find_spelt(table: pd.DataFrame) -> Roles:
+    """Find the columns whose names are spelt as usual."""
+    found: Roles = {}
+    columns = sorted(table.columns, key=lambda column: column != plain(column))  # `t` before `T`
+    for role, words in SPELLINGS.items():
+        spelt = [column for word in words for column in columns if plain(column) == word]
+        if role in _NAMESAKES:
+            spelt = [column for column in spelt if not _holds_all(table[column], _NAMESAKES[role])]
+        if spelt:
+            found[role] = spelt[0]
+    if plain(found.get("symbol")) == "name":
+        cells: Any = table[found["symbol"]]
+        names = {*_clean(cells)}
+        if len(names) == 1 and re.search(r"^\d|\s", *names):  # a number, or words
+            del found["symbol"]
+    if "symbol" not in found and {"t", "T"} <= {*columns} and _holds_all(table["T"], _TICKER):
+        found["symbol"] = "T"  # as Massive names the days of all stocks
+    return found
 
 
 def _read_zone(column: str) -> str | None:
@@ -590,13 +646,13 @@ def _read_zone(column: str) -> str | None:
     return behind and behind[1].upper()
 
 
-def _note_volumes(table: pd.DataFrame, found: Roles, given: Roles, layout: Layout) -> None:
-    """Note the columns that may be the volume, where none is `given` or known by its name."""
-    others = _list_others(table, found)
-    counts = [str(column) for column in others if _holds_counts(table[column], layout)]
-    if counts and found["volume"] is None and "volume" not in given:
-        said = ", ".join(counts[:3])
-        layout.notes.setdefault("columns", f"guess: no volume; {said} may be it (--volume)")
+def _refuse_unnamed_volume(table: pd.DataFrame, found: Roles, layout: Layout) -> None:
+    """Raise BarError where no column is called like a volume, but one may be it."""
+    for column in _list_others(table, found):
+        name = plain(column)
+        is_part = re.match(_PARTIAL, name) and re.fullmatch(_VOLUME, name)
+        if is_part or (_holds_counts(table[column], layout) and not re.search(_NO_VOLUME, name)):
+            raise _ask_for(["volume"], table, layout)
 
 
 def _holds_counts(cells: pd.Series, layout: Layout) -> bool:
@@ -611,20 +667,17 @@ def _holds_counts(cells: pd.Series, layout: Layout) -> bool:
 
 def _refuse_parted_dates(table: pd.DataFrame, found: Roles, layout: Layout) -> None:
     """Raise BarError where a column of days stands next to those of year and month."""
-    names = {*map(plain, table.columns)}
-    if {"year", "month"} <= names and plain(found.get("date", found["ts"])) == "day":
-        raise BarError(
-            f"{layout.name}: its dates are parted into columns of year, month and day; join them"
-            " into one column, like 2024-01-31"
-        )
     parts = [str(column) for column in table.columns if _holds_all(table[column], "^[AaPp][Mm]$")]
+    names = {plain(column): str(column) for column in table.columns}
+    if {"year", "month"} <= names.keys() and plain(found.get("date", found["ts"])) == "day":
+        parts += [names["year"], names["month"], names["day"]]
     keys = [found[role] for role in ("ts", "symbol") if role in found]
     if "date" not in found and table.duplicated(keys).mean() > 0.5:
-        parts += [str(column) for column in table.columns if plain(column) in _CLOCK_PARTS]
+        parts += [names[part] for part in _CLOCK_PARTS if part in names]
     if parts:
         raise BarError(
-            f"{layout.name}: its times are parted into columns ({', '.join(parts)}); join them with"
-            " the dates into one column, like 2024-01-31 09:30"
+            f"{layout.name}: its times are parted into columns ({', '.join(parts)}); join them into"
+            " one column, like 2024-01-31 or 2024-01-31 09:30"
         )
 
 
@@ -636,6 +689,8 @@ def _ask_for(missing: Sequence[str], table: pd.DataFrame, layout: Layout) -> Bar
         f" {', '.join(map(str, table.columns))}; name {are[1]}:"
         f" {' '.join(f'--{role} COLUMN' for role in missing)}"
         f"{', or --close alone where there are no others' if 'open' in missing else ''}"
+        f"{', or --volume none' * ('volume' in missing)}"
+        f"{_OR_EACH * (missing == ['close'])}"
     )
 
 
@@ -693,19 +748,19 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
 
 
 def _is_turnover(own: pd.Series[float], close: pd.Series[float], pieces: pd.Series[float]) -> bool:
-    """Report whether a column is the value of `pieces` in nearly all rows."""
-    share = (own / (close * pieces))[own * close * pieces != 0]
-    is_near = (share - 1).abs() < 0.1
-    return bool(
-        abs(share.median() - 1) < 0.02
-        and is_near.mean() > 0.8
-        and abs(close.median() - 1) > 0.05  # at 1 they are equal
-    )
+    """Report whether a column is the value of `pieces`: their ratio moves as the price does."""
+    ratio = np.log((own / pieces)[own * pieces > 0])
+    rest = ratio - np.log(close)
+    return bool(len(ratio) > 0.8 * len(own) and rest.std() < 0.5 * ratio.std())
 
 
 def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     """Find columns of date and time of day, or else of times."""
-    dates = [column for column in table.columns if plain(column) in DATE_SPELLINGS]
+    dates = [
+        column
+        for column in table.columns
+        if plain(column) in DATE_SPELLINGS and not _holds_all(table[column], r"^\D+$")
+    ]
     clocks = [
         column
         for column in table.columns
@@ -770,7 +825,8 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
         if not prices:
             raise BarError(
                 f"{layout.name}: no four adjacent columns look like prices; give their"
-                f" numbers, counted from 1: {', '.join(f'--{name}' for name in PRICES)}"
+                f" numbers, counted from 1: {', '.join(f'--{name}' for name in PRICES)}; or write"
+                " each price into a column of its kind, as a decimal number"
             )
         clock = numbers.get(table.columns[0], pd.Series(dtype=float))
         step = -1 if len(clock) and clock.is_monotonic_decreasing else 1  # newest first
@@ -809,14 +865,12 @@ def _find_traded(numbers: pd.DataFrame, after: list[Any], found: Roles, layout: 
     """Find the volume among the numbers after the prices: no price or adjusted close, and no
     turnover (another one times the price). Of several the first, or the largest if it counts."""
     close: Any = numbers[found["close"]]
-    left = []
-    for column in after:
-        own = numbers[column]
-        is_price = own.between(numbers[found["low"]], numbers[found["high"]]) | (
-            (own / close - 1).abs() < 0.1
-        )
-        if is_price.mean() < 0.95 and not _is_adjusted(own / close):
-            left.append(column)
+    left = [
+        column
+        for column in after
+        if ((numbers[column] / close - 1).abs() < 0.1).mean() < 0.95
+        and not _is_adjusted(numbers[column] / close)
+    ]
     left = [
         column
         for column in left
@@ -859,14 +913,23 @@ def _find_prices(numbers: pd.DataFrame) -> list[Any]:
 def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: Any) -> Roles:
     """Find the columns of time, date and symbol among those that are neither prices nor volume."""
     found: Roles = {}
+    names: list[Any] = []
     for column, cells in text.items():
         if cells.str.fullmatch(_CLOCK_CELL).all() and column != first:
             found.setdefault("ts", column)
-        elif column in numeric or (
-            cells.str.contains(_MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d)").all()
-        ):
+        elif cells.str.contains(_WHOLE_DATE).all():
             found.setdefault("date", column)
-        elif cells.any() and not cells.str.contains(r"^\d").any():
+        elif cells.any() and not cells.str.contains(r"^[-+]?\d*[.,]\d|%").any():
+            names.append(column)
+    for column in text:
+        if column in numeric and (not found or _fitting(text[column], _COUNTED[6])):
+            found.setdefault("date", column)
+    keys = [*found.values()]
+    repeats = text.duplicated(keys or None).sum()
+    # an exchange may stand before the symbols, and these may be numbers
+    names.sort(key=lambda one: (-text[one].nunique(), _is_noise(str(text[one].iloc[0]))))
+    for column in names:
+        if column not in numeric or text.duplicated([column, *keys]).sum() == 0 < repeats:
             found.setdefault("symbol", column)
     if "ts" not in found and "date" in found:
         found["ts"] = found.pop("date")
@@ -875,14 +938,14 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
 
 def _order_prices(columns: list[Any], values: Any, layout: Layout) -> Roles:
     """Tell open, high, low and close among four columns of prices."""
-    slack = 1e-9 * values.max()
-    high = [row for row in range(4) if (values[row] >= values.max(axis=0) - slack).mean() > 0.98]
-    low = [row for row in range(4) if (values[row] <= values.min(axis=0) + slack).mean() > 0.98]
-    if 1 in high and 2 in low:
+    highest = (values >= values.max(axis=0)).mean(axis=1)
+    lowest = (values <= values.min(axis=0)).mean(axis=1)
+    if min(highest[1], lowest[2]) > 0.98:
         order = (0, 1, 2, 3)
     else:
-        top = high[0] if high else 1
-        bottom = next(row for row in (*low, 2, 1) if row != top)
+        top = int(highest.argmax())
+        lowest[top] = -1
+        bottom = int(lowest.argmax())
         left, right = (row for row in range(4) if row not in (top, bottom))
         # the next bar opens near where this one closed
         ahead = np.median(np.abs(values[left][1:] - values[right][:-1]))
@@ -914,7 +977,7 @@ def _times(
         cells = _split_zones(parts, layout)
     if "date" in columns:
         _set_formats(table[columns["date"]].astype(str).str.strip()[cells.index], cells, layout)
-    elif not date_in_name and _recognise_excel_days(cells, layout):
+    elif not date_in_name and _recognise_counted_days(cells, layout):
         pass
     elif cells.str.fullmatch(r"\d+").all():
         _counted(cells, layout, date_in_name)
@@ -955,20 +1018,25 @@ def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
     return parts[0]
 
 
-def _recognise_excel_days(cells: pd.Series[Any], layout: Layout) -> bool:
-    """Report whether numbers are Excel days (from 1954 on, to 1985 or later, a few days apart), and
-    set the format."""
-    if not cells.str.fullmatch(r"[2-6]\d{4}([.,]\d+)?").all():
+def _recognise_counted_days(cells: pd.Series[Any], layout: Layout) -> bool:
+    """Report whether numbers count days, a few days apart, from one of the usual first days on to
+    1985 or later, and set the format: that by which no bar is of a weekend, else Excel's."""
+    if not cells.str.fullmatch(r"(\d{5}|7\d{5})([.,]\d+)?").all():
         return False
     counts = _to_numbers(cells, layout)
     days = np.unique(np.floor(counts))
-    today = (pd.Timestamp.now() - pd.Timestamp("1899-12-30")).days
-    if len(days) < 2 or np.median(np.diff(days)) > 5 or not _FIRST_DAY < days[-1] < today + 2:
+    today = pd.Timestamp.now().timestamp() / 86_400
+    is_clear = {}
+    for system in (EXCEL, *_DAY_COUNTS):
+        since = days + first_day(system)
+        if _EARLIEST / 86_400 < since[-1] < today + 2:
+            is_clear[system] = {*((since + 3) % 7)} == {*range(5)}
+    best = max(is_clear, key=is_clear.__getitem__, default="")
+    if len(days) < 2 or np.median(np.diff(days)) > 5 or not (is_clear.get(best) or best == EXCEL):
         return False
     layout.whole_days = bool((counts % 1 == 0).all())
-    is_clear = not layout.whole_days or (len(days) > 10 and (days % 7 > 1).all())  # no weekend
-    doubt = "" if is_clear else "guess: --time-format decides; "
-    layout.note("time_format", EXCEL, f"{doubt}counts days from 1899-12-30, as Excel does")
+    why = f"{'guess: --time-format decides; ' * (not is_clear[best])}counts days"
+    layout.note("time_format", best, why)
     return True
 
 
@@ -978,8 +1046,9 @@ def _set_known_format(
     """Set the given `time_format` and its consequences."""
     written = layout.known["time_format"]
     layout.note("time_format", written, "")
-    if written == EXCEL:
-        layout.whole_days = not (_to_numbers(column, layout) % 1).any()
+    if re.fullmatch(SINCE, written):
+        a_day = 86_400 if written.startswith("seconds") else 1
+        layout.whole_days = not (_to_numbers(column, layout) % a_day).any()
     elif written in UNITS:
         a_day = 86_400 * UNITS["s"] // UNITS[written]
         is_clock = has_date or (date_in_name and pd.to_numeric(column).max() < a_day)
@@ -1003,7 +1072,7 @@ def _set_formats(
         layout.whole_days = True
         layout.note("time_format", MINGUO, f"counts years from 1911, like {example}")
         return
-    fits = _fitting(dates, _DATES)
+    fits = _fitting(dates, (*_DATES, *_COUNTED[6]))
     clock_format = None if clocks is None else _fit_clock(clocks)
     marks = dates.str.replace(r"[^/.-]", "", regex=True)
     other = dates[marks != marks.iloc[0]]
@@ -1034,7 +1103,10 @@ def _suggest_format(dates: pd.Series[Any]) -> str:
         return "its years are Buddhist: subtract 543 from them"
     if dates.str.contains(r"^1[34]\d\d\D").all():
         return "its years are Persian: write dates of the Gregorian calendar"
-    remedy = "say how they are written (--time-format, like '%d.%m.%Y %H:%M')"
+    remedy = (
+        "say how they are written (--time-format, like '%d.%m.%Y %H:%M'), or begin each row with"
+        " the start of its bar, like 2024-01-31 09:30"
+    )
     if re.search(r"[^\W\d_]", dates.iloc[0]):
         remedy += "; months and weekdays in another language than English: write numbers"
     return remedy
@@ -1106,8 +1178,9 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
     if most < _EARLIEST or 10**16 <= most < 7 * 10**17:
         raise BarError(
             f"{layout.name}: times like {cells.iloc[0]} are neither dates nor times since 1970;"
-            " name the column of the dates, if they count from midnight (--date), state how"
-            " they are written (--time-format), or write them like 2024-01-31 09:30"
+            " name the column of the dates, if they count from midnight (--date), or another one of"
+            " times (--ts), or state how they are written (--time-format, like 'days since"
+            " 1970-01-01')"
         )
     _count_epoch(layout)
 
@@ -1126,14 +1199,16 @@ _WORDS = re.compile(
     "datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"
     "kucoin|last|metatrader|mexc|mid|min|minute|minutes|mt4|mt5|nasdaq|nyse|oanda|ohlc|ohlcv|"
     "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|tiingo|trade|trades|"
-    "tradingview|unadj|volume|weekly|wiki|yahoo|yahoofinance",
+    "tradingview|unadj|volume|weekly|wiki|yahoo|yahoofinance|us|xnas|xnys|xlon|xetr|xpar|xams|xtse|"
+    "xhkg|xtks|xkrx|xshg|xshe|xbom|xnse|xasx|eurex|historicaldata|coinmarketcap|marketwatch|nasdaq|"
+    "quotemedia|stockprices|history_data|chart|table|results",
     re.IGNORECASE,
 )
 """Words in names of files that are no symbols."""
 _DATE = r"(?:19|20)\d\d-?[01]\d-?[0-3]\d"
 _NOISE = re.compile(
     rf"{_DATE}|\d\d\.\d\d\.(?:19|20)\d\d|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"
-    r"|\d{1,4}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t)|[mhdw]\d{0,3}|tick",
+    r"|\d{1,4}|\d{10,}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t)|[mhdw]\d{0,3}|tick",
     re.IGNORECASE,
 )
 """Dates and lengths of bars in names of files."""
@@ -1144,8 +1219,8 @@ _PART = (
     rf"aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)(?:{_YEAR})?|"
     r"part\d*|train(?:ing)?|valid(?:ation)?|test|copy|\(\d+\))"
 )
-"""Months and other parts of one symbol's bars. MAR and DEC are also symbols, which other words of
-their place tell."""
+"""Months and other parts of one symbol's bars."""
+# MAR and DEC are also symbols: a word is a part only if all others of its place are parts, too.
 _IS_PART = re.compile(_PART, re.IGNORECASE)
 _PERIOD = rf"(?:{_DATED}|{_PART}|\d+ ?(?:m|min|minute|h|hour|d|day)|(?:{_WORDS.pattern}))"
 _PERIODS = rf"{_PERIOD}(?:[_\s,-]+{_PERIOD})*"
@@ -1157,7 +1232,7 @@ _IN_FOLDER = re.compile(
 )
 """A symbol's folder, with files called like periods; years and months may lie between."""
 _ENDING = re.compile(rf"(?:[_\s,-]+(?:{_DATED}|{_PART})|\(\d+\))+$", re.IGNORECASE)
-_TICKER_DIGITS = re.compile(rf"(?!(?:{_DATED}|1|5|15|30|60|240|1440)$)\d+")
+_TICKER_DIGITS = re.compile(rf"(?!(?:{_DATED}|1|5|15|30|60|240|1440)$)\d{{1,9}}")
 """A number that is neither a date nor a length of bars."""
 _WHOLE_YEAR = r"(?<![^_\s,-])(?:19|20)\d\d"
 _DASH = rf"(?:(?<={_WHOLE_YEAR})|(?<={_WHOLE_YEAR}-\d\d))-\d\d(?![^_\s,-])"
@@ -1209,7 +1284,7 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
 
 
 def _find_folder(files: Sequence[BarFile]) -> int:
-    """How many folders and names stand below those of the symbols, 0 without them."""
+    """Count the folders and names below those of the symbols, 0 without them."""
     found = [_IN_FOLDER.search(file.place) for file in files]
     depths = {match[1].count("/") if match else 0 for match in found}
     return min(depths) if len(files) > 1 == len(depths) else 0
@@ -1251,6 +1326,14 @@ def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
     differing = [place for place in places if len(columns[place]) > 1]
     first_ones = [place for at, place in enumerate(places) if place == places[0] + 2 * at]
     chosen = differing or first_ones or [0, len(columns) - 1]
+    before = places.index(chosen[0]) - 1 if chosen[0] in places else -1
+    if before >= 0 and all(re.fullmatch(MONEY, word, re.I) for word in columns[chosen[0]]):
+        chosen = [places[before], *chosen]  # BTC-USD and BTC-EUR
+    called = "".join(itertools.chain.from_iterable(columns))
+    if not places and re.search(r"(?i)\d{10}|^(downloads?|export|table|chart|results)$", called):
+        raise BarError(
+            f"{called}: neither a column nor the file's name gives the symbol; give it: --symbol"
+        )
     return chosen[0], chosen[-1]
 
 

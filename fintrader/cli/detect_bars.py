@@ -57,15 +57,16 @@ class InitOptions(DownloadOptions):
     low: str | None = None
     """Column of the lowest prices."""
     close: str | None = None
-    """Column of the closing prices."""
+    """Column of the closing prices; {symbol} where each column holds those of a symbol."""
     volume: str | None = None
-    """Column of the volumes."""
+    """Column of the volumes, or none."""
     zone: str | None = None
     """Zone of times without one, like Europe/Berlin."""
     label: Literal["start", "end"] | None = None
     """Whether a bar's time is its start or its end."""
     time_format: str | None = None
-    """Format of the times, like "%d.%m.%Y %H:%M", or epoch for numbers since 1970."""
+    """Format of the times, like "%d.%m.%Y %H:%M", epoch for numbers since 1970, or "days since
+    1904-01-01"."""
     decimal: Literal[".", ","] | None = None
     """Decimal sign."""
     delimiter: str | None = Field(None, min_length=1, max_length=1)

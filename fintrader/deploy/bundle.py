@@ -247,7 +247,8 @@ def _load(policy: Path, market: MarketTensors) -> PolicyModule:
     try:
         return load_policy(policy, market=market)
     except CheckpointError as error:
-        raise DeployError(f"{policy}: {error}") from None
+        place = "" if str(policy) in str(error) else f"{policy}: "
+        raise DeployError(f"{place}{error}") from None
 
 
 def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:

@@ -19,7 +19,9 @@ from tests import ROOT
 from tests.engines import fakes
 from tests.engines.runs import fintrader
 from tests.pipeline import test_classic_run
+from tests.pipeline.conftest import in_this_process
 
+__all__ = ["in_this_process"]  # a fixture
 SCRIPT = Path(app.__file__).parent / "streamlit_app.py"
 PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market", "new_run")
 PARTS = {
@@ -68,8 +70,8 @@ def long(template, tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="session")
-def classic_site(tmp_path_factory):
+@pytest.fixture(scope="module")
+def classic_site(tmp_path_factory, in_this_process):
     """A finished run in a classic environment, `tiny`. Nobody may change it."""
     path = test_classic_run.write(tmp_path_factory.mktemp("classic"), pods=2)
     done = fintrader("run", str(path))

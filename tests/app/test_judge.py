@@ -76,7 +76,7 @@ def test_the_page_says_what_the_command_prints(judge_page, tmp_path, monkeypatch
 
 
 def test_the_same_file_is_one_look_and_another_is_a_second(judge_page):
-    frame = make_returns()[["mine"]]
+    frame = make_returns(sessions=130)[["mine"]]
     press(judge_page((FILE, write(frame))))
     press(judge_page((FILE, write(frame))))
     test = press(judge_page((FILE, write(frame + 0.0001))))

@@ -18,6 +18,7 @@ from fintrader.errors import BacktestError, ConfigError
 from fintrader.market.tensors import Events
 from tests.factories import make_market, market_of
 from tests.oracles.trade_list import trade_list_profit
+from tests.quick import slow_but
 
 CASES = [
     {},
@@ -65,7 +66,7 @@ def play(policy, market, chosen):
             return np.array(equity)[: market.num_bars], cost, turnover
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but(0, 1, 4, 6, 8, every=CASES))
 def test_a_backtest_is_the_environments_account(case, market):
     chosen = EnvSettings(**{"action": "limit"} | case)
     policy = random_policy(market, chosen)

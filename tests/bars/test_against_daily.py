@@ -22,12 +22,12 @@ from tests.bars.tables import (
 )
 from tests.engines import partial_faults as engine
 from tests.engines.partial_faults import DAYS, MARKETS, WEEK, away, late, make_clean, part, pasted
-from tests.quick import slow_but
+from tests.quick import mostly_slow, slow_but
 
 ALL = range(40)
 
 
-@pytest.fixture(scope="module", params=MARKETS)
+@pytest.fixture(scope="module", params=mostly_slow("krx", "24/7", every=MARKETS))
 def market(request):
     return make_clean(request.param, 3, names=1)
 

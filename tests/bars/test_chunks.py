@@ -176,7 +176,7 @@ def test_a_killed_build_is_finished_by_the_same_call(tmp_path, share):
     """Killed when so large a share of its files is written: the same call must arrive at the
     undisturbed hash."""
     config = tmp_path / "data.yaml"
-    config.write_text(dump_yaml(settings(write_csv(tmp_path, minute_table(4, 45, missing=0.02)))))
+    config.write_text(dump_yaml(settings(write_csv(tmp_path, minute_table(2, 25, missing=0.02)))))
     writes = writes_of(partial(build_from, config, tmp_path / "undisturbed"))
     assert writes > 5
     cache = tmp_path / "killed"

@@ -5,7 +5,10 @@ import pandas as pd
 import pytest
 
 from fintrader.bars.detect import detect
+from fintrader.bars.sniff import name_pattern
 from fintrader.bars.sources.bar_files import read_files
+from fintrader.bars.sources.layout import FilesSettings
+from fintrader.bars.sources.listing import BarFile
 from fintrader.errors import BarError
 from tests.bars.tables import COLUMNS, PRICES
 
@@ -79,11 +82,28 @@ def test_the_close_and_the_whole_volume_are_read(name, tmp_path):
     assert said == sure
 
 
-def test_parts_of_a_volume_are_no_volume(tmp_path):
-    HEAD.assign(premarket_volume=170 + VOLUME % 7, shares=VOLUME).to_csv(tmp_path / "AAPL.csv")
-    bars, said = read_bars(tmp_path / "AAPL.csv")
-    assert_cells(bars, {"AAPL": BARS.assign(volume=0)})
-    assert said == "assumed"
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"premarket_volume": 170 + VOLUME % 7, "shares": VOLUME},
+        {"buy_volume": VOLUME / 9, "sell_volume": VOLUME / 7},
+        {"pieces": VOLUME},
+    ],
+    ids=["premarket", "parts", "unnamed"],
+)
+def test_a_volume_without_a_clear_name_is_asked_for(others, tmp_path):
+    HEAD.assign(**others).to_csv(tmp_path / "AAPL.csv")
+    with pytest.raises(BarError, match=r"which column is the volume\? .*--volume none"):
+        detect(str(tmp_path / "AAPL.csv"), calendar="24/7")
+    for name, volume in {**others, "none": 0}.items():
+        bars, _ = read_bars(tmp_path / "AAPL.csv", columns={"volume": name})
+        assert_cells(bars, {"AAPL": BARS.assign(volume=volume)})
+
+
+def test_counts_of_other_things_are_no_volume(tmp_path):
+    others = {"market_cap": VOLUME * 100, "trades": VOLUME, "avg_vol": VOLUME}
+    HEAD.assign(**others).to_csv(tmp_path / "AAPL.csv")
+    assert_cells(read_bars(tmp_path / "AAPL.csv")[0], {"AAPL": BARS.assign(volume=0)})
 
 
 @pytest.mark.parametrize("symbols", [("AAPL", "C", "MSFT", "V"), ("LOW", "COST", "HIGH", "OPEN")])
@@ -156,6 +176,7 @@ BARE = {
         ["adjusted", *COLUMNS]
     ]),
     "asks": ("sure", pd.concat([HEAD, HEAD + 0.02], axis=1)),
+    "value_of_lots": ("sure", HEAD.assign(value=VOLUME * CLOSE / 10, volume=VOLUME)),
 }  # fmt: skip
 
 
@@ -167,3 +188,205 @@ def test_the_volume_without_names_is_no_price(name, tmp_path):
     volume = table.get("volume", 0)
     assert_cells(bars, {"AAPL": BARS.assign(volume=volume)})
     assert said == sure
+
+
+def as_influx():
+    rows = BARS.reset_index().assign(Date=DAYS.strftime("%Y-%m-%dT%H:%M:%SZ"), symbol="AAPL")
+    text = rows.assign(a="", result="", table=0)[["a", "result", "table", *rows]]
+    remarks = [
+        "#group" + ",false" * 9,
+        f"#datatype,string,long,time{',double' * 5},string",
+        "#default",
+    ]
+    names = f",result,table,_time,{','.join(COLUMNS)},symbol"
+    return "\n".join([*remarks, names, text.to_csv(header=False, index=False)])
+
+
+def with_row_names():
+    """As R's `write.table` does: the names lack that of the rows."""
+    table = BARS.reset_index()
+    table.index += 1
+    return ",".join(table.columns) + "\n" + table.to_csv(header=False)
+
+
+WITH_SYMBOLS = BARS.reset_index().assign(e="NASDAQ", s="AAPL", p=15)
+TEXTS = {
+    "remarks": as_influx(),
+    "row_names": with_row_names(),
+    "row_dates": BARS.to_csv().removeprefix("Date,"),
+    "empty_cell": BARS.to_csv().replace("\n", ",\n").replace("volume,", "volume"),
+    "empty_name": BARS.to_csv().replace("volume\n", "volume,\n"),
+    "exchange": WITH_SYMBOLS[["e", "s", "Date", *COLUMNS]].to_csv(header=False, index=False),
+    "length": WITH_SYMBOLS[["s", "p", "Date", *COLUMNS]]
+    .assign(Date=DAYS.strftime("%Y%m%d"))
+    .to_csv(header=False, index=False),
+    "short_dates": WITH_SYMBOLS[["s", "Date", "p", *COLUMNS]]
+    .assign(Date=DAYS.strftime("%y%m%d"), p="000000")
+    .to_csv(header=False, index=False),
+    "months": BARS.set_axis(DAYS.strftime("%d-%b-%Y")).to_csv(header=False, sep="|"),
+    "currency": BARS.map("${:,.2f}".format).assign(volume=VOLUME.map("{:,}".format)).to_csv(),
+    "milliseconds": BARS.rename_axis("timestamp_ms").set_axis(
+        (DAYS - pd.Timestamp(0)) // pd.Timedelta("1ms")
+    ).to_csv(),
+    "number_for_name": BARS.assign(name="2781").to_csv(),
+    "words_for_name": BARS.assign(name="Close of day").to_csv(),
+    "two_shares": BARS.add_prefix("quote.USD.").assign(time_open=1.0, time_close=2.0).to_csv(),
+    "offset_and_name": BARS.set_axis(DAYS.strftime("%Y-%m-%d %H:%M:%S +0000 UTC")).to_csv(),
+    "javascript": BARS.set_axis(
+        DAYS.strftime("%a %b %d %Y 00:00:00 GMT+0000 (Coordinated Universal Time)")
+    ).to_csv(),
+    "korean": BARS.set_axis(DAYS.strftime("%Y%m%d")).rename_axis("일자").assign(
+        시간="000000"
+    ).to_csv(),
+    "weekdays": BARS.assign(Day=DAYS.strftime("%A"), Time="00:00").to_csv(),
+    "bids": HEAD.add_suffix("Bid").assign(**HEAD.add_suffix("Ask") + 0.02, volume=VOLUME).to_csv(),
+    "thousands": BARS.to_csv(sep=";", decimal=",").replace("\n", " Tsd.\n").replace(
+        "volume Tsd.", "volume"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_lines_of_names_symbols_and_times(name, tmp_path):
+    (tmp_path / "AAPL.csv").write_text(TEXTS[name])
+    volume = VOLUME * (1000 if name == "thousands" else 1)
+    assert_cells(read_bars(tmp_path / "AAPL.csv")[0], {"AAPL": BARS.assign(volume=volume)})
+
+
+def test_names_beyond_the_columns_are_no_header(tmp_path):
+    text = BARS.to_csv().replace("Date,", "note,Date,")
+    (tmp_path / "AAPL.csv").write_text(text)
+    assert_cells(read_bars(tmp_path / "AAPL.csv")[0], {"AAPL": BARS})
+
+
+def test_symbols_without_a_header_may_be_numbers(tmp_path):
+    tables = {"000001": BARS, "600000": walk(1), "14D": walk(2)}
+    for symbols in (("000001", "600000"), ("14D", "600000")):
+        rows = pd.concat({one: tables[one] for one in symbols}).reset_index(names=["s", "Date"])
+        rows.sort_values("Date").to_csv(tmp_path / "all.csv", header=False, index=False)
+        assert_cells(read_bars(tmp_path / "all.csv")[0], {one: tables[one] for one in symbols})
+
+
+CLOSES = {one: walk(at, 100.0 * (1 + at)) for at, one in enumerate(("Apple", "Nvidia"))}
+WIDE = {
+    "closes": ("{}_close", ["close"]),
+    "volumes": ("{} Volume", ["close", "volume"]),
+    "names": ("{}", ["close"]),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_closes_of_each_symbol_are_all_prices(name, tmp_path):
+    called, columns = WIDE[name]
+    table = pd.concat({one: part[columns] for one, part in CLOSES.items()}, axis=1)
+    table.columns = [
+        called.format(symbol).replace("Volume" if field == "close" else "-", field)
+        for symbol, field in table.columns
+    ]
+    path = tmp_path / "closes.csv"
+    table.reset_index().to_csv(path)
+    known = {}
+    if name == "names":
+        with pytest.raises(BarError, match=r"each column holds the closes .* --close '{symbol}'"):
+            detect(str(path), calendar="24/7")
+        known = {"columns": {"close": "{symbol}"}}
+    expected = {
+        one: part.assign(**dict.fromkeys(PRICES, part.close)).assign(
+            volume=part.volume if "volume" in columns else 0
+        )
+        for one, part in CLOSES.items()
+    }
+    assert_cells(read_bars(path, **known)[0], expected)
+
+
+def test_a_given_time_holds_where_names_share_a_word(tmp_path):
+    table = BARS.add_prefix("price_").rename(columns={"price_volume": "volume_traded"})
+    table = table.assign(until=DAYS + pd.Timedelta("1D")).rename_axis("from")
+    table.to_csv(tmp_path / "BTC.csv")
+    assert_cells(read_bars(tmp_path / "BTC.csv", columns={"ts": "from"})[0], {"BTC": BARS})
+
+
+COUNTS = {
+    "excel": (25_569, "sure"),
+    "days since 1904-01-01": (24_107, "sure"),
+    "days since 1960-01-01": (3653, "sure"),
+    "days since 1970-01-01": (0, "sure"),
+    "days since -0001-12-31": (719_529, "sure"),
+    "days since 0000-12-31": (719_163, "sure"),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts_of_days_are_told_apart_by_their_weekends(name, tmp_path):
+    first, sure = COUNTS[name]
+    table = BARS[DAYS.dayofweek < 5]
+    count = (table.index - pd.Timestamp(0)).days + first
+    table.set_axis(count).rename_axis("date").to_csv(tmp_path / "AAPL.csv")
+    found = detect(str(tmp_path / "AAPL.csv"), calendar="24/5")
+    noted = {finding.setting: finding for finding in found.findings}["time_format"]
+    assert (noted.value, noted.sure) == (name, sure)
+    bars = read_files(found.settings(), str(tmp_path / "AAPL.csv"))
+    assert_cells(bars, {"AAPL": table})
+
+
+def test_counts_that_the_data_cannot_place_are_asked_for(tmp_path):
+    path = tmp_path / "AAPL.csv"
+    count = (DAYS - pd.Timestamp(0)).days  # of a market that never closes
+    BARS.set_axis(count).rename_axis("date").to_csv(path)
+    with pytest.raises(BarError, match=r"--time-format, like 'days since 1970-01-01'"):
+        detect(str(path), calendar="24/7")
+    bars, _ = read_bars(path, time_format="days since 1970-01-01")
+    assert_cells(bars, {"AAPL": BARS})
+    seconds = (count + 3653) * 86_400
+    BARS.set_axis(seconds).rename_axis("date").to_csv(path)
+    bars, _ = read_bars(path, time_format="seconds since 1960-01-01")
+    assert_cells(bars, {"AAPL": BARS})
+
+
+@pytest.mark.parametrize("written", ["%Y-%m-%d %z %z", "%Q"])
+def test_a_format_that_cannot_be_is_refused(written, tmp_path):
+    BARS.to_csv(tmp_path / "AAPL.csv")
+    with pytest.raises(BarError, match=r"has no times in .*; correct data.source.time_format"):
+        read_bars(tmp_path / "AAPL.csv", time_format=written)
+
+
+CALLED = {
+    "Download Data - STOCK_US_XNAS_AAPL": "AAPL",
+    "aapl_us_d": "aapl",
+    "EUREX_FGBLH2024": "FGBLH2024",
+    "Bitcoin_1_1_2024-3_20_2024_historical_data_coinmarketcap": "Bitcoin",
+    "data": "data",
+}
+"""Name of a file -> its symbol."""
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_the_symbol_of_a_single_file_is_no_usual_word(name):
+    path = f"{name}.csv"
+    pattern = name_pattern([BarFile(path, "csv", path)], needs_date=False)
+    assert FilesSettings(name_pattern=pattern).read_name(path) == (CALLED[name], None)
+
+
+@pytest.mark.parametrize("name", ["HistoricalData_1709654321000", "download"])
+def test_the_name_of_a_download_is_no_symbol(name, tmp_path):
+    path = tmp_path / f"{name}.csv"
+    BARS.to_csv(path)
+    with pytest.raises(BarError, match=r"neither a column nor the file's name .* --symbol"):
+        detect(str(path), calendar="24/7")
+    assert_cells(read_bars(path, symbol="AAPL")[0], {"AAPL": BARS})
+
+
+@pytest.mark.parametrize("ending", ["dat", "asc"])
+def test_text_is_read_by_any_usual_ending(ending, tmp_path):
+    BARS.to_csv(tmp_path / f"AAPL.{ending}")
+    assert_cells(read_bars(tmp_path / f"AAPL.{ending}")[0], {"AAPL": BARS})
+
+
+def test_another_column_of_times_is_offered(tmp_path):
+    path = tmp_path / "x.csv"
+    two = pd.concat({"A": BARS, "B": walk(1)}, names=["symbol"]).reset_index()
+    fetched = DAYS[np.arange(len(DAYS)) // 20]
+    two.assign(timestamp=np.tile(fetched.astype(str), 2)).to_csv(path, index=False)
+    with pytest.raises(BarError, match="if another one holds the times: --ts COLUMN"):
+        detect(str(path), calendar="24/7")
+    assert_cells(read_bars(path, columns={"ts": "Date"})[0], {"A": BARS, "B": walk(1)})

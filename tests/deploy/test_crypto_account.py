@@ -2,6 +2,7 @@
 REST, hourly bars round the clock."""
 
 import contextlib
+import itertools
 from decimal import Decimal
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from tests.engines.alpaca_paper import Killed
 from tests.engines.crypto_life import CryptoLife
 from tests.engines.crypto_paper import LENGTH, PAIRS, CryptoMarket
 from tests.engines.deployments import MINUTE
+from tests.quick import mostly_slow, slow_but
 
 HOUR = LENGTH * MINUTE
 
@@ -79,16 +81,16 @@ def test_a_deployment_trades_pairs_round_the_clock_and_ends_flat(made):
     assert_no_unfinished_bar(journal, market)
     journal.close()
 
-    for bars in (31, 55, 80):  # other processes go on
+    for bars in (31, 40):  # other processes go on
         journal = market.trade(bars)
         assert_agreed(journal, market)
         journal.close()
     told = status.read_status(market.home)
     assert told.held
-    assert_no_unfinished_bar(market.trade(81), market)
+    assert_no_unfinished_bar(market.trade(41), market)
 
     control.ask(market.home, "flatten")
-    journal = market.trade(90)
+    journal = market.trade(50)
     assert not journal.is_flattening()
     end = journal.last(FlattenEnd).body
     left = {pair: market.server.held(pair.split("/")[0]) for pair in PAIRS}
@@ -143,7 +145,12 @@ def test_a_flatten_sells_all_of_a_coin_in_as_few_orders_as_the_exchange_takes(ma
     journal.close()
 
 
-@pytest.mark.parametrize("fault", ["hang_after", "504_after", "reset", "503", "429", "html_after"])
+@pytest.mark.parametrize(
+    "fault",
+    mostly_slow(
+        "504_after", "429", every=["hang_after", "504_after", "reset", "503", "429", "html_after"]
+    ),
+)
 def test_faults_of_the_exchange_are_no_difference_and_no_second_order(made, fault):
     market = made()
     server = market.server
@@ -200,17 +207,17 @@ def test_a_process_that_is_killed_anywhere_goes_on(made):
         runner.broker.submit = mortal
 
     deaths = 0
-    for bars in range(3, 33, 3):
+    for bars in range(3, 21, 3):
         try:
             market.trade(bars, change=fragile).close()
         except Killed:
             deaths += 1
             market.trade(bars).close()
     assert deaths >= 3
-    journal = market.trade(34)
+    journal = market.trade(22)
     assert_agreed(journal, market)
     assert len(journal.entries(DeploymentStart)) == 1
-    assert sum(report.state == "filled" for report in journal.orders().values()) > 10
+    assert sum(report.state == "filled" for report in journal.orders().values()) > 5
     journal.close()
 
 
@@ -245,8 +252,10 @@ def poll(market, *, ahead_s=0.0):
     return feed.poll(market.now - 10 * HOUR, now)
 
 
-@pytest.mark.parametrize("seconds", [5.0, 600.0, 3599.0])
-@pytest.mark.parametrize("ahead_s", [0.0, 300.0, 7200.0])
+@pytest.mark.parametrize(
+    ("seconds", "ahead_s"),
+    slow_but(2, 6, every=itertools.product([5.0, 600.0, 3599.0], [0.0, 300.0, 7200.0])),
+)
 def test_a_bar_that_has_not_closed_is_none_whatever_the_clock_here(made, seconds, ahead_s):
     market = made()
     market.now = int(market.market.minutes[5]) + int(seconds * 1e9)

@@ -16,6 +16,7 @@ from tests.engines import market_life_events as events
 from tests.engines.market_life import HOUR, MINUTE, MONTH, SECOND, YEAR
 from tests.engines.market_life_run import Life, freeze_life
 from tests.engines.resting_life import RestingLife, freeze_resting_life
+from tests.quick import slow_but
 
 KINDS = [*events.KINDS]
 SESSIONS = int(os.environ.get("FINTRADER_LIFE_SESSIONS", "3000"))
@@ -29,9 +30,11 @@ def bundle(tmp_path_factory):
     return freeze_life(tmp_path_factory.mktemp("life"))
 
 
-def test_market_years_with_every_kind_of_event(bundle, tmp_path):
-    years = events.live_years([40, 46], tmp_path, bundle, KINDS)
-    assert years.sessions == 2 * YEAR
+@pytest.mark.parametrize(("seeds", "sessions"), slow_but(0, every=[([8], 80), ([40, 46], YEAR)]))
+def test_market_years_with_every_kind_of_event(bundle, tmp_path, seeds, sessions):
+    """The first months of seed 8 hold all kinds."""
+    years = events.live_years(seeds, tmp_path, bundle, KINDS, sessions)
+    assert years.sessions == len(seeds) * sessions
     # A year holds at most one stock that goes.
     assert set(KINDS) - {"symbol_change", "delisting"} <= set(years.events)
 

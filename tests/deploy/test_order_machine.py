@@ -154,7 +154,7 @@ class Deployment(RuleBasedStateMachine):
 
 
 Deployment.TestCase.settings = settings(
-    max_examples=examples(60),
+    max_examples=examples(60, quick=8),
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -35,7 +35,6 @@ QUOTES = {**STOPS, "action": "quote"}
     ("data", "env"),
     slow_but(
         1,
-        3,
         4,
         every=[
             (SHORT, LIMITS),
@@ -78,7 +77,7 @@ def assert_every_trade_belongs_to_an_order(journal, expected):
         assert side * (report.price_usd - report.limit_usd) <= 1e-6 * report.limit_usd
 
 
-@pytest.mark.parametrize("env", [{**STOPS, "participation": 0.0001}, QUOTES])
+@pytest.mark.parametrize("env", slow_but(0, every=[{**STOPS, "participation": 0.0001}, QUOTES]))
 def test_a_process_that_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path, env):
     bundle, market = frozen(tmp_path, settings(**EVENTFUL), decision_interval=9, **env)
     expected = simulate(bundle.policy, market, bundle.env)
@@ -87,7 +86,7 @@ def test_a_process_that_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path, en
     assert_every_trade_belongs_to_an_order(journal, expected)
 
 
-@pytest.mark.parametrize("env", [STOPS, QUOTES])
+@pytest.mark.parametrize("env", slow_but(1, every=[STOPS, QUOTES]))
 def test_limits_bind_the_replay_and_its_twin_alike(tmp_path, env):
     bundle, market = frozen(tmp_path, settings(), **env)
     limits = LimitSettings(weight=0.12, order=0.05, turnover=0.3)
@@ -135,10 +134,10 @@ def backtested(bundle, market, journal):
     return same(journal, market, simulate(bundle.policy, market, bundle.env).equity)
 
 
-@pytest.mark.parametrize("env", [STOPS, QUOTES])
+@pytest.mark.parametrize("env", slow_but(1, every=[STOPS, QUOTES]))
 def test_the_live_loop_is_the_backtest_also_across_restarts(tmp_path, env):
     bundle, market = frozen(tmp_path, settings(**EVENTFUL), decision_interval=1, **env)
-    for bars in (30, 55, 80):
+    for bars in (20, 40):
         journal = run_live(tmp_path, bundle, market, bars=bars)
         assert backtested(bundle, market, journal) == bars + 1
         journal.close()

@@ -81,7 +81,7 @@ def check(journal, server):
 @pytest.mark.parametrize("env", slow_but(1, every=[STOPS, QUOTES]))
 def test_bids_asks_and_stops_trade_a_paper_account(paper, env):
     home, _market, server, live = paper(**env)
-    for bars in (20, 50):
+    for bars in (11, 26):
         journal = live(bars)
         check(journal, server)
         journal.close()
@@ -98,7 +98,7 @@ def test_bids_asks_and_stops_trade_a_paper_account(paper, env):
         assert {"canceled", "filled"} <= {row["status"] for row in stops}
         assert {row["time_in_force"] for row in stops} == {"gtc"}
     with Journal(home / JOURNAL, reading=True) as journal:
-        assert len(journal.entries(BarDecision)) == 17
+        assert len(journal.entries(BarDecision)) == 9
         assert any(entry.body.resting for entry in journal.entries(BarDecision))
 
 

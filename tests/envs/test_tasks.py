@@ -31,6 +31,7 @@ from tests.oracles.task_runs import (
     read_task,
     start_hedge,
 )
+from tests.quick import mostly_slow
 
 # --- closed forms ---------------------------------------------------------------------------------
 
@@ -196,7 +197,10 @@ def decide_by_plan(name, env):
     return follow_plan(read_task(name), env)
 
 
-@pytest.mark.parametrize("name", TASKS)
+QUICK = ("liquidation", "market_making", "growth", "hedging")
+
+
+@pytest.mark.parametrize("name", mostly_slow(*QUICK, every=TASKS))
 def test_a_plan_earns_in_the_environment_what_it_is_worth(name):
     env = open_task(name, 512)
     policy, worth = decide_by_plan(name, env)

@@ -126,7 +126,7 @@ def test_days_pass_by_the_clock_where_summer_time_ends(tmp_path):
 
 def test_a_value_known_at_a_bars_close_is_no_leak(tmp_path):
     """Days that never rest end when the next bar begins."""
-    days = pd.date_range("2024-01-01", "2024-03-31")
+    days = pd.date_range("2024-01-01", "2024-02-10")
     close = 50 * np.exp(np.cumsum(np.random.default_rng(1).normal(0, 0.01, len(days))))
     prices = dict.fromkeys(("open", "high", "low", "close"), close)
     frame = pd.DataFrame({"date": days, "ticker": "AAA", **prices, "volume": 1e6})

@@ -60,7 +60,7 @@ def agree(ours, theirs, what, tolerance=1e-7):
         )
 
 
-@settings(max_examples=examples(1000))
+@settings(max_examples=examples(1000, quick=100))
 @given(SERIES)
 @example(np.array([]))
 @example(np.array([0.01]))
@@ -75,7 +75,7 @@ def test_one_series_agrees_with_the_oracle(returns):
         agree(ours(returns), theirs(values), ours.__name__)
 
 
-@settings(max_examples=examples(1000))
+@settings(max_examples=examples(1000, quick=100))
 @given(st.lists(st.tuples(RETURN, RETURN), min_size=0, max_size=40))
 def test_two_series_agree_with_the_oracle(pairs):
     returns, benchmark = (

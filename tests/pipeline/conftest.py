@@ -21,10 +21,20 @@ def in_this_process():
         yield
 
 
+def leave_blank(patch):
+    patch.setattr(evaluation, "write_report", lambda path, stored: write_text(path, "not drawn"))
+
+
 @pytest.fixture
 def blank_reports(monkeypatch):
     """Backtests leave a page without content: to draw the report takes longer than all else that a
     tiny run does."""
-    monkeypatch.setattr(
-        evaluation, "write_report", lambda path, stored: write_text(path, "not drawn")
-    )
+    leave_blank(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def no_reports():
+    """`blank_reports` for all tests of a module and the run that they share."""
+    with pytest.MonkeyPatch.context() as patch:
+        leave_blank(patch)
+        yield

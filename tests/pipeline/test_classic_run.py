@@ -27,10 +27,11 @@ from tests.engines.runs import Struck, fintrader, struck_when
 from tests.pipeline.test_run import kill_when
 
 in_this_process = pytest.mark.usefixtures("in_this_process")
+ID = "tests.engines.short_pendulum:ShortPendulum-v0"
 PENDULUM = {
     "seed": 3,
     "device": "cpu",
-    "env": {"kind": "gymnasium", "num_envs": 2, "workers": "sync"},
+    "env": {"kind": "gymnasium", "id": ID, "num_envs": 2, "workers": "sync"},
     "agent": {"algo": "ppo", "num_steps": 32, "network": {"hidden": [8]}},
     "tournament": {
         "pods": 3,
@@ -74,7 +75,7 @@ def finished(tmp_path_factory, in_this_process):
 
 def play(policy, seed):
     """The return of one episode, played step by step in gymnasium's own environment."""
-    env = gymnasium.make("Pendulum-v1")
+    env = gymnasium.make(ID)
     obs, _ = env.reset(seed=seed)
     total = 0.0
     over = False
@@ -114,13 +115,13 @@ def test_words_and_pages_say_returns(finished):
     assert shown.status == 0, shown.err
     assert "standard_error" in shown.out
     assert "Score: return, in validation." in shown.out
-    assert "Pendulum-v1: mean return -" in out
-    assert "Pendulum-v1: mean return -" in page
+    assert "ShortPendulum-v0: mean return -" in out
+    assert "ShortPendulum-v0: mean return -" in page
     body = page.partition('<script type="text/plain" id="plotly">')[0].partition("<body>")[2]
     for text in (out, shown.out, body):
         assert not [word for word in ("sharpe", "usd", "bars") if word in text.lower()]
     again = fintrader("run", str(path))
-    assert "Pendulum-v1: mean return -" in again.out
+    assert "ShortPendulum-v0: mean return -" in again.out
     checked = fintrader("verify", str(home))
     assert checked.status == 0, checked.out
     refused = fintrader("backtest", str(home))

@@ -20,17 +20,18 @@ from fintrader.pipeline.run_stages import run as run_pipeline
 from fintrader.verdict.looks import Ledger
 from tests import ROOT
 from tests.engines.runs import TINY, fintrader, write_config
+from tests.quick import slow_but
 
-pytestmark = pytest.mark.usefixtures("in_this_process", "blank_reports")
+pytestmark = pytest.mark.usefixtures("in_this_process", "no_reports")
 READING = ["list_runs", "show_run", "show_looks"]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, no_reports):
     """A folder with a configuration and a finished run."""
     folder = tmp_path_factory.mktemp("work")
     changes = {
-        "data": {"source": TINY["data"]["source"] | {"num_sessions": 30}},
+        "data": {"source": TINY["data"]["source"] | {"num_sessions": 30}, "bar_minutes": 5},
         "tournament": TINY["tournament"] | {"pods": 2},
         "backtest": {"null_model": False, "sensitivity": False, "tear_sheet": "none"},
     }
@@ -213,10 +214,21 @@ def test_runs_outside_the_folder_are_refused_in_one_line(folder, tmp_path):
     assert re.fullmatch(r"fintrader: --runs-dir: .* lies outside .*\n", done.err)
 
 
-def test_it_speaks_over_standard_input_and_output(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("call", "said"),
+    slow_but(
+        0,
+        every=[
+            (("judge", {"file": "mine.csv", "benchmark": "cash"}), "look"),
+            (("backtest", {"run": "tiny"}), "Ensemble"),
+        ],
+    ),
+)
+def test_it_speaks_over_standard_input_and_output(folder, tmp_path, call, said):
+    write_returns(folder / "mine.csv")
     words = ["-m", "fintrader", "mcp", "--folder", str(folder), "--looks", "1"]
     environment = {"PYTHONPATH": str(ROOT), "FINTRADER_HOME": str(tmp_path / "home")}
     server = StdioServerParameters(command=sys.executable, args=words, env=environment)
-    listed, tested = ask(stdio_client(server), ("list_runs", {}), ("backtest", {"run": "tiny"}))
+    listed, answer = ask(stdio_client(server), ("list_runs", {}), call)
     assert '"name": "tiny"' in listed
-    assert "Ensemble" in tested
+    assert said in answer

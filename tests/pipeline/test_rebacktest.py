@@ -117,13 +117,13 @@ def test_the_reported_command_gives_the_backtest_again_and_the_run_its_own(
         ],
     ),
 )
-def test_what_a_policy_was_trained_with_is_refused(judged, option, value):
-    before = {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()}
-    said = complaint("backtest", str(judged), "--env.cost-bps", "1", option, value)
+def test_what_a_policy_was_trained_with_is_refused(raced, option, value):
+    before = {path: path.stat().st_mtime_ns for path in raced.rglob("*") if path.is_file()}
+    said = complaint("backtest", str(raced), "--env.cost-bps", "1", option, value)
     assert said.startswith(f"fintrader: {option}: ")
     assert "a backtest takes --backtest.*" in said
-    assert f"fintrader run {judged}/config.yaml {option} {value}" in said
-    assert {path: path.stat().st_mtime_ns for path in judged.rglob("*") if path.is_file()} == before
+    assert f"fintrader run {raced}/config.yaml {option} {value}" in said
+    assert {path: path.stat().st_mtime_ns for path in raced.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.slow

@@ -97,24 +97,18 @@ def test_a_run_of_orders_that_rest_goes_to_its_verdict(config):
     assert (config.parent / "deployments" / "tiny" / "bundle" / "bundle.json").is_file()
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(
-    undisturbed, tmp_path, blank_reports
-):
-    again = write_config(tmp_path / "again")
-    other = write_config(tmp_path / "other", seed=2)
-    for path in (again, other):
-        run(load_config(path))
-    assert metrics_bytes(again) == metrics_bytes(undisturbed)
+def test_another_seed_gives_other_bytes(undisturbed, tmp_path, blank_reports):
+    """That the same seed gives the same is what the next test finds."""
+    other = write_config(tmp_path, seed=2)
+    run(load_config(other))
     assert metrics_bytes(other) != metrics_bytes(undisturbed)
 
 
 MOMENTS = (
     "tensors/*/*",  # data building
     "runs/tiny/manifest.json",
-    "pods/*/spec.json",  # training
-    "pods/*/result.json",
-    "backtest/*.parquet",  # backtesting
-    "backtest/metrics.json",
+    "pods/*/result.json",  # training
+    "backtest/metrics.json",  # backtesting
 )
 
 

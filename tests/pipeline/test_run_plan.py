@@ -40,7 +40,7 @@ def test_a_plan_starts_builds_and_downloads_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
 
 
-def test_bars_memory_and_hours_are_those_of_the_run(tmp_path):
+def test_bars_memory_and_hours_are_those_of_the_run(tmp_path, blank_reports):
     path = write_config(tmp_path)
     assert fintrader("data", "build", str(path)).status == 0
     before = plan(path)

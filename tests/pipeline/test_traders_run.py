@@ -23,9 +23,10 @@ from fintrader.tournament.store import RunStore
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
 from tests.oracles.env_account import simulate_in_environment
 
-pytestmark = pytest.mark.usefixtures("in_this_process")
+pytestmark = pytest.mark.usefixtures("in_this_process", "no_reports")
 TRADERS = {"teams": [1, 1, 2], "cooperation": -0.5, "impact_bps_per_million_usd": 40.0}
 ENV = TINY["env"] | {"traders": TRADERS, "participation": "none"}
+RACE = TINY["tournament"] | {"budget": {"env_steps": 256}}
 
 
 def results(path):
@@ -35,9 +36,9 @@ def results(path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, in_this_process):
+def finished(tmp_path_factory, in_this_process, no_reports):
     """The configuration of a finished run, and the words of its command."""
-    path = write_config(tmp_path_factory.mktemp("traders"), env=ENV)
+    path = write_config(tmp_path_factory.mktemp("traders"), env=ENV, tournament=RACE)
     done = fintrader("run", str(path))
     assert done.status == 0, done.err
     return path, done.out
@@ -64,7 +65,7 @@ def test_pods_train_in_games_and_are_scored_alone(finished):
 
 
 def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(finished, tmp_path):
-    path = write_config(tmp_path, env=ENV)
+    path = write_config(tmp_path, env=ENV, tournament=RACE)
     for moment in ("pods/*/state.safetensors", "pods/*/result.json", "backtest/metrics.json"):
         with pytest.raises(Struck), struck_when(moment):
             run(load_config(path))
@@ -77,7 +78,7 @@ def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(finishe
 def test_policies_of_the_leaderboard_play_the_other_teams(tmp_path):
     """Later pods meet earlier ones, which do not learn; the run can be replayed and resumed."""
     traders = TRADERS | {"teams": [1, 2, 1], "rivals": "leaderboard"}
-    race = TINY["tournament"] | {"pods": 4, "order": "submission", "pool_size": 1}
+    race = RACE | {"pods": 4, "order": "submission", "pool_size": 1}
     path = write_config(tmp_path, env=ENV | {"traders": traders}, tournament=race)
     with pytest.raises(Struck), struck_when("pods/p0003/state.safetensors"):
         run(load_config(path))
@@ -107,7 +108,7 @@ def test_policies_of_the_leaderboard_play_the_other_teams(tmp_path):
 
 
 def test_one_agent_trains_in_games(tmp_path):
-    done = fintrader("train", str(write_config(tmp_path, env=ENV)))
+    done = fintrader("train", str(write_config(tmp_path, env=ENV, tournament=RACE)))
     assert done.status == 0, done.err
 
 

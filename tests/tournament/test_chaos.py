@@ -34,7 +34,7 @@ def points(tmp_path_factory):
 @pytest.mark.parametrize(
     ("mode", "stride"),
     [
-        ("kill", 61),
+        ("kill", 101),
         pytest.param("kill", amount(23, 1), marks=SLOW),
         pytest.param("torn", amount(41, 1), marks=SLOW),
         pytest.param("full", 41, marks=SLOW),

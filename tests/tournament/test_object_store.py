@@ -117,7 +117,7 @@ def test_the_outcome_is_the_same_with_and_without_a_store(tmp_path, race, kind, 
 @pytest.mark.parametrize(
     ("mode", "stride"),
     [
-        ("kill", 151),
+        ("kill", 301),
         pytest.param("kill", chaos.amount(61, 3), marks=pytest.mark.slow),
         pytest.param("torn", chaos.amount(151, 3), marks=pytest.mark.slow),
     ],

@@ -198,7 +198,9 @@ def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[
     one."""
     if settings.wide is None:
         return {}
-    roles = {settings.names[name]: [name] for name in COLUMNS if name in settings.names}
+    roles: dict[str, list[str]] = {}
+    for name in [name for name in COLUMNS if name in settings.names]:
+        roles.setdefault(settings.names[name], []).append(name)
     if "{field}" not in settings.wide:
         roles = {"": [*PRICES]}  # a close each
     body = (
@@ -405,7 +407,11 @@ def readable(file: BarFile) -> Iterator[None]:
             raise BarError(
                 f"{file.name}: cannot be read ({os.strerror(error.errno or 0)}); check the file"
             ) from None
-        remedy = "correct or remove the row" if "Row #" in str(error) else "it may be truncated"
+        remedy = (
+            "correct or remove the row, and any other table"
+            if "Row #" in str(error)
+            else "it may be truncated"
+        )
         raise BarError(f"{file.name}: cannot be read ({first_line(error)}); {remedy}") from None
 
 

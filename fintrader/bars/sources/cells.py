@@ -33,13 +33,20 @@ _MONEY = f"(?:{MONEY})"
 _WRITTEN = re.compile(
     rf"(?P<sign>[+-]?){_MONEY}?\s?"
     rf"(?P<digits>\d{{1,3}}(?:{_MARKS}\d{{2,3}})*{_MARKS}\d{{3}}(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
-    rf"\s?(?P<unit>[KMBT]?){_MONEY}?",
+    rf"\s?(?P<unit>(?:[KMBT]|Tsd|Mio|Mrd)?)[.,]?{_MONEY}?",
     re.IGNORECASE,
 )
 """A formatted number: thousands separators, a currency sign, K or M."""
-_EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"}
-ZONE_NAME = r"^(.*(?:\d|[AaPp][Mm]))\s+((?![AaPp][Mm]$)[A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)$"
-"""A time, and the name of its zone."""
+_EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"} | {
+    "TSD": "e3",
+    "MIO": "e6",
+    "MRD": "e9",
+}
+ZONE_NAME = (
+    r"^(.*?(?:\d|[AaPp][Mm]))\s+((?:GMT|UTC)?[+-]\d\d:?\d\d"
+    r"|(?![AaPp][Mm]\b)[A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)(?:\s[(A-Z].*)?$"
+)
+"""A time, and the name or offset of its zone; behind an offset may stand a name."""
 _OFFSETS = {
     name: offset
     for offset, names in (
@@ -56,6 +63,8 @@ LOCAL = "epoch_local"
 """Time format of numbers since 1970 by the clock of the settings' zone, as of MetaTrader."""
 EXCEL = "excel"
 """Time format of days since 1899-12-30."""
+SINCE = r"excel|(?:days|seconds) since -?\d+-\d\d-\d\d"
+"""Time formats of days or seconds since a day."""
 MINGUO = "minguo"
 """Time format of dates like 113/01/02, whose years count from 1911, as in Taiwan."""
 _MOST_CLOSES = 0.05
@@ -227,7 +236,7 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
     """`[R]` int64 UTC nanoseconds of the bars' starts. `days`: their dates, where `column` has the
     time of day only."""
     kind = column.cells.type
-    if settings.time_format == EXCEL:
+    if re.fullmatch(SINCE, settings.time_format or ""):
         ns = _count_days(column, settings)
     elif settings.time_format in ("epoch", LOCAL, *UNITS):
         ns = _count_times(column, UNITS.get(settings.time_format), days, settings)
@@ -273,12 +282,20 @@ def _read_moments(column: Column, settings: FilesSettings) -> Array:
 
 
 def _count_days(column: Column, settings: FilesSettings) -> Array:
-    """Read Excel times, days since 1899-12-30 in the settings' zone."""
-    days = _numbers(column, settings)
-    column.refuse(pd.Series(~(np.abs(days) < 100_000)), "not an Excel day number")
-    seconds = np.round(days * 86_400).astype("timedelta64[s]")  # fractions of a day are inexact
-    stamps = (np.datetime64("1899-12-30", "s") + seconds).astype("datetime64[ns]")
-    return _epoch(column, stamps, settings)
+    """Read days or seconds since a day, in the settings' zone."""
+    written = str(settings.time_format)
+    days = _numbers(column, settings) / (86_400 if written.startswith("seconds") else 1)
+    days += first_day(written)
+    column.refuse(pd.Series(~(np.abs(days) < 100_000)), f"no time in {written}")
+    seconds = np.round(days * 86_400).astype("datetime64[s]")  # fractions of a day are inexact
+    return _epoch(column, seconds.astype("datetime64[ns]"), settings)
+
+
+def first_day(written: str) -> int:
+    """Count the days from 1970 to the first one of a format in `SINCE`; before 1970 they are
+    negative."""
+    day = written.partition(" since ")[2] or "1899-12-30"
+    return int(np.datetime64(day, "D").astype(int))
 
 
 def _date_text(days: Column) -> pa.ChunkedArray:
@@ -308,20 +325,14 @@ def _count_times(
         counts = np.round(numbers).astype(np.int64)
         if unit is None and (counts != numbers).any():  # seconds with a fraction
             counts = np.round(numbers * 1e3).astype(np.int64)
-    if unit is None:
-        scale = np.array(list(UNITS.values()))[np.searchsorted(_LARGEST, np.abs(counts))]
-        far = np.abs(counts) > 2**62 // scale
-        column.refuse(pd.Series(far, dtype=bool), "not a time since 1970")
-        is_local = settings.time_format == LOCAL
+    if unit is None or days is None:
+        scale = unit or np.array(list(UNITS.values()))[np.searchsorted(_LARGEST, np.abs(counts))]
+        remedy = "set data.source.time_format to its unit"
+        far = pd.Series(np.abs(counts) > 2**62 // scale, dtype=bool)
+        column.refuse(far, f"no time in {settings.time_format} since 1970; {remedy}")
         times = counts * scale
+        is_local = settings.time_format == LOCAL
         return _epoch(column, times.astype("datetime64[ns]"), settings) if is_local else times
-    if days is None:
-        if len(counts) and np.abs(counts).max() > 2**63 // (2 * unit):
-            raise column.unfit(
-                f"holds {counts[0]}, no time in {settings.time_format} since 1970; correct it, or"
-                " set data.source.time_format to its unit"
-            )
-        return np.asarray(counts * unit)
     dates = [days] * len(counts) if isinstance(days, str) else days.to_pylist()
     known = {text: np.datetime64(pd.Timestamp(text), "ns") for text in set(dates)}
     midnight = np.array([known[text] for text in dates], dtype="datetime64[ns]")
@@ -337,7 +348,12 @@ def _parse_times(column: Column, settings: FilesSettings) -> Array:
         text = text.str.replace(r"^\d+", lambda year: str(1911 + int(year[0])), regex=True)
         written = "%Y/%m/%d"
     zoned = bool(one_kind(column, None)) if written is None else "%z" in written
-    parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
+    try:
+        parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
+    except (ValueError, re.error) as error:
+        raise column.unfit(
+            f"has no times in {written!r}; correct data.source.time_format"
+        ) from error
     column.refuse(parsed.isna(), f"no time like {written or '2016-01-04 09:30'}")
     return _epoch(column, parsed, settings)
 
@@ -346,7 +362,7 @@ def _parse_named_zones(column: Column, settings: FilesSettings) -> Array:
     """Read times that each end with the name of their zone."""
     parts = column.stripped.str.extract(ZONE_NAME)
     column.refuse(parts[1].isna(), "not a time that ends with the name of its zone")
-    written = str(settings.time_format).removesuffix(" %Z")
+    written = str(settings.time_format).removesuffix(" %Z").removesuffix(" %z")
     ns = np.zeros(len(parts), dtype=np.int64)
     for name, rows in parts.groupby(1).indices.items():
         zone = find_zone(str(name)) or ""
@@ -365,7 +381,7 @@ def _parse_named_zones(column: Column, settings: FilesSettings) -> Array:
 def find_zone(name: str) -> str | None:
     """Find the zone or offset of a name such as EST, US/Eastern or GMT+2; None for an unknown
     one."""
-    offset = re.fullmatch(r"(?:GMT|UTC)([+-])(\d{1,2}):?(\d\d)?", name)
+    offset = re.fullmatch(r"(?:GMT|UTC)?([+-])(\d{1,2}):?(\d\d)?", name)
     if offset:
         return f"{offset[1]}{offset[2]:0>2}:{offset[3] or '00'}"
     try:
@@ -485,7 +501,7 @@ def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> No
         return
     texts = {name: column.stripped for name, column in columns.items() if column.is_text}
     # 1,234,567 and 1,234.5 show that a comma parts thousands, 1.25 that a point parts decimals
-    shown = r",\d{3}[,.]|^\d+\.(?:\d{1,2}|\d{4,})$"
+    shown = r",\d{3}[,.]|^[^\d\s]?\d+\.(?:\d{1,2}|\d{4,}|\d+ ?[KMBkmb])$"
     if any(text.str.contains(shown, na=False).any() for text in texts.values()):
         return
     for name, text in texts.items():

@@ -35,7 +35,7 @@ KINDS = {
 """Kind of a file -> the endings of its name."""
 PACKINGS = "gz|bz2|zst|lz4|xz"
 """Endings of CSV and JSON files that are packed."""
-ENDINGS = rf"(?:\.(?:{'|'.join(KINDS.values())}|txt))?(?:\.(?:{PACKINGS}))?"
+ENDINGS = rf"(?:\.(?:{'|'.join(KINDS.values())}|txt|dat|asc))?(?:\.(?:{PACKINGS}))?"
 
 
 class FilesSettings(Settings):
@@ -47,7 +47,7 @@ class FilesSettings(Settings):
     name_pattern: str | None = None
     """Pattern of the files' names, without endings, like `{symbol}_{date}_*` (folders may stand
     before, `{symbol}/{date}`); others are passed over. With `{symbol}` a file holds one symbol and
-    its name says which, else a column does; `*{symbol=AAPL}` sets it for any name. A .txt file is
+    its name says which, else a column does; `*{symbol=AAPL}` sets it for any name. A .txt, .dat or .asc file is
     read if this is set and no other file matches."""
     uppercase: bool = False
     """Write symbols in capitals."""
@@ -74,8 +74,10 @@ class FilesSettings(Settings):
     """Format of times: `epoch` for numbers since 1970, each in seconds to nanoseconds by its size
     (`epoch_local` where the clock of `timezone` counts, as MetaTrader's servers do); `s`, `ms`,
     `us` or `ns` since 1970 (since midnight where a date stands elsewhere); `excel` for days since
-    1899-12-30; `minguo` for dates like 113/01/02, whose years count from 1911; or a pattern like `%d.%m.%Y %H:%M`, for date and time together, with ` %Z` at its
-    end for the name of a zone, such as EST or US/Eastern. ISO 8601 unless set."""
+    1899-12-30, and `days since 1904-01-01` or `seconds since 1960-01-01` for other first days;
+    `minguo` for dates like 113/01/02, whose years count from 1911; or a pattern like
+    `%d.%m.%Y %H:%M`, for date and time together, with ` %Z` at its end for the name of a zone, such
+    as EST or US/Eastern. ISO 8601 unless set."""
     timezone: str = "America/New_York"
     """Zone of times that carry none themselves (times with an offset or a zone are taken as they
     are)."""

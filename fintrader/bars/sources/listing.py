@@ -242,11 +242,12 @@ class BarFile:
 
 
 def kind_of(name: str, text: bool = False) -> str | None:
-    """A key of `layout.KINDS` by a file's name, None for anything else; with `text`, .txt is
-    csv."""
+    """A key of `layout.KINDS` by a file's name, None for anything else; with `text`, .txt,
+    .dat and .asc are csv."""
     found = re.search(rf"\.(\w+?)(?:\.({PACKINGS}))?$", name, re.IGNORECASE)
     if found is None:
         return None
-    word = "csv" if text and found[1].lower() == "txt" else found[1].lower()
+    word = found[1].lower()
+    word = "csv" if text and word in ("txt", "dat", "asc") else word
     kind = next((kind for kind, words in KINDS.items() if word in words.split("|")), None)
     return kind if kind in ("csv", "json") or not found[2] else None
