@@ -566,6 +566,45 @@ def _show_closed(closed: Named | None) -> str:
     return f"{closed['median']:.2f}{least}"
 
 
+EXECUTION_RULES = ("next open", "TWAP", "VWAP", "Almgren-Chriss", "limit")
+
+
+def executor(records: Records) -> str:
+    """Shortfalls of rules and agent in each set, and the agent against its rival."""
+    parts = []
+    sets: dict[str, list[tuple[str, Named]]] = {}
+    for key, cell in records["executor"]["cells"].items():
+        name, _, costs = key.partition(", ")
+        sets.setdefault(name, []).append((costs, cell))
+    for name, found in sets.items():
+        about = found[0][1]
+        days = about["agent_against_rival"]["all"]["days"]
+        parts.append(f"**{SETS[name]}**: {about['orders']:,} orders each way on {days} test days.")
+        parts.append(table(_EXECUTION_HEAD, (_show_cell(costs, cell) for costs, cell in found)))
+    return "\n\n".join([*parts, sentence(records, "executor")])
+
+
+_EXECUTION_HEAD = (
+    *("half-spread, ticks", *EXECUTION_RULES, "agent", "its form", "rival"),
+    *("agent less rival, bps (95 %)", "p, Holm", "names held out"),
+)
+
+
+def _show_cell(costs: str, cell: Named) -> list[str]:
+    """Row of a pair of half-spread and fill margin."""
+    mean = cell["shortfall_bps"]
+    whole, held_out = (cell["agent_against_rival"][key] for key in ("all", "held_out"))
+    return [
+        costs.removeprefix("half-spread ").replace(" 1 ticks", " 1 tick"),
+        *(f"{mean[rule]:.2f}" for rule in (*EXECUTION_RULES, "agent")),
+        joined(dict.fromkeys(cell["forms"])),
+        joined(dict.fromkeys(rival.replace(" ", ": ", 1) for rival in cell["rivals"])),
+        f"{whole['bps']:+.2f} ({whole['low']:+.2f} to {whole['high']:+.2f})",
+        p_value(whole["p_holm"]),
+        f"{held_out['bps']:+.2f}",
+    ]
+
+
 def tasks_real(records: Records) -> str:
     """The agents on real bars, next to ridge and two rules."""
     compared = ["ensemble", "ridge", "vol_targeted", "buy_and_hold"]
@@ -603,6 +642,7 @@ BLOCKS: dict[str, Block] = {
     "gpu": Block(gpu, ("gpu",)),
     "borrowed": Block(borrowed, ("borrowed",)),
     "tasks": Block(tasks, ("tasks",)),
+    "executor": Block(executor, ("executor",)),
     "tasks_real": Block(tasks_real, REAL),
     "tasks_short": Block(tasks_short, ("tasks",)),
     **{name: Block(make, names) for name, (make, names) in measured.items()},
