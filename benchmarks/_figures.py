@@ -580,28 +580,31 @@ def executor(records: Records) -> str:
         about = found[0][1]
         days = about["agent_against_rival"]["all"]["days"]
         parts.append(f"**{SETS[name]}**: {about['orders']:,} orders each way on {days} test days.")
-        parts.append(table(_EXECUTION_HEAD, (_show_cell(costs, cell) for costs, cell in found)))
+        rows = [_show_cell(costs, cell) for costs, cell in found]
+        parts += [table(_AGAINST_HEAD, (row[:6] for row in rows))]
+        parts += [table(_SHORTFALL_HEAD, (row[:1] + row[6:] for row in rows))]
     return "\n\n".join([*parts, sentence(records, "executor")])
 
 
-_EXECUTION_HEAD = (
-    *("half-spread, ticks", *EXECUTION_RULES, "agent", "its form", "rival"),
-    *("agent less rival, bps (95 %)", "p, Holm", "names held out"),
+_AGAINST_HEAD = (
+    *("half-spread, ticks", "agent less rival, bps (95 %)", "p, Holm", "names held out"),
+    *("its form", "rival"),
 )
+_SHORTFALL_HEAD = ("shortfall, bps", *EXECUTION_RULES, "agent")
 
 
 def _show_cell(costs: str, cell: Named) -> list[str]:
-    """Row of a pair of half-spread and fill margin."""
+    """Columns of both tables for a pair of half-spread and fill margin."""
     mean = cell["shortfall_bps"]
     whole, held_out = (cell["agent_against_rival"][key] for key in ("all", "held_out"))
     return [
         costs.removeprefix("half-spread ").replace(" 1 ticks", " 1 tick"),
-        *(f"{mean[rule]:.2f}" for rule in (*EXECUTION_RULES, "agent")),
-        joined(dict.fromkeys(cell["forms"])),
-        joined(dict.fromkeys(rival.replace(" ", ": ", 1) for rival in cell["rivals"])),
         f"{whole['bps']:+.2f} ({whole['low']:+.2f} to {whole['high']:+.2f})",
         p_value(whole["p_holm"]),
         f"{held_out['bps']:+.2f}",
+        joined(dict.fromkeys(cell["forms"])),
+        joined(dict.fromkeys(rival.replace(" ", ": ", 1) for rival in cell["rivals"])),
+        *(f"{mean[rule]:.2f}" for rule in (*EXECUTION_RULES, "agent")),
     ]
 
 
