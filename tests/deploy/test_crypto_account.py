@@ -21,7 +21,7 @@ from fintrader.deploy.reconcile import expect_holdings
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import BrokerUnsureError, DataError, DeployError
 from tests.engines.alpaca_paper import Killed
-from tests.engines.crypto_life import CryptoLife
+from tests.engines.crypto_life import CryptoLife, RestingCryptoLife
 from tests.engines.crypto_paper import LENGTH, PAIRS, CryptoMarket
 from tests.engines.deployments import MINUTE
 from tests.quick import mostly_slow, slow_but
@@ -348,6 +348,19 @@ def test_weeks_of_a_crypto_market_with_everything_that_goes_wrong(tmp_path, seed
 
 
 # --- orders that rest -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 4, 6])
+def test_days_of_bids_asks_and_stops_with_everything_that_goes_wrong(tmp_path, seed):
+    life = RestingCryptoLife(tmp_path / "deployments" / "mine", seed, days=12)
+    life.run()
+    assert life.problems == []
+    assert life.audits >= 12
+    assert life.protected >= 4
+    kinds = {(row["type"], row["status"]) for row in life.server.rows}
+    assert kinds >= {("LIMIT", "FILLED"), ("LIMIT", "CANCELED"), ("STOP_LOSS", "CANCELED")}
+    assert ("MARKET", "FILLED") in kinds  # of stops that were reached
 
 
 @pytest.mark.slow

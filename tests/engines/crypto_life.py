@@ -11,19 +11,26 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
 
 from fintrader.deploy import control
 from fintrader.deploy.control import JOURNAL
-from fintrader.deploy.entries import FlattenEnd
+from fintrader.deploy.entries import FlattenEnd, OrderTerms
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expect_holdings
+from fintrader.deploy.spot import shorten_id
 from fintrader.errors import DeployError
 from tests.engines.alpaca_paper import Killed
+from tests.engines.binance_loopback import OPEN
 from tests.engines.crypto_paper import LENGTH, PAIRS, CryptoMarket
 from tests.engines.deployments import MINUTE
+from tests.engines.resting_life import DrawnPolicy
 
 HOUR = LENGTH * MINUTE
 DAY = 24 * HOUR
@@ -33,17 +40,22 @@ LOST = ("504_after", "reset_after", "html_after", "reset", "503", "429", "trunca
 class CryptoLife:
     """A deployment's weeks at the exchange; `run` lives them."""
 
+    env: Mapping[str, Any] = MappingProxyType({})
+
     def __init__(self, home: Path, seed: int, *, days: int) -> None:
         """days: of the table; two fifths of them are traded."""
+        self.seed = seed
         self.random = random.Random(seed)
-        self.market = CryptoMarket(home, days=days, balances={"USDT": 100_000.0, "BNB": 50.0})
+        balances = {"USDT": 100_000.0, "BNB": 50.0}
+        self.market = CryptoMarket(home, days=days, env=self.env, balances=balances)
         self.server = self.market.server
         self.problems: list[str] = []
         self.happened: Counter[str] = Counter()
         self.deaths = 0
         self.audits = 0
         self._plan: list[tuple[int, str, Callable[[], object]]] = []
-        self._disturbed_until = 0
+        self._last_event = 0
+        self._is_ending = False
         self.market.at_minute = self._pass
         first, last = (int(self.market.market.minutes[at]) for at in (0, -30))
         for begin in range(first + 6 * HOUR, last, DAY):
@@ -78,6 +90,7 @@ class CryptoLife:
             self.server.faults = {}
             self.server.pace = {}
             self._plan = []
+            self._is_ending = True
             control.ask(self.market.home, "flatten")
             self._live(bars - 3)
             with Journal(self.market.home / JOURNAL, reading=True) as journal:
@@ -124,6 +137,8 @@ class CryptoLife:
         while self._plan and self._plan[-1][0] <= now:
             _, name, event = self._plan.pop()
             self.happened[name] += 1
+            if name != "look":
+                self._last_event = now
             event()
 
     def _later(self, minutes: int, event: Callable[[], object]) -> None:
@@ -173,10 +188,10 @@ class CryptoLife:
 
     def _by_hand(self) -> None:
         pair = self.random.choice(PAIRS)
-        held = self.server.held(pair.split("/")[0])
-        worth = held * self.server.prices[pair]
-        if worth > 1_000.0:
-            self.server.trade_by_hand(pair, -float(round(Decimal(held) / 10, 4)))
+        coin = pair.split("/")[0]
+        free = Decimal(self.server.held(coin)) - self.server._locked(coin)
+        if float(free) * self.server.prices[pair] > 1_000.0:
+            self.server.trade_by_hand(pair, -float(round(free / 10, 4)))
 
     # --- a person, and the checks ---
 
@@ -196,9 +211,7 @@ class CryptoLife:
         twice = {name for name in names if names.count(name) > 1}
         if twice:
             self.problems.append(f"sent twice: {sorted(twice)}")
-        is_open = any(row["status"] in ("NEW", "PARTIALLY_FILLED") for row in self.server.rows)
-        is_pending = any(not report.is_over for report in journal.orders().values())
-        if is_open or is_pending or self.server.outage or self.server.hidden_trades > 0:
+        if self.server.outage or self.server.hidden_trades > 0 or not self._is_at_rest(journal):
             return
         known = expect_holdings(journal)
         if known.cash_usd is None:
@@ -210,3 +223,122 @@ class CryptoLife:
             # A fill of an order that arrived late, or a trade by hand, is seen with the next bar.
             if abs(apart) > 2e-6 or abs(gap) > 5.0:
                 self.problems.append(f"{self.market.now}: {pair} {apart:g}, cash {gap:.2f}")
+
+    def _is_at_rest(self, journal: Journal) -> bool:
+        """Whether the journal knows all that has happened to the orders."""
+        is_open = any(row["status"] in OPEN for row in self.server.rows)
+        return not is_open and all(report.is_over for report in journal.orders().values())
+
+
+class RestingCryptoLife(CryptoLife):
+    """Days whose bids, asks and stops rest at the exchange.
+
+    Its policy draws targets, limit prices and stops from the seed and the hour alone, and prices
+    walk through each bar's range. Orders fill while they are being cancelled. Beyond the checks of
+    `CryptoLife`, no order of a quiet time is refused for coins or quotes that another order binds,
+    and what a stop protects lies in open sales.
+    """
+
+    env = MappingProxyType(
+        {
+            "action": "limit",
+            "decision_interval": 1,
+            "limit_offset_bps": 60.0,
+            "stop_offset_bps": 250.0,
+            "clock": "session",
+        }
+    )
+
+    def __init__(self, home: Path, seed: int, *, days: int) -> None:
+        super().__init__(home, seed, days=days)
+        bundle = self.market.bundle
+        bundle.__dict__["policy"] = DrawnPolicy(bundle.policy, self)
+        self.market.show_prices = self._show_prices  # type: ignore[method-assign]
+        self.protected = 0
+        """Looks at a holding with a stop."""
+        self._refused = 0
+        self._hour = 0
+
+    @property
+    def events(self) -> list[tuple[str, Callable[[], object]]]:
+        return [*super().events, ("race", self._race)]
+
+    def draw_key(self) -> str:
+        """The seed and the hour: the same for a process that begins again."""
+        return f"{self.seed} {self.market.now // HOUR}"
+
+    def _race(self) -> None:
+        pair = self.random.choice(PAIRS)
+        self.server.races = {*self.server.races, pair}
+        self._later(300, lambda: setattr(self.server, "races", self.server.races - {pair}))
+
+    def _show_prices(self) -> None:
+        """Walk from a bar's open by its low and high to its close, or by its high first."""
+        passed = self.market.now % HOUR / HOUR
+        at = pd.Timestamp(self.market.now, tz="UTC")
+        prices = {}
+        for name, rows in self.market._rows.items():
+            row = rows.iloc[rows.index.searchsorted(at, side="right") - 1]
+            turns = [row.low, row.high] if row.close > row.open else [row.high, row.low]
+            path = [row.open, *turns, row.close]
+            leg = min(int(passed * 3), 2)
+            price = path[leg] + (passed * 3 - leg) * (path[leg + 1] - path[leg])
+            prices[name] = round(float(price), 2)
+        self.server.prices = prices
+
+    def _pass(self, now: int) -> None:
+        self._show_prices()
+        self.server._go_on()
+        refused = self.server.refusals[self._refused :]
+        self._refused += len(refused)
+        for words in refused:
+            if "insufficient" in words and self._is_quiet():
+                self.problems.append(f"{now}: {words}")
+        super()._pass(now)
+        if now % HOUR >= HOUR // 2 and now // HOUR != self._hour:
+            self._hour = now // HOUR
+            self._look_each_hour()
+
+    def _look_each_hour(self) -> None:
+        """Check in the middle of the hour, when no decision is on its way."""
+        if not self._is_ending:
+            self._look()
+
+    def _is_quiet(self) -> bool:
+        """Whether nothing has happened for two hours."""
+        return self.market.now > self._last_event + 2 * HOUR
+
+    def _is_at_rest(self, journal: Journal) -> bool:
+        """Orders may rest, but each has filled as far as the journal knows."""
+        known = {shorten_id(name): report for name, report in journal.orders().items()}
+        for row in self.server.rows:
+            report = known.get(row["clientOrderId"])
+            if report is None:
+                if not row["clientOrderId"].startswith("web_"):
+                    return False
+            elif abs(abs(report.filled) - float(row["executedQty"])) > 1e-9:
+                return False
+        return True
+
+    def _audit(self, journal: Journal) -> None:
+        super()._audit(journal)
+        terms = journal.last(OrderTerms)
+        if terms is None or not self._is_quiet() or not self._is_at_rest(journal):
+            return
+        for pair, price in terms.body.stops.items():
+            coin = pair.split("/")[0]
+            held = self.server.held(coin)
+            if not price or held * self.server.prices[pair] < 2 * self.server.least_usd:
+                continue
+            offered = float(
+                sum(
+                    Decimal(row["origQty"]) - Decimal(row["executedQty"])
+                    for row in self.server.rows
+                    if row["status"] in OPEN
+                    and row["side"] == "SELL"
+                    and self.server.pairs[row["symbol"]] == pair
+                )
+            )
+            self.protected += 1
+            if held - offered > 2e-5 + self.server.least_usd / self.server.prices[pair]:
+                self.problems.append(f"{self.market.now}: of {held} {coin} {offered} are offered")

@@ -93,7 +93,7 @@ class CryptoMarket:
         data = settings(home, self.table)
         self.bundle: Bundle
         usual = {"fractional": True, "decision_interval": 2, "trade_rate": 1.0, "cost_bps": 10.0}
-        self.bundle, self.market = frozen(home, data, **usual, **env)
+        self.bundle, self.market = frozen(home, data, **(usual | dict(env)))
         chosen = {"balances": {"USDT": 100_000.0}, **how}
         self.server = LoopbackBinance(prices=PRICES, **chosen)
         self.server.bars = self._list_bars

@@ -44,17 +44,16 @@ def freeze_resting_life(folder: Path, *, bar_minutes: int = 130, interval: int =
 
 
 class DrawnPolicy(PolicyModule):
-    """Draws its action anew at each moment."""
+    """Draws its action anew at each moment, of which a life makes the key."""
 
-    def __init__(self, like: PolicyModule, life: RestingLife) -> None:
+    def __init__(self, like: PolicyModule, life: Any) -> None:
         super().__init__()
         self.layout = like.layout
         self.meta = like.meta
         self.life = life
 
     def forward(self, obs: Tensor) -> Tensor:
-        self.life.decided = self.life.world.now
-        draw = random.Random(f"{self.life.seed} {self.life.world.now // MINUTE}")
+        draw = random.Random(self.life.draw_key())
         row = [draw.uniform(-1.0, 1.0) for _ in range(self.layout.num_actions)]
         return torch.tensor([row] * len(obs))
 
@@ -67,6 +66,10 @@ class RestingLife(Life):
         self.bundle.__dict__["policy"] = DrawnPolicy(bundle.policy, self)
         self.covered: Counter[str] = Counter()
         self.decided = 0
+
+    def draw_key(self) -> str:
+        self.decided = self.world.now
+        return f"{self.seed} {self.world.now // MINUTE}"
 
     def next_look(self) -> int:
         """The loop looks also after the close, when a decision has replaced the stops; on a half day
