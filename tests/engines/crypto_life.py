@@ -257,6 +257,7 @@ class RestingCryptoLife(CryptoLife):
         self.protected = 0
         """Looks at a holding with a stop."""
         self._refused = 0
+        self._refused_at = 0
         self._hour = 0
 
     @property
@@ -292,6 +293,7 @@ class RestingCryptoLife(CryptoLife):
         refused = self.server.refusals[self._refused :]
         self._refused += len(refused)
         for words in refused:
+            self._refused_at = now
             if "insufficient" in words and self._is_quiet():
                 self.problems.append(f"{now}: {words}")
         super()._pass(now)
@@ -323,7 +325,9 @@ class RestingCryptoLife(CryptoLife):
     def _audit(self, journal: Journal) -> None:
         super()._audit(journal)
         terms = journal.last(OrderTerms)
-        if terms is None or not self._is_quiet() or not self._is_at_rest(journal):
+        # A stop that is refused since the price has reached it is a market order a minute later.
+        is_quiet = self._is_quiet() and self.market.now > self._refused_at + 5 * MINUTE
+        if terms is None or not is_quiet or not self._is_at_rest(journal):
             return
         for pair, price in terms.body.stops.items():
             coin = pair.split("/")[0]
