@@ -91,8 +91,8 @@ class Market:
         # Every session begins a candle.
         candle = frame.groupby("session").cumcount() // every
         frame = frame.assign(begins=frame.index)
-        how = {"begins": "first", "open": "first", "high": "max", "low": "min", "close": "last"}
-        return frame.groupby([frame["session"], candle]).agg(how).set_index("begins")
+        columns = {"begins": "first", "open": "first", "high": "max", "low": "min", "close": "last"}
+        return frame.groupby([frame["session"], candle]).agg(columns).set_index("begins")
 
 
 def find(market: str | None, data_hash: str | None, roots: Sequence[Path]) -> Market:

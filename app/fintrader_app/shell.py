@@ -109,8 +109,8 @@ def draw_answer(words: str) -> None:
 
 
 def is_shown_above(key: str) -> bool:
-    """Report whether the browser has the page above this line: only then may a heavy part be drawn.
-    If not, draw the page again once it has.
+    """Report whether the browser shows the page above this line, and rerun the page once it does.
+    Draw a heavy part only then.
 
     Drawing libraries and tables keep a browser busy for a second or two, in which it would show
     nothing at all.
@@ -143,7 +143,7 @@ def line_up(*widths: int) -> list[DeltaGenerator]:
 
 
 def follow(draw: Callable[[], None], *, live: bool) -> None:
-    """Draw a part of a page and, while it is `live`, draw that part again and again."""
+    """Draw a part of a page and, while it is `live`, draw it again every `REFRESH_SECONDS`."""
 
     @st.fragment(run_every=REFRESH_SECONDS if live else None)
     def part() -> None:
@@ -307,7 +307,7 @@ def choose_several(
     """As `choose`, of up to `most`."""
     widget = link_choices(key, options, default, most)
     value: list[str] = st.multiselect(label, options, max_selections=most, key=widget)
-    remember(key, ",".join(value))  # none at all is a choice too
+    remember(key, ",".join(value))  # an empty choice is stored, too
     return value
 
 
@@ -397,7 +397,7 @@ def pick_race(runs: RunsFolder, head: DeltaGenerator) -> tuple[Summary, Folder, 
             default=folds[-1],  # the current one, if the run is at work
             format_func=lambda name: f"Fold {plain(name, 20)}",
         )
-    right.caption(f"Walked forward: each of its {len(folds)} folds raced a tournament of its own.")
+    right.caption(f"Walked forward: each of the {len(folds)} folds has its tournament.")
     return run, folder, Folder(folder.path("folds", fold))
 
 
@@ -482,7 +482,7 @@ def _describe_stage(stage: Stage, *, alive: bool) -> str:
         return duration(stage.seconds) if stage.seconds is not None else "done"
     if stage.state == "waiting":
         if not alive:
-            return "not begun"
+            return "not started"
         return "waiting" if stage.seconds_left is None else f"about {duration(stage.seconds_left)}"
     parts = (
         stage.state if stage.state != "running" else "",
@@ -490,4 +490,4 @@ def _describe_stage(stage: Stage, *, alive: bool) -> str:
         "" if stage.seconds_left is None else f"{duration(stage.seconds_left)} left",
         stage.doing if stage.doing != stage.title else "",
     )
-    return ", ".join(filter(None, parts)) or "at work"
+    return ", ".join(filter(None, parts)) or "running"

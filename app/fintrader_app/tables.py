@@ -59,18 +59,18 @@ def table(
     columns: list[str] | None = None,
     right: Iterable[str] = (),
     pinned: str = "",
-    **how: Any,
+    **options: Any,
 ) -> None:
     """Draw `rows`, a styled frame or a frame's data, over the whole width. `right`: columns to
     align right; `pinned`: a column; `height="few"`: scroll after MOST_ROWS."""
     config = {name: st.column_config.TextColumn(alignment="right") for name in right}
     if pinned:
         config[pinned] = st.column_config.TextColumn(pinned=True)
-    how = {"column_config": config, "placeholder": DASH, **how}
+    options = {"column_config": config, "placeholder": DASH, **options}
     shown = rows if isinstance(rows, Styler) else pd.DataFrame(rows, columns=columns)
-    if how.get("height") == "few":
-        how["height"] = "content" if shown.index.size <= MOST_ROWS else find_height(MOST_ROWS)
-    st.dataframe(shown, hide_index=True, key=key, **how)
+    if options.get("height") == "few":
+        options["height"] = "content" if shown.index.size <= MOST_ROWS else find_height(MOST_ROWS)
+    st.dataframe(shown, hide_index=True, key=key, **options)
 
 
 def find_height(rows: int) -> int:
@@ -94,23 +94,23 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
     """
     rival = stored.portfolio
     metrics = stored.metrics_of(name)
-    theirs = NO_METRICS if rival in (None, name, "cash") else stored.metrics_of(str(rival))
+    rival_metrics = NO_METRICS if rival in (None, name, "cash") else stored.metrics_of(str(rival))
     coloured = stored.opening.is_skill and is_result(name)
     short = bool(explain_short_window([metrics]))
     with st.container(horizontal=True):
         for key, title in SHORT_HEADLINE if short else HEADLINE:
-            mine = metrics[key]
-            other = theirs[key]
+            value = metrics[key]
+            other = rival_metrics[key]
             about = f"`{BY_KEY[key].formula}` from daily returns; {BY_KEY[key].source}."
             difference = None
-            if mine is not None and other is not None and key != "sessions":
+            if value is not None and other is not None and key != "sessions":
                 versus = rival_name(str(rival))
-                difference = f"{statistic(key, mine - other, signed=True)} vs {versus}"
+                difference = f"{statistic(key, value - other, signed=True)} vs {versus}"
                 about += " Below it: the difference from the benchmark portfolio."
             tone: Any = "inverse" if key == "annual_volatility" else "normal"
             st.metric(
                 title,
-                count(mine) if key == "sessions" else format_metric(key, metrics),
+                count(value) if key == "sessions" else format_metric(key, metrics),
                 difference,
                 delta_color=tone if coloured else "off",
                 delta_arrow="auto" if coloured else "off",
@@ -155,11 +155,11 @@ def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
     if errors.isna().all():  # the score of one window has none
         del config["error"]
     frame = board.assign(error=errors)[list(config)]
-    how: dict[str, Any] = {"column_config": config}
+    options: dict[str, Any] = {"column_config": config}
     if short:
-        table(frame.iloc[:, :6], key, height=find_height(min(len(frame), 8)), **how)
+        table(frame.iloc[:, :6], key, height=find_height(min(len(frame), 8)), **options)
     else:
-        table(frame.join(select_settings(board).iloc[:, :6]), key, **how)
+        table(frame.join(select_settings(board).iloc[:, :6]), key, **options)
 
 
 # --- settings -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ class Transition(NamedTuple):
     """One step of `B` accounts."""
 
     obs: Tensor
-    """`[B, D]`, or `[B, A + N + 1]`: the private part and the bar's number (see
+    """`[B, D]`, or `[B, P + 1]`: the private part, P columns, and the bar's number (see
     `normalisation`)."""
     action: Tensor
     """`[B, N]`: as given to the environment."""
@@ -45,7 +45,7 @@ class StepBuffer:
     latent_width: int
     device: torch.device
     overlaps = False
-    """True if the observation after a step lies in the place of the next step's."""
+    """True if the observation after a step is stored once, as that of the next step."""
 
     def __post_init__(self) -> None:
         shape = (self.num_steps, self.num_envs)
@@ -63,7 +63,7 @@ class StepBuffer:
         self.columns = [self.obs, self.reward, *ends, self.next_obs, self.latent]
 
     def write(self, t: int, transition: Transition, *latent: Tensor) -> None:
-        """Write one step as number `t`; `latent`: the columns from there on."""
+        """Write one step as number `t`; `latent`: its latent, and any later columns."""
         obs, _, *others = transition
         torch._foreach_copy_([column[t] for column in self.columns], [obs, *others, *latent])
 
@@ -74,17 +74,17 @@ class RolloutBuffer(StepBuffer):
     def __post_init__(self) -> None:
         """Raises ConfigError when it, or learning from it, would take more memory than the device
         has free."""
-        # On a GPU, to ask which episodes ended and store their values would wait for it.
+        # Overlapping must know which episodes ended; on a GPU that would wait for the device.
         self.overlaps = self.device.type == "cpu"
-        # Observations are held raw, scaled and as the networks' input; on a GPU also the next
-        # observations, and one more copy in the graph of a gradient step.
-        each = 4 * ((3 if self.overlaps else 7) * self.obs_width + 3 * self.latent_width + 6) + 2
-        needed = self.num_steps * self.num_envs * each
+        # Observations are stored raw, scaled and as the networks' input; on a GPU the next
+        # observations, too, and one more copy in the graph of a gradient step.
+        size = 4 * ((3 if self.overlaps else 7) * self.obs_width + 3 * self.latent_width + 6) + 2
+        needed = self.num_steps * self.num_envs * size
         subject = f"a rollout of {self.num_steps:,} steps of {self.num_envs:,} accounts"
         require_memory(needed, self.device, subject, "lower agent.num_steps or env.num_envs")
         super().__post_init__()
         self.final_value = torch.zeros_like(self.reward)
-        """`[T, B]`: value of the true final observation where an episode ended, anything
+        """`[T, B]`: value of the true final observation where an episode ended, undefined
         elsewhere."""
         self.log_prob = torch.zeros_like(self.latent)
         """`[T, B, L]`: of each latent, under the policy that drew it."""

@@ -120,7 +120,7 @@ def collect_optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tenso
 
 
 def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Restore the moments; learning rate and the like stay as they are. Raises CheckpointError on a
+    """Restore the moments; hyper-parameters stay as they are. Raises CheckpointError on a
     wrong shape."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
@@ -195,7 +195,9 @@ class Resumable:
         self.inherit(state)
         self.load_extra_state(select_below("extra", state))
         if "generator" not in state:
-            raise CheckpointError("the stored agent state is incomplete: it has no random state")
+            raise CheckpointError(
+                "the stored agent state has no random state: restore the file or train again"
+            )
         load_generator(self.generator, state["generator"])
 
     def inherit(self, state: Mapping[str, Tensor]) -> None:

@@ -13,8 +13,8 @@ from fintrader.errors import ConfigError
 
 
 class LimitHead(ActionHead):
-    """`ActionHead` for the environment's `limit` actions: after the weights' latents the others,
-    clipped, are prices."""
+    """`ActionHead` for the environment's `limit` actions: the latents after those of the weights
+    are limit prices, clipped to [-1, 1]."""
 
     def decode(self, obs: Tensor, latent: Tensor, table: MarketTable | None = None) -> Tensor:
         """Turn raw `obs` and `latent [B, L]` into an action `[B, A]`."""

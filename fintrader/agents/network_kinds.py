@@ -37,7 +37,7 @@ def resolve_network(settings: NetworkSettings, layout: Layout, head: ActionHead)
     if layout.resting:
         if settings.kind not in ("auto", "mlp"):
             raise ConfigError(
-                f"agent.network.kind {settings.kind} does not see the orders that rest; set it to"
+                f"agent.network.kind {settings.kind} does not read resting orders; set it to"
                 " mlp or auto with env.action limit or quote"
             )
         return settings.model_copy(update={"kind": "mlp"})

@@ -461,7 +461,7 @@ def select_true_next_obs(
 
 
 def as_tensor(obs: Any) -> Tensor:
-    """Turn factored observations into `[B, A + N + 1]`, the clock (exact up to 2**24) last; leave
+    """Turn factored observations into `[B, P + 1]`, the clock (exact up to 2**24) last; leave
     `[B, D]` as they are."""
     if isinstance(obs, Tensor):
         return obs

@@ -33,7 +33,7 @@ class VerifyOptions(Settings):
     """Settings of the checks; each option is for one kind of PATH."""
 
     repair: bool = False
-    """A run: make derived files again, and set changed ones aside; the run's command then trains
+    """A run: rebuild derived files, and set changed ones aside; the run's command then trains
     the missing pods."""
     replay: bool = False
     """A run: where all is well, race it again from its event log and compare byte by byte."""
@@ -42,7 +42,7 @@ class VerifyOptions(Settings):
     keep: Path | None = None
     """A report: folder in which the reproduced run is kept; by default it is removed."""
     data: PathText | None = None
-    """A report: where the bars lie here, if not where the report's configuration says."""
+    """A report: path of the bars here, if it differs from that in the report's configuration."""
     allow_code: bool = False
     """A report: import the code that its configuration names (features or a reward of its
     author)."""

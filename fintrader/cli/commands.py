@@ -85,17 +85,17 @@ def _print_next_steps(config: RunConfig, report: Path) -> None:
     named = program.name == "fintrader" and (
         found is None or Path(found).resolve() != program.resolve()
     )
-    us = shlex.quote(os.path.relpath(program)) if named else "fintrader"
+    command = shlex.quote(os.path.relpath(program)) if named else "fintrader"
     home = (
         ""
         if config.runs_dir == Path("runs")
         else f" --runs-dir {shlex.quote(str(config.runs_dir))}"
     )
-    print(f"\nOpen {report} in a browser, or see all of the run in `{us} app{home}`.")
+    print(f"\nOpen {report} in a browser, or see all of the run in `{command} app{home}`.")
     if config.data.source.kind == "synthetic":
         print(
-            f"These bars are made up. For your own file or folder: `{us} init FILE`, and run the"
-            " configuration that it writes."
+            f"These bars are synthetic. For your own file or folder: `{command} init FILE`, and"
+            " run the configuration that it writes."
         )
 
 
@@ -105,7 +105,7 @@ class PlanOptions(Settings):
     on_demand_usd: PositiveFloat | None = None
     """USD an hour, on demand; none: no cost is printed."""
     spot_usd: PositiveFloat | None = None
-    """USD an hour of a spot instance, which may be taken away; a run then goes on."""
+    """USD an hour of a spot instance, which may be taken away; a run then resumes on another."""
 
 
 def plan(argv: list[str]) -> None:
@@ -150,7 +150,7 @@ def build_data(argv: list[str]) -> None:
         configs = [load_data_config(word) for word in words]
         data_commands.collect_garbage(configs, remove=options.yes)
     elif options.yes:
-        raise ConfigError("--yes: only --prune asks for it")
+        raise ConfigError("--yes goes with --prune: give both, or leave it out")
     else:
         config = parse_data_config("data build", words)
         if options.dry_run:
@@ -188,7 +188,7 @@ def backtest(argv: list[str]) -> None:
     path = home / "config.yaml"
     if not path.is_file():
         raise ConfigError(
-            f"{folder}: no run lies here (it would hold config.yaml); give the folder of a run"
+            f"{folder}: there is no run here (no config.yaml); give the folder of a run"
         )
     config = parse(load_config(path), rest, "backtest")
     from fintrader.pipeline.run_stages import backtest_run  # after the settings: it loads torch
@@ -311,7 +311,7 @@ def edit_run(argv: list[str]) -> None:
     if options.delete and changes:
         raise ConfigError(f"--delete: cannot go with --{next(iter(changes))}; give one of them")
     if options.yes and not options.delete:
-        raise ConfigError("--yes: only --delete asks for it")
+        raise ConfigError("--yes goes with --delete: give both, or leave it out")
     if is_url(word):
         raise ConfigError(
             f"{word}: a run in a store has no notes and is not deleted from here; use the store's"

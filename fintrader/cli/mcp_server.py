@@ -43,7 +43,7 @@ SPENT = "mcp_looks.jsonl"
 INSTRUCTIONS = (
     "fintrader trains trading agents and tests whether results are skill. Every judgement and"
     " backtest is a look at a held-out window: looks are few, they are counted for good, and each"
-    " one raises the level that a later result must reach. Plan before you look, and report"
+    " one lowers the p-value that a later result must reach. Plan before you look, and report"
     " verdicts as they are."
 )
 READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
@@ -54,7 +54,7 @@ Overrides = dict[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class SpentLooks:
-    """Looks that a server spent; below 0: gave back, since nothing was seen."""
+    """Looks that a server spent; below 0: looks that it gave back, since nothing was seen."""
 
     folder: str
     tool: str
@@ -189,8 +189,8 @@ class Confinement:
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Print to standard error, since standard output carries the protocol; raise problems of the
-    project as answers to the assistant."""
+    """Print to standard error, since standard output carries the protocol, and turn errors into
+    answers to the assistant."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
@@ -324,7 +324,7 @@ def make_server(
                     stderr=log,
                     start_new_session=True,
                 )
-            return f"{name} is started; show_run gives its state, {log.name} has its lines"
+            return f"{name} is started; show_run gives its state, and its log is {log.name}"
 
     for tool in (list_runs, show_run, show_looks):
         offer(READS, tool)
@@ -337,7 +337,7 @@ def make_server(
 
 
 def serve(folder: Path, runs_dir: str, *, looks: int, train: bool) -> None:
-    """Serve on standard input and output until the assistant hangs up. Raises ConfigError for a
+    """Serve on standard input and output until the assistant disconnects. Raises ConfigError for a
     `runs_dir` outside the folder."""
     folder = folder.resolve()
     os.chdir(folder)

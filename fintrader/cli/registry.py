@@ -110,7 +110,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "targets": Command(
             "tournaments:targets",
             "RUN --at GROWTH ... [--json]",
-            "time until a run's best pod so far earned a target; each is a look at the test window",
+            "time until a run's best pod reached a target growth; a look at the test window",
             ("fintrader.cli.tournaments:TargetOptions",),
         ),
         "compare": Command(

@@ -28,7 +28,7 @@ class AppSettings(Settings):
     allow_host: tuple[str, ...] = ()
     """A further name or address by which browsers reach the app; may be given several times."""
     no_token: bool = False
-    """Let everybody in who reaches the port, without the token of the printed address."""
+    """Serve everyone who reaches the port, without asking for the token of the printed address."""
     headless: bool = False
     """Do not open a browser."""
 

@@ -42,9 +42,9 @@ class ExportOptions(Settings):
 
     format: Literal["onnx", "html", "tensorboard", "mlflow"] = "onnx"
     """`onnx`: a policy for programs without PyTorch, checked against the original; `html`: the run
-    as static pages for any web host; `tensorboard`:
-    the pods' training metrics and scores as event files; `mlflow`: the same as an experiment, on
-    the server at MLFLOW_TRACKING_URI if it is set."""
+    as static pages for any web host; `tensorboard`: the pods' training metrics and scores as event
+    files; `mlflow`: the same as an experiment, on the server at MLFLOW_TRACKING_URI if it is
+    set."""
     policy: str | None = None
     """`onnx`: `ensemble` (the default), `best`, or a pod's name."""
     out: Path | None = None

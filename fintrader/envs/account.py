@@ -746,7 +746,7 @@ def find_owed(view: MarketView, account: Account, bars: Tensor) -> Tensor:
     form = (-1, *[1] * (bars.ndim - 1))
     gap, left = find_gap(view, account.start_bar.view(form), bars)
     place = gap * view.option_scale[left] + STRIKE_POINT
-    # Beyond the table its last line goes on.
+    # Beyond the table its outermost segments go on as straight lines.
     column = place.clamp(0, view.option_value.shape[1] - 2).long()
     low = view.option_value[left, column]
     slope = view.option_value[left, column + 1] - low

@@ -293,7 +293,7 @@ class ObservationLayout:
         return {name: parts[name] for name in self.slices}
 
     def assemble(self, private: Tensor, rows: Tensor) -> Tensor:
-        """Join a private part `[..., A + N]` and market rows `[..., L*W]` to the flat observation
+        """Join a private part `[..., P]` and market rows `[..., L*W]` to the flat observation
         `[..., D]`."""
         return torch.cat((private, rows), dim=-1)
 

@@ -57,7 +57,7 @@ class RandomiseSettings(Settings):
     that it learns from all of them (https://arxiv.org/abs/1703.06907)."""
 
     variants: Count = 4
-    """V: markets that the accounts are shared out among; a divisor of their number."""
+    """V: markets among which the accounts are divided; a divisor of their number."""
     costs: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.0)
     """Smallest and largest factor on the fees, spread and impact of a variant; its logarithm is
     uniform between. Equal ones, such as [1.5, 1.5], apply to all accounts: above 1 an agent learns
@@ -206,13 +206,13 @@ class TradingSettings(Settings):
     """Cash of an account at the start of an episode, USD; at most 4.3 billion, half of the largest
     exact sum."""
     initial_shares: float | Mapping[str, float] = 0.0
-    """Shares of every symbol at the start of an episode, or a mapping such as {AAPL: 100}; of
-    symbols not listed then there are none."""
+    """Shares of every symbol at the start of an episode, or a mapping such as {AAPL: 100}; none of
+    a symbol that is not listed then."""
     close_at_end: bool = False
     """Close all positions at the close of an episode's last bar, of any size and at its costs."""
     option: OptionSettings | None = None
     """An option that accounts have sold when an episode begins, for its value in cash. Equity is
-    less by what it is worth at each close, and from its expiry on by the payoff."""
+    reduced by its value at each close, and from its expiry on by the payoff."""
     ruin_fraction: BelowOne = 0.1
     """Equity at or below this share of the episode's first equity is ruin: the episode
     terminates."""
@@ -233,8 +233,8 @@ class TradingSettings(Settings):
     """Differences between accounts while an agent trains; validation and backtest use the original
     market."""
     traders: TraderSettings | None = None
-    """Traders that share a market while an agent trains: each K accounts in turn are a game of K
-    traders. Validation, backtest and deployment trade one account alone."""
+    """Traders that share a market while an agent trains: every K consecutive accounts are a game of
+    K traders. Validation, backtest and deployment trade one account alone."""
 
     # --- benchmark --------------------------------------------------------------------------------
     benchmark: Literal["auto", "equal_weight", "cap_weight", "buy_and_hold", "cash"] = "auto"

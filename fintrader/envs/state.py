@@ -39,7 +39,7 @@ class Endowment(NamedTuple):
     shares: Tensor
     """`[B, N]`."""
     episode_bars: Tensor
-    """`[B]` int64: bars of an episode; 0 to the window's end."""
+    """`[B]` int64: bars of an episode; 0: it lasts until the window's end."""
 
 
 def seed_numbers(seed: Any, count: int) -> int | list[int]:
@@ -102,8 +102,8 @@ def check_names(options: Any) -> None:
 
 
 def check_wrappers() -> None:
-    """Check that none of `ARRAY_WRAPPERS` is calling, two frames above. Raises EnvError: an
-    environment does not know its wrappers, and theirs are errors about arrays."""
+    """Check that none of `ARRAY_WRAPPERS` is calling, two frames above. Raises EnvError, since the
+    wrapper itself would fail with an error about arrays that names no remedy."""
     frame = sys._getframe(2).f_back
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("gymnasium."):
         name = type(frame.f_locals.get("self")).__name__
@@ -322,4 +322,4 @@ def check_values(
 
 
 def _broken(what: str) -> CheckpointError:
-    return CheckpointError(f"the stored state is broken: {what}; continue from another one")
+    return CheckpointError(f"the stored state is broken: {what}; load another one")

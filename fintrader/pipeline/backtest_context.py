@@ -149,11 +149,11 @@ def add_data(
         summary["symbols_left_out"] = len(market.left_out)
     terms = context.trading
     participation = None if terms is None else terms.participation
-    said = {
+    notes = {
         "rows_outside": describe_outside(market),
         "little_invested": describe_idle(windows, results, participation),
     }
-    summary |= {key: text for key, text in said.items() if text}
+    summary |= {key: text for key, text in notes.items() if text}
     survivors = market.survivorship
     if survivors is not None and (sentence := survivors.describe()):
         key = "survivorship" if survivors.survivors_only else "members_without_bars"

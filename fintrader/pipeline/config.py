@@ -65,7 +65,7 @@ class BacktestSettings(Settings):
     """Windows and controls of the backtest. Its costs are those of `env`."""
 
     window: tuple[Window, ...] = Field(("test",), min_length=1)
-    """Windows of the market to trade, each into a folder of its own. No earlier stage reads the
+    """Windows of the market to trade, each into a separate folder. No earlier stage reads the
     test window."""
     null_model: bool = True
     """Repeat the whole search on features that hold no information (doubles the time; tells luck
@@ -92,8 +92,8 @@ class RunConfig(DataConfig):
     `reproducible`."""
 
     seed: int = Field(0, ge=0)
-    """Root of all randomness of agents and tournament (a synthetic market has a seed of its
-    own)."""
+    """Root of all randomness of agents and tournament (a synthetic market has its own
+    seed)."""
     device: str = Field("auto", json_schema_extra={"examples": ["auto", "cpu", "cuda"]})
     """`auto` (CUDA if present; the CPU if `across_machines`), `cpu`, `cuda` or `cuda:1`."""
     env: Annotated[TradingSettings | GymnasiumSettings, Field(discriminator="kind")] = (
@@ -265,7 +265,7 @@ CHOICES: Choices = {
 }
 """Options that choose one of several settings models. Switching keeps the settings both share."""
 RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "operations")
-"""Settings that change no result: where things lie, where pods run, and how a run is operated."""
+"""Settings that change no result: folders and names, where pods run, and how a run is operated."""
 
 
 def changed_results(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:

@@ -39,9 +39,9 @@ def train(
     seed already. With `folder` the training's state and metrics are stored there, and the same call
     goes on where it was.
 
-    Raises ConfigError for anything that is no agent or no environment and for no budget or two,
-    TrainingError when a number is no longer finite, CheckpointError when `folder` holds a training
-    of another seed or of other settings (the budget may differ).
+    Raises ConfigError when the agent or the environment is something else, and unless one budget
+    is given; TrainingError when a number is no longer finite; CheckpointError when `folder` holds a
+    training of another seed or of other settings (the budget may differ).
     """
     chosen = choose_agent(agent)
     if isinstance(chosen, type) or not (
@@ -49,7 +49,7 @@ def train(
     ):
         raise ConfigError(
             "the first argument is the agent, such as fintrader.agents.PPO(); got "
-            f"{type(agent).__name__}: it is train(agent, env, env_steps=...)"
+            f"{type(agent).__name__}; call train(agent, env, env_steps=...)"
         )
     _check_environment(env)
     if not hasattr(seed, "__index__"):
@@ -80,13 +80,14 @@ def _check_environment(env: object) -> None:
         raise ConfigError(
             f"{type(env).__name__} is no vector environment of torch tensors (num_envs, reset,"
             " step, state_dict); make a fintrader.TradingEnv(market, num_envs=1024), or wrap a"
-            " gymnasium one in envs.classic.WorkerEnv"
+            " gymnasium one in fintrader.envs.classic.WorkerEnv"
         )
 
 
 @check_keywords
 def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
-    """Run it all: bars, market, tournament, the same search without information, backtest.
+    """Run the whole pipeline: bars, market, tournament, the same search without information,
+    backtest.
 
     `config`: a configuration's name (`"quickstart"`), the path of a YAML file, settings, or plain
     values; `overrides` replace parts of it: `run("quickstart", name="mine", env={"cost_bps": 5})`.
@@ -124,5 +125,5 @@ def open_run(where: Path | str) -> Run:
         hint = (
             f"runs below it: {', '.join(below[:8])}" if below else "fintrader.run(CONFIG) makes one"
         )
-        raise RunError(f"{where}: no run lies here (it would hold config.yaml); {hint}")
+        raise RunError(f"{where}: there is no run here (no config.yaml); {hint}")
     return Run(home, load_policy=load_policy)

@@ -42,8 +42,8 @@ COMPILING_SECONDS = 25.0
 """The first run on a machine compiles the environment's code."""
 MAIN_BYTES = 470 << 20
 POD_BYTES = 374 << 20
-"""Memory of the command itself and of a pod, without their market: mostly torch. What processes
-share counts once."""
+"""Memory of the command itself and of a pod, without their market: mostly torch. Memory
+that processes share counts once."""
 COMPILING_BYTES = 100 << 20
 """Further memory of each process that compiles."""
 DECISION_BYTES = 160
@@ -93,11 +93,11 @@ class Estimate:
 
     @property
     def span(self) -> tuple[float, float]:
-        """Seconds between which the truth will probably lie."""
+        """Least and most seconds that the run will probably take."""
         return self.seconds / FACTOR[self.sure], self.seconds * FACTOR[self.sure]
 
     def describe(self) -> str:
-        """Describe time and memory, and how sure they are."""
+        """Describe time and memory, and how certain they are."""
         null = (
             f", {duration(self.null_seconds)} of it for the null model" if self.null_seconds else ""
         )
@@ -108,7 +108,7 @@ class Estimate:
             room += f", and only {self.free_bytes / 2**30:.1f} GiB are free here: set fewer workers"
         return (
             f"About {duration(self.seconds)} ({duration(self.span[0])} to {duration(self.span[1])}"
-            f" where nothing else is at work){null}; {room}. {self.sure.capitalize()}: {self.why}."
+            f" if nothing else runs here){null}; {room}. {self.sure.capitalize()}: {self.why}."
         )
 
 
@@ -170,7 +170,8 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     needed = None
     if market is not None:
         # Prices as accounts read them, and rows of the windows that are scored, are a pod's own;
-        # the pages of the market's file are shared. The null model's file takes its place.
+        # the pages of the market's file are shared. Later the null
+        # model's file takes the place of the market's.
         interval = getattr(config.env, "decision_interval", 1)
         decisions = market // (_cell_bytes(config) * interval)
         own = POD_BYTES + market // 3 + _experience_bytes(config) + DECISION_BYTES * decisions
@@ -251,7 +252,7 @@ def _work(settings: TournamentSettings) -> float:
 
 
 def _shape(config: RunConfig) -> tuple[int | None, int | None]:
-    """Bars and symbols, None if settings do not tell."""
+    """Bars and symbols, None where the settings do not determine them."""
     source = config.data.effective().source
     if config.is_classic:  # no market
         return 0, 0

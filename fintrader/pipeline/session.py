@@ -165,7 +165,7 @@ def open_run(where: str) -> Path:
     if not ObjectStore(url).list_names():
         ObjectStore(url).check_access()
         raise RunError(
-            f"{url}: no run lies here; give the URL of the store and the name of the run"
+            f"{url}: there is no run here; give the URL of the store and the name of the run"
         )
     home = open_working_copy(url, locate_cache("runs"))
     refresh(home)

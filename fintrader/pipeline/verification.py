@@ -100,7 +100,7 @@ def _read_manifest(home: RunFolder) -> tuple[Mapping[str, Any], Check | None]:
 
 
 def repair_run(home: RunFolder) -> Iterator[str]:
-    """Repair each tournament of a run; a sentence on each thing that was done."""
+    """Repair each tournament of a run; yield a sentence on each repair."""
     settings, _ = _read_settings(home)
     for run in find_tournaments(home):
         place = "" if run.root == home.root else f" ({run.root.relative_to(home.root)})"
@@ -135,5 +135,5 @@ def check_replay(folder: Path, name: str | None) -> Check:
         compare(source, target),
         "equal, byte for byte",
         "wall-clock budgets and GPUs do not repeat themselves; where the run has neither, code,"
-        " packages or processor are others than then",
+        " packages or processor have changed since",
     )

@@ -69,8 +69,8 @@ def backtest(
     one, normalises observations and is frozen. A stored model does not contain its VecNormalize;
     attach it by `PPO.load(path, env=VecNormalize.load(statistics, env))`.
 
-    `backtesting.OrderRule(rule)` stands for a rule that gives orders: limits, stops, trailing stops
-    and brackets.
+    `backtesting.OrderRule(rule)` stands for a rule that places orders: limits, stops, trailing
+    stops and brackets.
 
     The result is recorded as a look at these bars on the user's ledger (`fintrader looks`), like
     the backtest of a run; `.look` is its number.
@@ -153,7 +153,7 @@ def walk_forward(
 def _check_settings(settings: EnvSettings | None, name: str) -> EnvSettings:
     if not is_result(name):
         raise BacktestError(
-            f"name={name!r} is what a baseline is called; choose another name for the policy"
+            f"name={name!r} is the name of a baseline; choose another name for the policy"
         )
     if settings is None or isinstance(settings, EnvSettings):
         return settings or EnvSettings()
@@ -167,8 +167,8 @@ def _check_settings(settings: EnvSettings | None, name: str) -> EnvSettings:
 def _trade(
     policy: object, market: MarketTensors, settings: EnvSettings, name: str
 ) -> BacktestResult:
-    """Simulate a policy on one window. Raises BacktestError if it is none, or one for another
-    market."""
+    """Simulate a policy on one window. Raises BacktestError if it is no policy, or made for
+    another market."""
     if isinstance(policy, TrainResult):
         policy = policy.policy
     _check_policy(policy)
@@ -313,14 +313,14 @@ class Backtests(Mapping[str, BacktestResult]):
             for window, place in ((self.windows[0], 0), (self.windows[-1], -1))
         )
         sessions = len(result.daily_returns)
-        said = f"; {self.name} {result.note}" if result.note else ""
+        note = f"; {self.name} {result.note}" if result.note else ""
         return (
             f"{first} to {last}, {sessions} sessions, net of {self.settings.cost_bps:g} bps a"
-            f" trade{said}"
+            f" trade{note}"
         )
 
 
-# --- what was given -------------------------------------------------------------------------------
+# --- checks of arguments --------------------------------------------------------------------------
 
 
 def _check_market(policy: object, market: object) -> None:

@@ -91,7 +91,7 @@ def render_comparison(report: BarComparison) -> str:
     page.add(Section("heat-map", "By symbol and day", figures=[worst], notes=[blank]))
     if report.only_a or report.only_b:
         alone = Chart("alone", partial(_draw_alone, report))
-        page.add(Section("only-one", "Bars that only one has", figures=[alone]))
+        page.add(Section("only-one", "Bars in one source only", figures=[alone]))
     page.add(_present_symbols(report))
     details = [
         Chart(
@@ -116,7 +116,7 @@ def _present_finding(report: BarComparison) -> Section:
         key="finding",
         title=f"{share:.1%} of the bars agree.",
         headline=(
-            f"{len(report.symbols)} symbols of both, {report.sessions[0]} to"
+            f"{len(report.symbols)} symbols in both, {report.sessions[0]} to"
             f" {report.sessions[-1]}, bars of {report.bar_minutes} minutes: of {report.bars:,} bars"
             f" {report.agree:,} agree within {report.tolerance_bps:g} bps in all prices;"
             f" {report.only_a:,} only in A, {report.only_b:,} only in B."
@@ -165,7 +165,7 @@ def _present_suspicions(report: BarComparison) -> Section:
         for one in found
     ]
     words = ("Kind", "Detail", "Symbols", "First day", "Last day")
-    none = "Neither a scale nor a shift in time that would explain differences."
+    none = "Neither another scale nor a shift in time explains the differences."
     return Section(
         "explanations",
         "Possible explanations",
@@ -175,7 +175,7 @@ def _present_suspicions(report: BarComparison) -> Section:
 
 
 def _present_symbols(report: BarComparison) -> Section:
-    columns = ("Symbol", "Bars of both", "Agree", "Only A", "Only B")
+    columns = ("Symbol", "Bars in both", "Agree", "Only A", "Only B")
     rows = [
         (
             row.symbol,

@@ -94,7 +94,7 @@ class FactorFit:
 
 @dataclass(frozen=True)
 class Analysis:
-    """Answers about the main strategy that take the market it traded in."""
+    """Analyses of the main strategy that need the market it traded in."""
 
     attribution: Attribution
     execution: ExecutionCosts | None

@@ -16,9 +16,9 @@ from fintrader.numerals import count, percent
 
 METHOD = (
     "Each input alone is taken away (a feature or column of context shows its mean over the window,"
-    " cash and holdings those of an account just opened) and the policy is asked again: the share"
-    " of the account that would have been held elsewhere is what it moved. Inputs with the same"
-    " information share what they move or hide one another. No figure here shows that an input pays."
+    " cash and holdings those of an account just opened) and the policy is asked again. It moved"
+    " the share of the account that would then be held elsewhere. Inputs with the same information"
+    " share their influence or hide one another. No figure here shows that an input pays."
 )
 
 

@@ -85,8 +85,8 @@ class MetricInputs:
         )
         self.portfolio: Array | None = None
         if history.portfolio is not None:
-            theirs = m.daily_returns(history.portfolio, history.session)
-            self.portfolio = m.drop_rounding_differences(self.daily, theirs)
+            returns = m.daily_returns(history.portfolio, history.session)
+            self.portfolio = m.drop_rounding_differences(self.daily, returns)
         self.sessions = len(self.daily)
 
     @cached_property
@@ -180,19 +180,19 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
                 lot[:3] = lot[0] * ratio, lot[1] / ratio, lot[2] / ratio
             continue
         left = shares
-        each = cost / abs(shares)
+        fee_per_share = cost / abs(shares)
         while lots and left * lots[0][0] < 0:
             held, paid, fee, since = lots[0]
             # Signed as the lot.
             part = held if abs(held) < abs(left) else -left
-            profit = part * (price - paid) - abs(part) * (each + fee)
+            profit = part * (price - paid) - abs(part) * (fee_per_share + fee)
             closed.append((symbol, part, profit, (time - since) / 60e9, since, time))
             left += part
             lots[0][0] = held - part
             if abs(held - part) <= 1e-12 * abs(held):
                 lots.popleft()
         if abs(left) > 1e-12 * abs(shares):
-            lots.append([left, price, each, time])
+            lots.append([left, price, fee_per_share, time])
     table = pd.DataFrame(
         closed, columns=["symbol", "shares", "profit_usd", "minutes", "opened", "closed"]
     )

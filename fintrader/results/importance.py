@@ -28,12 +28,12 @@ from fintrader.numerals import count
 MIN_PODS = 12
 """Fewest scored pods for which importance is computed: with fewer, luck can produce any share."""
 LEVEL = 0.05
-"""Probability that settings without any effect have one that is called important."""
+"""Significance level: probability that some setting is called important when none has an effect."""
 ALGORITHM = "algo"
 """Name of the algorithm among the settings, where several race."""
-_DEALS = 499
-_LEVELS = 8
-_PER_LEVEL = 3
+_PERMUTATIONS = 499
+_MOST_LEVELS = 8
+_FEWEST_PER_LEVEL = 3
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Importance:
     shares: tuple[Share, ...] = ()
     """Largest first; empty where `why` gives the reason."""
     pods: int = 0
-    """From which they were computed."""
+    """Number of pods that they were computed from."""
     luck: float = 0.0
     """95 % quantile, over permuted scores, of the largest share of any setting."""
     constant: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Importance:
 
 
 def settings_of(pods: pd.DataFrame) -> list[dict[str, Any]]:
-    """The searched settings of each pod as they are stored, with the algorithm where several
+    """List the searched settings of each pod, with the algorithm where several
     race."""
     found = [dict(row) if isinstance(row, dict) else {} for row in pods["hyper"]]
     if ALGORITHM in pods and pods[ALGORITHM].nunique() > 1:
@@ -90,9 +90,9 @@ def importance(pods: pd.DataFrame) -> Importance:
         return Importance(
             pods=size,
             why=(
-                f"Importance takes {MIN_PODS} scored pods that began from fresh weights (here:"
-                f" {count(size)}). (A child takes its parent's networks along with its settings:"
-                " its score speaks for both.)"
+                f"Importance needs {MIN_PODS} scored pods that began from fresh weights (here:"
+                f" {count(size)}). (A child inherits its parent's networks with its settings,"
+                " so its score depends on both.)"
             ),
         )
     ranks = pd.to_numeric(fresh["score"]).rank().to_numpy(float)
@@ -115,11 +115,11 @@ def importance(pods: pd.DataFrame) -> Importance:
             why="Every searched setting is the same in all these pods.",
         )
     random = np.random.default_rng(0)
-    dealt = random.permuted(np.tile(centred, (_DEALS, 1)), axis=1)
-    best = np.max([shares(dealt, one) for one in codes.values()], axis=0)
+    permuted_scores = random.permuted(np.tile(centred, (_PERMUTATIONS, 1)), axis=1)
+    best = np.max([shares(permuted_scores, one) for one in codes.values()], axis=0)
     measured = {name: float(shares(centred[None], one)[0]) for name, one in codes.items()}
     found = [
-        Share(name, share, float(1 + (best >= share).sum()) / (1 + _DEALS))
+        Share(name, share, float(1 + (best >= share).sum()) / (1 + _PERMUTATIONS))
         for name, share in measured.items()
     ]
     luck = float(np.quantile(best, 1 - LEVEL, method="higher"))
@@ -131,13 +131,13 @@ def levels(values: Sequence[Any]) -> NDArray[np.int64]:
     values themselves, rare ones together."""
     size = len(values)
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        bins = min(_LEVELS, max(2, size // 6))
+        bins = min(_MOST_LEVELS, max(2, size // 6))
         if len(set(values)) > bins:
             places = pd.Series(values).rank().to_numpy(float)  # equal values share a bin
             return ((places - 0.5) * bins / size).astype(np.int64)
     texts = pd.Series(list(map(str, values)))
     codes, _ = pd.factorize(texts, sort=True)
-    return np.where(texts.map(texts.value_counts()) >= _PER_LEVEL, codes + 1, 0)
+    return np.where(texts.map(texts.value_counts()) >= _FEWEST_PER_LEVEL, codes + 1, 0)
 
 
 def shares(centred: Array, codes: NDArray[np.int64]) -> Array:

@@ -189,7 +189,7 @@ def best_score(path: Path) -> float | None:
 def lineage(pods: Sequence[StoredPod], pod: str) -> list[LineageStep]:
     """List a pod and its ancestors, youngest first, down to the founder.
 
-    Where the founder goes on from a pod of an earlier run, that one stands last, by its name alone
+    If the founder continues a pod of an earlier run, that pod comes last, by its name alone
     (`run:pod`). Raises RunError when there is no such pod.
     """
     by_name = {row.pod: row for row in pods}
@@ -230,7 +230,8 @@ def lineage(pods: Sequence[StoredPod], pod: str) -> list[LineageStep]:
 
 
 def canonical(path: Path) -> str:
-    """Write all content but times and places as text: equal for two runs of equal seeds."""
+    """Write all content except times, devices and attempts as text: equal for two runs of equal
+    seeds."""
     tables: dict[str, Sequence[LeaderboardRow | StoredPod]] = {
         "leaderboard": read_leaderboard(path),
         "pods": read_pods(path),
@@ -260,7 +261,7 @@ def read_cells(path: Path, query: str) -> list[dict[str, Any]]:
     refuse_unsafe_database(path, writes=False)
     if not path.exists():
         raise NotThereError(
-            f"{path} does not exist; make it with `fintrader verify {path.parent} --repair`"
+            f"{path} does not exist; rebuild it with `fintrader verify {path.parent} --repair`"
         )
     place = f"file:{quote(str(path))}?mode=ro"
     try:
@@ -276,7 +277,7 @@ def read_cells(path: Path, query: str) -> list[dict[str, Any]]:
 
 
 def _damaged(path: Path, problem: object) -> DamagedFileError:
-    again = f"make it again with `fintrader verify {path.parent} --repair`"
+    again = f"rebuild it with `fintrader verify {path.parent} --repair`"
     return DamagedFileError(f"{path} is damaged ({problem}); {again}")
 
 

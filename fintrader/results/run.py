@@ -64,8 +64,7 @@ class Run:
         self.folder = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
         if not any((self.folder.root / name).is_file() for name in _MARKS):
             raise RunError(
-                f"{self.folder.root}: no run lies here (it would hold config.yaml and"
-                " manifest.json)"
+                f"{self.folder.root}: there is no run here (neither config.yaml nor manifest.json)"
             )
         self._load_policy = load_policy
         self._cache = FileCache(summaries=1)
@@ -110,13 +109,13 @@ class Run:
         return frame_of(read_pods(self._leaderboard()))
 
     def lineage(self, pod: str) -> pd.DataFrame:
-        """A pod and its ancestors, youngest first, with what changed on the way. Raises RunError
+        """A pod and its ancestors, youngest first, with the changes between them. Raises RunError
         for no such pod."""
         return frame_of(lineage(read_pods(self._leaderboard()), pod))
 
     @cached_property
     def folds(self) -> tuple[Run, ...]:
-        """The tournaments of a walk-forward, one a fold, in order; empty for any other run."""
+        """The tournaments of a walk-forward in the order of its folds; empty for any other run."""
         found = sorted(
             path.parent for path in (self.folder.root / "folds").glob("*/tournament.json")
         )
@@ -142,9 +141,9 @@ class Run:
         found = self.backtests
         stored = next(iter(found.values()), None) if window is None else found.get(window)
         if stored is None:
-            what = "no backtest" if window is None else f"no backtest of its {window_words(window)}"
+            text = "no backtest" if window is None else f"no backtest of its {window_words(window)}"
             raise NotThereError(
-                f"{self.name} has {what} yet; make it with `fintrader backtest {self.folder.root}`"
+                f"{self.name} has {text} yet; make it with `fintrader backtest {self.folder.root}`"
             )
         return stored
 
@@ -203,7 +202,7 @@ class Run:
         path = self.folder.leaderboard
         if not path.exists() and self.folds:
             raise NotThereError(
-                f"{self.name} was walked forward: each of its .folds has a leaderboard of its own"
+                f"{self.name} was walked forward: each of its .folds has its own leaderboard"
             )
         return path
 
@@ -342,7 +341,7 @@ def _summary(folder: Folder, cache: FileCache) -> Summary:
     except NotThereError:
         if is_locked(folder):
             return Summary(name=folder.root.name, status="running")
-        missing = "it has no manifest.json, so it is no run of this version, or lost it"
+        missing = "it has no manifest.json: another version made it, or the file was lost"
         return _call_broken(folder, missing)
     except FintraderError as error:
         return _call_broken(folder, error)

@@ -71,7 +71,8 @@ class Generator:
         """Propose a pod without a parent in this run: fresh, or a child of a pod of the earlier
         run.
 
-        Each pod of the earlier run is continued unchanged once, then with moved hyper-parameters.
+        Each pod of the earlier run is continued unchanged once, then with perturbed
+        hyper-parameters.
         """
         if not self.inherited:
             return self.draw_fresh(index, leaderboard, generation)
@@ -89,8 +90,8 @@ class Generator:
         generation: int,
         explore: bool = True,
     ) -> PodSpec:
-        """Derive a pod that continues from `parent`'s snapshot, with moved hyper-parameters if
-        `explore`."""
+        """Derive a pod that continues from `parent`'s snapshot, with perturbed hyper-parameters
+        if `explore`."""
         values = copy.deepcopy(dict(parent.spec.agent))
         if explore:
             random = create_numpy_generator(self.seed, "explore", index)
@@ -126,10 +127,8 @@ class Generator:
         if again < self.settings.resample:
             return fresh
         step = 1 if up < 0.5 else -1
-        for way in (
-            step,
-            -step,
-        ):  # at an end of the range, one way would leave the parent's value unchanged
+        # At an end of the range one way would leave the parent's value unchanged.
+        for way in (step, -step):
             moved = step_value(space, value, way)
             if moved != value:
                 return moved

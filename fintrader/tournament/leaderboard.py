@@ -1,8 +1,8 @@
 """The leaderboard: in memory for the generator, and as an SQLite index for readers.
 
 One orchestrator writes the index over the run's immutable files; WAL mode lets readers (the app,
-`fintrader status`) look meanwhile. The files are the truth: a damaged or missing database is made
-again from the store (`fintrader verify RUN --repair`).
+`fintrader status`) look meanwhile. The database follows from the files: a damaged or missing one is
+rebuilt from the store (`fintrader verify RUN --repair`).
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ class LeaderboardIndex:
             path, timeout=30, isolation_level=None, check_same_thread=False
         )
         self.connection.execute("PRAGMA journal_mode = WAL")
-        # A power cut may cost the last transactions, never consistency; every start makes the index
-        # again from the store, whose files and log are synced.
+        # A power cut may cost the last transactions, never consistency; every start rebuilds the
+        # index from the store, whose files and log are synced.
         self.connection.execute("PRAGMA synchronous = NORMAL")
         with self.connection:
             self.connection.executescript(_SCHEMA)
@@ -149,7 +149,7 @@ class LeaderboardIndex:
         self.connection.close()
 
     def rebuild(self, size: int, specs: Iterable[PodSpec], entries: Sequence[FinishedPod]) -> None:
-        """Make every row again from the store."""
+        """Rebuild every row from the store."""
         with self.connection as connection:
             connection.execute("BEGIN IMMEDIATE")
             # Drop the tables instead of emptying them: another version's have other columns, and

@@ -122,7 +122,7 @@ class RankProgressMessage:
 
 @dataclass(frozen=True)
 class RoundMessage:
-    """A rank has finished that many rounds."""
+    """A rank has finished this number of rounds."""
 
     rounds: int
     kind: Literal["round"] = "round"

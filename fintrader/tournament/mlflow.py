@@ -38,7 +38,7 @@ BATCH = 1000
 
 
 def export(run: RunFolder, out: Path | None = None) -> ExportSummary:
-    """Write `run` as an experiment of its name to the server at `MLFLOW_TRACKING_URI`, or to the
+    """Write `run` as an experiment named after it to the server at `MLFLOW_TRACKING_URI`, or to the
     SQLite file `out` (mlflow.db in the run unless given); an earlier export of the same tournament is
     replaced.
 

@@ -1,6 +1,6 @@
 """Repair of a tournament's folder.
 
-Records that follow from others are made again. Records that are not as they were written are
+Records that follow from others are rebuilt. Records that changed after they were written are
 renamed, never deleted, and the run's own command then trains the missing pods.
 """
 
@@ -25,22 +25,22 @@ from fintrader.tournament.store import RunStore, move_aside
 
 
 def repair(run: RunFolder, settings: TournamentSettings | None = None) -> list[str]:
-    """Make derived files again, and set changed ones aside.
+    """Rebuild derived files, and set changed ones aside.
 
-    Returns a sentence on each thing that was done. Raises TournamentError when the tournament is
+    Returns a sentence on each repair. Raises TournamentError when the tournament is
     running.
     """
     done: list[str] = []
     with leases.acquire(run, find_mirror(run.root), patience_seconds=0.0):
         done += [
-            f"{path.relative_to(run.root)}: stood where something else belongs; now"
+            f"{path.relative_to(run.root)}: in the place of another kind of file; now"
             f" {move_aside(path).name}"
             for path in run.list_misplaced()
         ]
         stored = StoredTournament(run)
         for pod in stored.strays:
             renamed = move_aside(run.pod(pod)).name
-            done.append(f"{pod}: of no pod of this run; its folder is now {renamed}")
+            done.append(f"{pod}: belongs to no pod of this run; its folder is now {renamed}")
         if stored.foreign_file == run.events.name:
             renamed = move_aside(run.events).name
             done.append(
@@ -73,9 +73,10 @@ def _repair_log(stored: StoredTournament) -> list[str]:
 
 
 def _repair_pods(stored: StoredTournament) -> list[str]:
-    """Set changed files and bad results aside, and make bad specs again.
+    """Set changed files and bad results aside, and rebuild bad specs.
 
-    A spec that follows from nothing is set aside with every pod after it, which may rest on it.
+    A spec that cannot be derived again is set aside with every pod after it, which may depend on
+    it.
     """
     done = [
         f"{path.relative_to(stored.run.root)}: changed; now {move_aside(path).name}"
@@ -92,11 +93,11 @@ def _repair_pods(stored: StoredTournament) -> list[str]:
         result = stored.results.get(pod)
         if spec is None or (result is not None and result.spec != spec.digest):
             later = [pod for pod in stored.pods[number:] if _set_pod_aside(stored.store, pod)]
-            reason = f"because {stored.bad_specs[pod]}, and it follows from nothing"
+            reason = f"because {stored.bad_specs[pod]}, and it cannot be derived again"
             return [*done, f"{', '.join(later)}: set aside, {reason}"] if later else done
         stored.store.set_aside(pod, "spec.json")
         stored.store.write_spec(spec)
-        done.append(f"{pod}: its spec is made again from the seed and the results before it")
+        done.append(f"{pod}: its spec is rebuilt from the seed and the results before it")
     return done
 
 
@@ -107,18 +108,18 @@ def _set_pod_aside(store: RunStore, pod: str) -> bool:
 
 
 def _repair_derived(run: RunFolder, settings: TournamentSettings | None) -> list[str]:
-    """Make the database and the ensemble again where they do not follow from the pods."""
+    """Rebuild the database and the ensemble where they do not follow from the pods."""
     stored = StoredTournament(run)
     stored.reject_foreign_records()
     done = []
     if not stored.bad_specs and not check_index(stored).is_ok:
         make_index(run)
-        done.append(f"{run.leaderboard.name}: made again from {len(stored.results)} results")
+        done.append(f"{run.leaderboard.name}: rebuilt from {len(stored.results)} results")
     is_whole = not (stored.bad_specs or stored.bad_results)
     if settings is not None and is_whole and not check_ensemble(stored, settings).is_ok:
         for path in sorted(run.ensemble.glob("*.*")):
             if ".damaged-" not in path.name:
                 move_aside(path)
         build_ensemble(run, stored.rank(settings.leaderboard_size), settings)
-        done.append("ensemble: set aside, and made again from the leaderboard")
+        done.append("ensemble: set aside, and rebuilt from the leaderboard")
     return done

@@ -35,7 +35,7 @@ class Retention:
     def drop_surplus(
         self, board: Leaderboard, specs: Sequence[PodSpec], *, now: bool = False
     ) -> None:
-        """Drop surplus pods, each `EVERY` results or `now`. Call it when the results are logged."""
+        """Drop surplus pods, each `EVERY` results or `now`; call it after results are logged."""
         if self.settings.keep == "all" or (len(board.applied) - self._asked < EVERY and not now):
             return
         self._asked = len(board.applied)

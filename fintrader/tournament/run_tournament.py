@@ -86,15 +86,15 @@ def run_tournament(
     resume or extend. Returns the event that the log ends with.
 
     `operations` are the waits and retries of pods. `agents` gives the base settings of each
-    algorithm that takes part. `device` narrows `settings.devices` when that is `auto`. `body` is a
-    pod's work, `launcher` its place (a `launcher` instance, such as Ray's, brings its own
-    body). `watch` is called at every reconcile. `clock` is real time, or that of a simulated
-    cluster. `inherit` copies pods of an earlier run into the store, as the first parents (see
-    `warm_start.inherit`). `title` names the search in its progress.
+    algorithm that takes part. `device` narrows `settings.devices` when that is `auto`. `body` names
+    the function that trains a pod, `launcher` starts pods (a `launcher` instance, such as Ray's,
+    brings its own body). `watch` is called at every reconcile. `clock` is real time, or that of a
+    simulated cluster. `inherit` copies pods of an earlier run into the store, as the first parents
+    (see `warm_start.inherit`). `title` names the search in its progress.
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another
     one, there is no capacity, no pod succeeds, or the disk is full; ConfigError for an impossible
-    search space. None of them loses stored results.
+    search space. Stored results survive all of them.
     """
     mirror = find_mirror(folder.root)
     generator = Generator(settings, tuple(agents), env.model_dump(mode="json"), seed, data_hash)
@@ -133,11 +133,11 @@ def run_tournament(
             return _finish(orchestrator, ensemble, progress)
 
 
-def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> FinishEvent:
+def replay(source: RunFolder, settings: TournamentSettings, **options: Any) -> FinishEvent:
     """Race `source` again, each pod after the same results. Byte-equal on the CPU with step
     budgets.
 
-    `how` are further arguments of `run_tournament` (its `folder` is the new one), except the
+    `options` are further arguments of `run_tournament` (its `folder` is the new one), except the
     scheduler.
 
     Raises TournamentError when the source is unfinished or has failed pods (a kill cannot be
@@ -159,9 +159,9 @@ def replay(source: RunFolder, settings: TournamentSettings, **how: Any) -> Finis
     adopted = {event.pod for event in select_events(events, AdoptionEvent)}
     given = {spec.index: spec for spec in specs if spec.pod in adopted}
     scheduler = Replay([spec.seen for spec in specs], applied, make_scheduler(settings), given)
-    how["inherit"] = lambda target: copy_warm_start(target, store)
+    options["inherit"] = lambda target: copy_warm_start(target, store)
     return run_tournament(
-        settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **how
+        settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **options
     )
 
 

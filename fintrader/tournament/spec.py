@@ -39,21 +39,21 @@ class _SealedRecord:
 
     @classmethod
     def from_json(cls, path: Path) -> Self:
-        """Read a file. Raises TournamentError when it is missing, damaged or another record, RunError
-        when another version wrote it, so that nothing takes it for damaged and makes it anew."""
-        mend = cls._describe_remedy(path)
-        damaged = TournamentError(f"{path} is damaged: {mend}")
+        """Read a file. Raises TournamentError when it is missing, damaged or another record, and
+        RunError when another version wrote it, so that nothing replaces it as damaged."""
+        remedy = cls._describe_remedy(path)
+        damaged = TournamentError(f"{path} is damaged: {remedy}")
         try:
             values = unseal(read_bytes(path), damaged)
             return records.from_json(cls, values)
         except FileNotFoundError:
-            raise TournamentError(f"{path} does not exist: {mend}") from None
+            raise TournamentError(f"{path} does not exist: {remedy}") from None
         except RecordError as error:
             if not records.resembles(cls, values):
                 raise damaged from None
             raise other_version(path, error) from None
         except OSError as error:
-            raise TournamentError(f"{path} cannot be read ({error.strerror}): {mend}") from None
+            raise TournamentError(f"{path} cannot be read ({error.strerror}): {remedy}") from None
 
     @staticmethod
     def _describe_remedy(path: Path) -> str:

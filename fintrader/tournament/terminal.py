@@ -104,7 +104,7 @@ def describe(event: TournamentEvent) -> str:
         case NoCapacityEvent():
             return "no device is left; waiting"
         case IndexDamageEvent():
-            return "the leaderboard's database was damaged, and is made again"
+            return "the leaderboard's database was damaged, and is rebuilt"
     return ""
 
 

@@ -163,7 +163,7 @@ def _take_over(
     source = open_store(folder, find_mirror(folder.root))
     ranked = _rank_pods(source)
     if not ranked:
-        hint = "let its own command finish first" if folder.root.is_dir() else "no run lies there"
+        hint = "let its own command finish first" if folder.root.is_dir() else "there is no run"
         if any((folder.root / "folds").glob("*/tournament.json")):
             hint = "it was walked forward: give one of its folds, such as RUN/folds/00"
         raise TournamentError(f"{address} has no finished pods to start from; {hint}")
@@ -229,9 +229,9 @@ def _transfer_pod(
         raise CheckpointError(
             "it observes something else (env.lookback, env.observation); use the same settings here"
         )
-    theirs = entry.spec.env.get("action")
-    if theirs != target.env.action:
-        raise CheckpointError(f"env.action was {theirs} there and is {target.env.action} here")
+    action = entry.spec.env.get("action")
+    if action != target.env.action:
+        raise CheckpointError(f"env.action was {action} there and is {target.env.action} here")
     try:
         state = load(source.get(str(entry.result.snapshot)))
         state = select_below(WHOLE, state) if entry.spec.folds else state
@@ -260,12 +260,12 @@ def _transfer_pod(
     raise TournamentError(problem)
 
 
-def _merge_settings(base: Settings, theirs: SettingsValues, settings: TournamentSettings) -> Any:
+def _merge_settings(base: Settings, earlier: SettingsValues, settings: TournamentSettings) -> Any:
     """Merge this run's settings with the values that the earlier search found for the same
     names."""
     values = base.model_dump(mode="json")
     searched = select_values(values, settings.search)
-    for name, value in select_values(theirs, searched).items():
+    for name, value in select_values(earlier, searched).items():
         set_value(values, name, value)
     try:
         return type(base).model_validate(values)
@@ -297,8 +297,8 @@ def _transfer_state(
     noise = state.get(_NOISE)
     count = layout.num_assets
     if noise is not None and trained.symbols != here.symbols:
-        each = noise[:count].mean().expand(len(here.symbols))
-        moved[_NOISE] = torch.cat([each, noise[count:]])
+        mean = noise[:count].mean().expand(len(here.symbols))
+        moved[_NOISE] = torch.cat([mean, noise[count:]])
         # Its moments belong to the old assets; it is the last of the optimiser's parameters.
         numbers = (int(name.split(".")[2]) for name in state if name.startswith(_MOMENTS))
         last = f"{_MOMENTS}{max(numbers, default=0)}."

@@ -16,7 +16,7 @@ trading. Suppose that it is the best of a tournament of 80 agents:
     >>> low, high = (round(bound * 252**0.5, 2) for bound in year.interval(0.95))
     >>> print(f"95 % interval: {low} to {high}")
     95 % interval: 0.23 to 4.17
-    >>> round(probabilistic_sharpe(year), 3)  # P(true Sharpe ratio > 0), had nothing else been tried
+    >>> round(probabilistic_sharpe(year), 3)  # P(true Sharpe ratio > 0), if it were the only trial
     0.986
     >>> luck = 1 / 252  # variance of a Sharpe ratio per day, measured over a year, when there is no skill
     >>> round(expected_best_sharpe(80, luck) * 252**0.5, 2)  # the best of 80 by luck alone
@@ -224,19 +224,19 @@ def backtest_overfitting(values: Array, blocks: int) -> Overfitting:
     out_sample = _sharpe_of_moments((1 - inside) @ first, (1 - inside) @ second, count, mean)
     best = in_sample.argmax(axis=1)
     rows = np.arange(len(chosen))
-    theirs = out_sample[rows, best]
-    # Relative rank in (0, 1), ties sharing theirs.
-    below = (out_sample < theirs[:, None]).sum(axis=1)
-    equal = (out_sample == theirs[:, None]).sum(axis=1)
+    best_outside = out_sample[rows, best]
+    # Relative rank in (0, 1); ties share a rank.
+    below = (out_sample < best_outside[:, None]).sum(axis=1)
+    equal = (out_sample == best_outside[:, None]).sum(axis=1)
     rank = (below + (equal + 1) / 2) / (trials + 1)
     logits = np.log(rank / (1 - rank))
-    ours = in_sample[rows, best]
-    varies = np.ptp(ours) > 0
+    best_inside = in_sample[rows, best]
+    varies = np.ptp(best_inside) > 0
     return Overfitting(
         probability=float((logits <= 0).mean()),
         logits=logits,
-        loss_probability=float((theirs < 0).mean()),
-        slope=float(np.polyfit(ours, theirs, 1)[0]) if varies else None,
+        loss_probability=float((best_outside < 0).mean()),
+        slope=float(np.polyfit(best_inside, best_outside, 1)[0]) if varies else None,
         blocks=blocks,
         trials=trials,
     )

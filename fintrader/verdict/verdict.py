@@ -135,8 +135,8 @@ class Tail:
     unseen_share: float
     """Largest share of sessions (at 95 % confidence) with a loss beyond any in this window."""
     undoing: float | None
-    """Loss, as a share of equity, that cancels the alpha if it comes that often; None without
-    alpha."""
+    """Loss, as a share of equity, that cancels the alpha if it occurs that often; None
+    without alpha."""
 
 
 @dataclass(frozen=True)

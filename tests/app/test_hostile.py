@@ -340,7 +340,7 @@ def test_credentials_in_data_urls_are_refused_untold(url):
             ("env: [", "not valid YAML"),
             ("{" * 3000, "nested more than 50 levels"),
             ("env: !!timestamp 99", "99 is no date"),
-            ("- 1", "is no mapping"),
+            ("- 1", "must be a mapping"),
         ],
     ),
 )

@@ -107,7 +107,7 @@ def test_a_benchmark_comes_from_a_second_file(judge_page):
     healthy(test)
     assert "Ahead of spy by" in "".join(one.label.replace("\\", "") for one in test.expander)
     assert "--benchmark=spy.csv" in words(test)
-    assert "one name" in words(judge_page((FILE, own), (FILE, own)))
+    assert "the same name" in words(judge_page((FILE, own), (FILE, own)))
 
 
 def test_months_are_called_months(judge_page):

@@ -88,7 +88,7 @@ def test_the_configuration_says_which_axes_are_logarithmic(tmp_path):
 def test_the_page_has_a_sentence_for_few_pods_and_charts_for_many(open_page, template, long):
     few = open_page(template, "tournament", run="demo")
     healthy(few)
-    assert "Importance takes 12 scored pods" in said(few)
+    assert "Importance needs 12 scored pods" in said(few)
     many = open_page(long, "tournament", run="demo")
     healthy(many)
     assert "children left out" in said(many)

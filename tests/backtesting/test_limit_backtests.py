@@ -187,7 +187,7 @@ def test_the_head_gives_weights_and_then_prices(market):
     with pytest.raises(ConfigError, match="quote takes prices"):
         make_head(quoting, ActionHeadSettings(kind="tilt"))
     assert resolve_network(NetworkSettings(), layout, head).kind == "mlp"
-    with pytest.raises(ConfigError, match="does not see the orders that rest"):
+    with pytest.raises(ConfigError, match="does not read resting orders"):
         resolve_network(NetworkSettings(kind="market_once"), layout, head)
 
 

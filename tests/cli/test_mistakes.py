@@ -79,7 +79,7 @@ run window.yaml | window.yaml: data.windows.train: too few values
 run date.yaml | date.yaml, line 1: 2020-02-30 is no date
 data build absent.yaml | absent.csv: no bar file there
 data build badbars.yaml --data.start soon | --data.start: expected a date like 2024-01-31, got 'soon'
-backtest folder | folder: no run lies here
+backtest folder | folder: there is no run here
 backtest nowhere | nowhere: no such folder
 status nowhere | nowhere: no such folder
 status file | file: a file; give the folder of a run
@@ -89,7 +89,7 @@ status folder --workers x | --workers: expected a whole number, got 'x'
 status folder --workers 0 | --workers: input should be greater than or equal to 1
 status nobody --drift | holds no deployment 'nobody'
 runs folder --delete --archived | --delete: cannot go with --archived
-runs folder --yes | --yes: only --delete asks for it
+runs folder --yes | --yes goes with --delete
 export folder --format csv | --format: choose one of 'onnx', 'html', 'tensorboard' or 'mlflow'
 export folder --format tensorboard --policy best | --policy: an option of --format onnx
 export folder --out folder | folder is a folder; --out names the file to write
@@ -110,10 +110,10 @@ init | needs FILE|FOLDER, TICKER ... or --index NAME
 init nowhere.csv | nowhere.csv: no bar file there
 init bad.csv --preset nobody | --preset: choose one of 'lean', 'polygon'
 data build --prune | `fintrader data build --prune` needs CONFIG
-data build Q --yes | --yes: only --prune asks for it
+data build Q --yes | --yes goes with --prune
 data build Q --dry-run --data.start soon | --data.start: expected a date like 2024-01-31
 data compare bad.csv | needs A and B first
-paper nowhere --freeze | nowhere: no run lies here
+paper nowhere --freeze | nowhere: there is no run here
 paper folder --feed smoke | --feed: choose one of 'replay', 'alpaca', 'binance'
 halt nobody | holds no deployment 'nobody'
 app --port x | --port: expected a whole number, got 'x'

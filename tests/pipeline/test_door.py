@@ -400,7 +400,7 @@ def test_a_run_is_made_gone_on_with_and_opened(values):
 def test_what_is_no_run_is_said(tmp_path, values):
     for where in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(
-            RunError, match=r"no run lies here .* fintrader.run\(CONFIG\) makes one"
+            RunError, match=r"there is no run here .* fintrader.run\(CONFIG\) makes one"
         ):
             fintrader.open_run(where)
     with pytest.raises(ConfigError, match="a run needs a configuration"):

@@ -88,7 +88,7 @@ def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(earlier, t
     # What was taken over is damaged: the earlier run is needed again.
     for path in (run / "snapshots").iterdir():
         path.write_bytes(b"?")
-    with pytest.raises(TournamentError, match="no finished pods to start from; no run lies there"):
+    with pytest.raises(TournamentError, match="no finished pods to start from; there is no run"):
         run_tournament(config)
     (tmp_path / "gone").rename(tmp_path / "source")
     run_tournament(config)

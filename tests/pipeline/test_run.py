@@ -76,7 +76,7 @@ def test_a_run_leaves_everything_behind(undisturbed):
     ("option", "match"),
     [
         (["--agent.algo", "apg"], "gradients, which orders that rest do not have"),
-        (["--agent.network.kind", "market_once"], "does not see the orders that rest"),
+        (["--agent.network.kind", "market_once"], "does not read resting orders"),
     ],
 )
 def test_agents_that_cannot_name_prices_are_refused_before_any_pod(config, option, match):

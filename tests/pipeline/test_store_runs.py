@@ -184,7 +184,7 @@ def test_mistakes_are_one_line(tmp_path, s3):
         "bucket does not exist": ["run", config, "--store", "s3://no-such-bucket/runs"],
         "is not a URL": ["run", config, "--store", "somewhere"],
         "credentials": ["run", config, "--store", "s3://key:hidden@bucket/runs"],
-        "no run lies here": ["status", f"{URL}/nothing"],
+        "there is no run here": ["status", f"{URL}/nothing"],
         "where its head runs": ["status", f"{URL}/tiny", "--workers", "2"],
     }
     for message, words in mistakes.items():

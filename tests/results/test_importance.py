@@ -81,7 +81,7 @@ def test_one_pod_few_pods_and_failed_ones_make_a_sentence():
     ):
         found = importance(pods)
         assert not found.shares
-        assert f"takes {MIN_PODS} scored pods" in found.why
+        assert f"needs {MIN_PODS} scored pods" in found.why
     some = race(30, planted="network", noise=0.1)
     some.loc[20:, "score"] = None
     found = importance(some)

@@ -37,7 +37,7 @@ def test_a_run_without_a_backtest_says_how_to_make_one(template):
     with pytest.raises(NotThereError, match="validation window"):
         Run(template / "runs" / "demo").backtest("validation")
     assert "interrupted" in repr(run)
-    with pytest.raises(RunError, match="no run lies here"):
+    with pytest.raises(RunError, match="there is no run here"):
         Run(template / "runs" / "nothing")
 
 

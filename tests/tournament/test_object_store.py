@@ -296,7 +296,7 @@ def test_a_run_may_get_a_store_later_and_lose_its_database(tmp_path, race, url):
     again = race("run", pods=4, body="tests.nowhere:body")
     assert again.leaderboard == board
     run.leaderboard.unlink()
-    assert repair(run) == ["leaderboard.sqlite: made again from 4 results"]
+    assert repair(run) == ["leaderboard.sqlite: rebuilt from 4 results"]
     with pytest.raises(RunError, match="copy of"):
         attach(run.root, f"file://{tmp_path}/store/other")
 

@@ -177,7 +177,7 @@ def test_a_pod_folder_that_is_gone_is_made_again(run, undisturbed):
     shutil.rmtree(run.pod("p0002"))
     assert "verify" in again(run)
     assert any("p0002" in problem for problem in problems(run))
-    assert any("p0002: its spec is made again" in line for line in repair(run))
+    assert any("p0002: its spec is rebuilt" in line for line in repair(run))
     assert again(run) == ""
     assert everything(run) == everything(undisturbed)
 

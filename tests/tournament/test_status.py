@@ -94,13 +94,13 @@ def test_the_database_is_only_an_index(race, order):
         path.unlink()
     with pytest.raises(NotThereError, match=r"verify .* --repair"):
         read_status(run)
-    assert repair(run) == ["leaderboard.sqlite: made again from 7 results"]
+    assert repair(run) == ["leaderboard.sqlite: rebuilt from 7 results"]
     assert canonical(run.leaderboard) == before
     with sqlite3.connect(run.leaderboard) as other:  # a version that counted no looks
         other.execute("DROP VIEW leaderboard")
         other.execute("ALTER TABLE entries DROP COLUMN looks")
     other.close()
-    assert repair(run) == ["leaderboard.sqlite: made again from 7 results"]
+    assert repair(run) == ["leaderboard.sqlite: rebuilt from 7 results"]
     assert canonical(run.leaderboard) == before
     run.leaderboard.write_bytes(b"x" * 9000)
     with pytest.raises(DamagedFileError, match="damaged"):

@@ -49,7 +49,9 @@ KEYS = (
 def render(runs: RunsFolder, head: DeltaGenerator) -> None:
     names = [run.name for run in load_summaries(runs) if run.metrics]
     if not names:
-        raise NotThereError("there is no finished backtest to compare yet")
+        raise NotThereError(
+            "no backtest has finished yet: finish a run, then compare its strategies"
+        )
     with head:
         chosen = choose_several("Runs", names, "runs", names[:2], MOST_LINES)
     if not chosen:
@@ -132,11 +134,11 @@ def list_differences(lines: dict[str, Contender]) -> None:
     for key in KEYS:
         row = {"Metric": tables.find_title(key)}
         zero = values[base][key]
-        for name, own in values.items():
-            text = format_metric(key, own)
-            mine = own[key]
-            if name != base and text != DASH and mine is not None and zero is not None:
-                text += f"  ({statistic(key, mine - zero, signed=True)})"
+        for name, metrics in values.items():
+            text = format_metric(key, metrics)
+            value = metrics[key]
+            if name != base and text != DASH and value is not None and zero is not None:
+                text += f"  ({statistic(key, value - zero, signed=True)})"
             row[name] = text
         rows.append(row)
     table(rows, "compare_table", height="content", right=lines, pinned="Metric")

@@ -36,7 +36,7 @@ def render(_: RunsFolder, head: DeltaGenerator) -> None:
     if not files:
         raise NotThereError("choose a file of dates and returns, or of dates and equity")
     if len({file.name for file in files}) < len(files):
-        raise ReturnsError("two files have one name; rename one, and choose both again")
+        raise ReturnsError("two files have the same name; rename one, and choose both again")
     with tempfile.TemporaryDirectory() as home:
         paths = [Path(home, Path(file.name).name) for file in files]
         for path, file in zip(paths, files, strict=True):

@@ -176,7 +176,7 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
         folder, file = place
         values = parse_yaml(folder.text(file), file) or {}
         if not isinstance(values, dict):
-            raise NotThereError("the configuration is no mapping")
+            raise NotThereError("the configuration must be a mapping of settings")
         name = values.get("name") or Path(file).stem
     name = find_unused_name(runs, str(name))
     here = Path.cwd()
@@ -207,7 +207,7 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
     key = f"new:{source}"
     if section == "run":
         forms.draw_fields(schema, ("name", "seed", "device", "cache"), draft, key)
-        st.caption(plain(f"The run will lie in {draft.get('runs_dir')}/{draft.get('name')}."))
+        st.caption(plain(f"The run's folder will be {draft.get('runs_dir')}/{draft.get('name')}."))
     elif section == "yaml":
         st.caption("Choose a part above to change it.")
     elif section == "tournament":

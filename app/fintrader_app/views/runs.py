@@ -307,7 +307,7 @@ def show_leaders(folder: Folder) -> None:
     folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
     if folds:
         st.caption(
-            f"Walked forward: {len(folds)} folds, each with a leaderboard of its own on the"
+            f"Walked forward: {len(folds)} folds, each with its own leaderboard on the"
             " Tournament page"
         )
         return

@@ -1,10 +1,10 @@
 """The seam between readable agents and their fast passes on the CPU.
 
-A function decorated with `@fast_on_cpu("module")` is the readable truth. For float32 tensors on the
-CPU the function of the same name in that module of `agents/fast` takes its place, with the same
+A function decorated with `@fast_on_cpu("module")` is the readable reference. For float32 tensors on
+the CPU the function of the same name in that module of `agents/fast` takes its place, with the same
 arguments and results; it returns `NotImplemented` for a case that it does not cover. Everywhere
 else (on a GPU, in another precision, in an export, under `torch.func`) the decorated function runs.
-Its `__wrapped__` is the readable one alone.
+Its `__wrapped__` is the reference alone.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def fast_on_cpu(module: str) -> Callable[[FunctionT], FunctionT]:
-    """Decorate a function whose first argument is a tensor and which has a fast twin in
+    """Decorate a function whose first argument is a tensor and which has a fast version in
     `agents/fast/<module>.py`."""
 
     def decorate(reference: FunctionT) -> FunctionT:
         @functools.cache
         def load() -> Callable[..., Any]:
-            twin: Callable[..., Any] = getattr(
+            fast: Callable[..., Any] = getattr(
                 import_module(f"{__name__}.{module}"), reference.__name__
             )
-            return twin
+            return fast
 
         @functools.wraps(reference)
         def choose(*args: Any, **kwargs: Any) -> Any:

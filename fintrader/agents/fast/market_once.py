@@ -26,7 +26,7 @@ from fintrader.agents.fast.loops import ZERO, njit_layer, njit_pass, to_arrays
 COLUMNS_AT_ONCE = 1024
 """Columns of a block, roughly: as many as an L2 cache holds at the usual widths."""
 HEAD = 4
-"""Outputs of a head at most. One with fewer has columns of 0, so that it is a product like any."""
+"""Outputs of a head at most. A head with fewer is padded with columns of 0."""
 WIDEST = 128
 """Width of hidden layers up to which these loops are at least as fast as torch's products."""
 
@@ -74,13 +74,13 @@ class Scratch(NamedTuple):
 # Eight weights stay in registers for a whole row of columns. Strides serve both directions: W as it
 # lies for outputs, transposed for gradients of inputs.
 @njit_layer
-def _add_product(w: Any, given: Any, x: Any, out: Any) -> None:
+def _add_product(w: Any, matrix: Any, x: Any, out: Any) -> None:
     """Add to each row o of `out [O, C]` the sum over i of w[i, o] times row i of `x [I, C]`.
 
-    `given`: where the matrix begins in `w`, the strides from an input's weight to the next input's
+    `matrix`: where it begins in `w`, the strides from an input's weight to the next input's
     and to the next output's, and I and O, multiples of four, and C.
     """
-    start, by_in, by_out, wide_in, wide_out, columns = given
+    start, by_in, by_out, wide_in, wide_out, columns = matrix
     for o in range(0, wide_out, 2):
         for i in range(0, wide_in, 4):
             k = start + i * by_in + o * by_out
@@ -104,10 +104,10 @@ def _add_product(w: Any, given: Any, x: Any, out: Any) -> None:
 
 # Four sums at once: each number read serves two products.
 @njit_layer
-def _add_outer(x: Any, d: Any, grad: Any, given: Any) -> None:
+def _add_outer(x: Any, d: Any, grad: Any, matrix: Any) -> None:
     """Add the products of the rows of `x [I, C]` with those of `d [O, C]` to the gradients of the
-    matrix `given`, as in `_add_product`."""
-    start, stride, _, wide_in, wide_out, columns = given
+    `matrix`, described as in `_add_product`."""
+    start, stride, _, wide_in, wide_out, columns = matrix
     for i in range(0, wide_in, 2):
         for o in range(0, wide_out, 2):
             s00 = ZERO
@@ -276,10 +276,10 @@ def run_trunk_back(
     at = last % 2
     own = _place_product(heads[0, 0], width, HEAD, columns)
     shared = _place_product(heads[1, 0], width, HEAD, bars)
-    one = heads[0]
-    _run_back(weights, own, one[1], one[2], outputs[last], scratch.each, grads[at], True)
-    one = heads[1]
-    _run_back(weights, shared, one[1], one[2], means[last], scratch.top, mean_grads[at], True)
+    head = heads[0]
+    _run_back(weights, own, head[1], head[2], outputs[last], scratch.each, grads[at], True)
+    head = heads[1]
+    _run_back(weights, shared, head[1], head[2], means[last], scratch.top, mean_grads[at], True)
     for d in range(last - 1, -1, -1):
         own, shared, layer = _place_products(layers[d], bars, columns)
         width = layer[LayerPlace.OUT]
@@ -397,7 +397,7 @@ def _view(vector: Tensor, shape: torch.Size, begin: int, width: int) -> Tensor:
     return vector.as_strided(shape, (width, 1)[-len(shape) :], begin)
 
 
-class _Kept(threading.local):
+class _ThreadMemory(threading.local):
     """Memory of this thread: loops run without the GIL, and two threads may use one network."""
 
     def __init__(self) -> None:
@@ -405,7 +405,7 @@ class _Kept(threading.local):
         """By the network's first head."""
 
 
-_KEPT = _Kept()
+_MEMORY = _ThreadMemory()
 
 
 def run_market_once(rows: Tensor, trunk: Any, head: Any, top: Any) -> Any:
@@ -415,10 +415,10 @@ def run_market_once(rows: Tensor, trunk: Any, head: Any, top: Any) -> Any:
     own, common = trunk.assets(rows)
     bars, assets = own.shape[:2]
     networks = [(trunk, head, top)]
-    packed = _KEPT.packed.get(head)
+    packed = _MEMORY.packed.get(head)
     if packed is None:
-        packed = _KEPT.packed[head] = PackedWeights(networks, assets, 1)
-    # The weights of now: others may have taken the place of the first ones.
+        packed = _MEMORY.packed[head] = PackedWeights(networks, assets, 1)
+    # Copied at each call: training may have changed or replaced the weights since the last one.
     torch._foreach_copy_(packed.views[0], list(list_weights(networks)))
     each = own.new_empty(head.weight.shape[1], bars, assets)
     of_mean = own.new_empty(bars, 0 if top is None else top.weight.shape[1])

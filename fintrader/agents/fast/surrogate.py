@@ -31,8 +31,8 @@ def clipped_surrogate(
     if row_index is None:
         row_index = torch.arange(len(mean))
     drawn = (rollout.latent, rollout.log_prob, rollout.advantage)
-    given = (mean, log_std, row_index, *drawn, clip_coef)
-    return ClippedSurrogate.apply(*given)  # type: ignore[no-untyped-call]
+    arguments = (mean, log_std, row_index, *drawn, clip_coef)
+    return ClippedSurrogate.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 def exp(x: Any) -> Any:
@@ -115,8 +115,8 @@ class ClippedSurrogate(torch.autograd.Function):
     clip_coef)` to objective, KL distance and clip fraction, a number each."""
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, *given: Any) -> tuple[Tensor, ...]:
-        row_index, latent, log_prob, advantage, clip_coef = given
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        row_index, latent, log_prob, advantage, clip_coef = others
         grad_mean = torch.zeros_like(mean, memory_format=torch.contiguous_format)
         grad_std = torch.zeros_like(log_std)
         order = torch.arange(len(latent))

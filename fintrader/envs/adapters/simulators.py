@@ -8,7 +8,7 @@
                            Isaac Lab: observations, rewards, terminated, truncated, extras
 
 Observations are a tensor `[B, D]`, or a dictionary with `policy` (Isaac Lab) or `obs` (Isaac Gym).
-Copies that end begin anew inside the step, and no state can be read or written.
+A copy whose episode ends begins the next one inside the step. No state can be read or written.
 """
 
 from __future__ import annotations
@@ -117,5 +117,7 @@ def _count_actions(env: Any) -> int:
         return int(shape[-1])
     number = getattr(env, "num_actions", None) or getattr(env, "num_acts", None)
     if number is None:
-        raise EnvError("the simulator names no action_space and no num_actions")
+        raise EnvError(
+            "the simulator has neither action_space nor num_actions; set env.num_actions"
+        )
     return int(number)

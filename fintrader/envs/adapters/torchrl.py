@@ -55,8 +55,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         if mask is not None and not mask.all():
             options = {"reset_mask": mask.reshape(-1)}
         obs, _ = self.env.reset(seed=seed, options=options)
-        no = torch.zeros(self.env.num_envs, dtype=torch.bool, device=self.env.device)
-        return self._pack(obs, no, no.clone())
+        false = torch.zeros(self.env.num_envs, dtype=torch.bool, device=self.env.device)
+        return self._pack(obs, false, false.clone())
 
     def _pack(
         self, obs: Tensor, terminated: Tensor, truncated: Tensor, **others: Tensor

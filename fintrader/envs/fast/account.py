@@ -290,7 +290,7 @@ def place_limits(
 ) -> float:
     """Turn the holdings to reach and the prices `action[:, N:]`, or the prices of quotes, into the
     orders that rest from now on. Return 0, or NaN where an action is not finite."""
-    # The twin of `envs.resting.place_orders`: `size_orders` has written the holdings to reach.
+    # As `envs.resting.place_orders`: `size_orders` has written the holdings to reach.
     assets = state.shares.shape[1]
     finite: Any = _ZERO
     for b in range(first, last):
@@ -852,7 +852,7 @@ def rest_on(
 ) -> None:
     """Age an account's bids (or only orders), side 0, or its asks, and end those that are done or
     too old. `work.desired[0]` has the holdings before they filled."""
-    # The twin of `envs.resting.rest_on`, which also writes the log.
+    # As `envs.resting.rest_on`, which also writes the log.
     oldest = np.float64(rules.time_in_force) if rules.time_in_force > 0 else np.inf
     row = prices.event_row[bar]
     at = side * ORDER_ROWS

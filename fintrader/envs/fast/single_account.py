@@ -74,7 +74,7 @@ def decide_and_wait(
     action order towards `desired`, and nothing if both are empty. Then mark every bar up to `stop`,
     and write the private part of the observation to `seen` `[P]`. Return True for an account
     ruined at the end of an interval, where it stays."""
-    # Many accounts share scratch, since to allocate it takes as long as a fill.
+    # `decide_each` shares this memory among accounts: allocating it takes as long as a fill.
     work = make_workspace(1, buffers[3].shape[1])
     is_ruined: bool = wait(stop, action, desired, buffers, (prices, rules, log), seen, work)
     return is_ruined
@@ -166,7 +166,7 @@ def is_stopped(n: int, resting: Any, rules: Rules) -> bool:
     return rules.has_stops and abs(resting[len(resting) - 1, n]) == LARGEST
 
 
-# One call for all accounts: each call from Python has its price.
+# One call for all accounts, since each call from Python costs time.
 @njit_entry
 def decide_each(
     stop: int,

@@ -44,7 +44,7 @@ NUMBERS = (
     *("cost_rate", "ruin_fraction", "max_shares", "band"),
     *("fee_rate", "impact_rate", "min_commission_usd", "trade_rate"),
 )
-"""Fields of `buffers.Rules` that the kernel reads, behind `EQUITY_FLOOR`."""
+"""Fields of `buffers.Rules` that the kernel reads, after `EQUITY_FLOOR`."""
 _LEAST, _RATE, _RUIN, _MAX_SHARES, _BAND, _FEE, _IMPACT, _COMMISSION, _PACE = map(
     tl.constexpr, range(1 + len(NUMBERS))
 )
@@ -93,7 +93,7 @@ def _worth(shares, mark):
 
 @triton.jit
 def _variable_cost(shares, x, thin, spread, rules):
-    """USD of orders of notional x USD, without a least commission
+    """USD of orders of notional x USD, without a minimum commission
     (`envs.account.variable_cost`)."""
     cost = (tl.load(rules + _FEE) + spread) * x
     impact = tl.load(rules + _IMPACT)
@@ -136,7 +136,7 @@ def _income(shares, after, split, dividend, mark):
     return (tl.sum(_rint(shares * dividend), 0) + tl.sum(_rint(left * (mark / split)), 0)) * _UNIT
 
 
-# The branches on constants are decided by the compiler: each kernel holds one kind of orders only.
+# The compiler decides branches on constants, so each kernel holds one kind of orders only.
 @triton.jit
 def _size_orders(action, held, mark, equity, rules, TARGET: tl.constexpr, WHOLE: tl.constexpr):
     """Holdings that an action asks for (`envs.account.desired_shares`); `mark` in units of
@@ -429,7 +429,7 @@ def step_kernel(
         fresh_32 = tl.load(
             quotes + (fresh * 3 + 2) * N + n, mask=n < tl.where(done, N, 0), other=0.0
         )
-        # Shares of what is not listed there are left out.
+        # Shares of symbols that are not listed at that bar are left out.
         given = tl.where(fresh_32 > 0.0, given, 0.0)
         if ENDS:
             ends_at = tl.load(last_bar + n, mask=n < tl.where(done, N, 0), other=0)

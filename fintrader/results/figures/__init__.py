@@ -1,6 +1,7 @@
-"""Charts as `plotly.graph_objects.Figure`: one function a chart, of plain tables, without torch.
+"""Charts as `plotly.graph_objects.Figure`: one function for each chart, from plain tables, without
+torch.
 
-The report, the app and the notebooks call these; what the app adds (its dark theme, thinning)
+The report, the app and the notebooks call these. The app adds a dark theme and thins curves, and
 changes no number.
 """
 

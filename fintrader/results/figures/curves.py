@@ -26,7 +26,7 @@ from fintrader.results.figures.style import (
     draw_lines,
     escape_label,
     layout,
-    say_left_out,
+    note_left_out,
     time_axis,
 )
 from fintrader.results.formatting import title_of
@@ -140,7 +140,7 @@ def growth_figure(daily: Mapping[str, pd.Series], *, drawdown: bool = False) -> 
     """
     figure = go.Figure()
     kept = list(daily)[:MOST_LINES]  # as they were named: runs have no rank
-    say_left_out(figure, list(daily), kept)
+    note_left_out(figure, list(daily), kept)
     daily = {name: daily[name] for name in kept}
     indices = [pd.DatetimeIndex(returns.index) for returns in daily.values()]
     hover = "%{customdata}: %{y:.2%}" if drawdown else "%{customdata}: %{y:.3f}"

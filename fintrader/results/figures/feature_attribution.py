@@ -1,4 +1,4 @@
-"""Charts of what moved a strategy's decisions."""
+"""Charts of the inputs that moved a strategy's decisions."""
 
 from __future__ import annotations
 

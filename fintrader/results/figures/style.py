@@ -87,7 +87,7 @@ def layout(
     percent: bool = False,
     **look: Any,
 ) -> go.Figure:
-    """Titles, axes and margins as all charts have them; `look` is what this one has otherwise."""
+    """Titles, axes and margins as all charts have them; `look` overrides them."""
     figure.update_layout(
         title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 16, "color": INK}},
         font={"family": "Inter, 'Segoe UI', system-ui, sans-serif", "size": 12, "color": INK},
@@ -134,7 +134,7 @@ def time_axis(figure: go.Figure, times: pd.DatetimeIndex) -> None:
     """Ticks at about seven bars, labelled with their day (and time, inside a few days)."""
     span = times[-1] - times[0]
     pattern = "%d %b<br>%Y" if span.days > 4 else "%d %b %H:%M"
-    # The first tick of each of six equal stretches: a label at the very end would be cut off.
+    # The first bar of each of seven equal stretches: a label at the very end would be cut off.
     where = np.unique(
         np.linspace(0, len(times) - 1, min(7, len(times)) + 1)[:-1].round().astype(int)
     )
@@ -151,7 +151,7 @@ def stamps(times: pd.DatetimeIndex) -> list[str]:
     return list(times.strftime("%Y-%m-%d %H:%M %Z"))
 
 
-def say_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -> None:
+def note_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -> None:
     """Note in `layout.meta["note"]` what a chart does not draw."""
     missing = [title_of(str(name)) for name in names if name not in kept]
     if missing:
@@ -163,16 +163,16 @@ def say_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -
 
 
 def draw_lines(curves: pd.DataFrame, hover: str, main: str | None = None) -> go.Figure:
-    """Draw one line a column: at most MOST_LINES, those of `main` (the first), which is the widest,
-    and of the strategies that tables rank highest; the figure's note names the others. Baselines
-    are dashed or dotted."""
+    """Draw a line for each column, at most MOST_LINES: that of `main` (the first column unless
+    given), which is the thickest, then those that tables rank highest. The figure's note names the
+    others. Baselines are dashed or dotted."""
     figure = go.Figure()
     names = [str(name) for name in curves.columns]
     main = main or names[0]
     # Cash, a flat line, comes last.
     ranked = sorted(in_order(names), key=lambda name: (name != main, name == "cash"))
     kept = [name for name in names if name in ranked[:MOST_LINES]]
-    say_left_out(figure, names, kept)
+    note_left_out(figure, names, kept)
     times = pd.DatetimeIndex(curves.index)
     hover += "  %{customdata}"
     for position, name in enumerate(kept):

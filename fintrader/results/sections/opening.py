@@ -114,7 +114,7 @@ def describe_survivorship(market: Provenance) -> str:
     size = (
         ""
         if bias is None
-        else f"; to know the survivors would have been worth {percent(bias, 1, signed=True)} a year"
+        else f"; knowing the survivors would have been worth {percent(bias, 1, signed=True)} a year"
     )
     return (
         f"{gone} symbols end or leave the universe in {survivorship.sessions} sessions and stay in"

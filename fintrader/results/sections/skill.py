@@ -183,14 +183,14 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         meaning = f"{count(drawn.count)} random sets of members, {held}"
         rows.append(("Random static portfolios", f"{better} did better", meaning))
     if verdict.trusted_columns:
-        meaning = "by others; data.features.known_at does not say when they were known"
+        meaning = "computed elsewhere; data.features.known_at does not say when they were known"
         rows.append(("Columns on trust", ", ".join(verdict.trusted_columns), meaning))
     if verdict.survivors_bound is not None:
         meaning = f"{over}, at most; alpha must exceed it"
         added = percent(scale * verdict.survivors_bound)
         rows.append(("Survivors may have added", added, meaning))
     rows += [
-        ("Taken for granted", caveat, "no verdict is good with it") for caveat in verdict.caveats
+        ("Taken for granted", caveat, "rules out a good verdict") for caveat in verdict.caveats
     ]
     return Table.of(_COLUMNS, rows, words=_COLUMNS)
 
@@ -225,9 +225,9 @@ def search_table(selection: Selection) -> Table:
         effective = f"{ratio(sharpe.effective_trials, 1)}: {probability(sharpe.deflated_effective)}"
         rows += [
             (
-                "Sharpe ratio of the chosen, there",
+                "Sharpe ratio of the chosen trial",
                 ratio(sharpe.sharpe),
-                "on the window it was chosen by",
+                "on the selection window",
             ),
             ("Best Sharpe ratio expected without skill", ratio(sharpe.expected_best), spread),
             (
@@ -238,7 +238,7 @@ def search_table(selection: Selection) -> Table:
             (
                 "The same for the effective trials",
                 effective,
-                "trials alike count less than trials that differ",
+                "correlated trials count as fewer",
             ),
         ]
     overfit = selection.overfitting

@@ -176,7 +176,7 @@ def main() -> None:
         traceback.print_exc(file=sys.stderr)
         with suppress(BrokenPipeError):
             channel.send(describe_failure(error))
-        # Other ranks may wait in a collective that will never be whole: no tidy end is possible.
+        # Other ranks may wait in a collective that will never complete, so this one exits at once.
         os._exit(1)
     os._exit(0)
 

@@ -136,7 +136,7 @@ def test_a_constant_reward_is_worth_its_geometric_sum():
     [
         ({"show": lambda: {"state": torch.zeros(COPIES, 2)}}, "neither policy nor obs"),
         ({"show": lambda: torch.zeros(3, 2)}, "32 rows"),
-        ({"num_actions": None}, "no action_space"),
+        ({"num_actions": None}, "neither action_space"),
     ],
 )
 def test_another_contract_is_refused(change, words):
