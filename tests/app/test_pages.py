@@ -281,7 +281,7 @@ def test_the_stage_strip_says_what_is_at_work_and_escapes_what_files_say():
     assert "&lt;script&gt;" in drawn
     assert 'class="running"' in drawn
     assert "25%, 9.0 s left" in drawn
-    assert "not begun" in render_stages([Stage("report", "waiting")], alive=False)
+    assert "not started" in render_stages([Stage("report", "waiting")], alive=False)
 
 
 def test_a_run_that_failed_says_why_on_its_pages(open_page, site):

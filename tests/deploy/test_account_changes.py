@@ -2,7 +2,6 @@
 server: none of them is a difference, a loss or an order in old shares."""
 
 import datetime as dt
-import functools
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +11,7 @@ pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrad
 
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.bars.corporate_actions import Action
-from fintrader.deploy import accounts, control, reconcile, runner, status
+from fintrader.deploy import control, runner, status
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.deployment import report_drift
 from fintrader.deploy.entries import Adoption, Alert, BarDecision, Halt, Resumption
@@ -146,9 +145,7 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path, monkeypatch):
-    hasty = functools.partial(reconcile.reconcile, pause=lambda seconds: None)
-    monkeypatch.setattr(accounts, "reconcile", hasty)
+def desk(tmp_path):
     one = Desk(tmp_path, HELD)
     with one.server:
         yield one
