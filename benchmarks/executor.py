@@ -160,7 +160,7 @@ def walk(
     agents = {}
     scores = {}
     for form in FORMS:
-        # Orders that take the next open do not touch highs and lows.
+        # Highs and lows hardly matter for orders that take the next open: one training for all.
         margin = ticks if form == "limit" else 0.0
         agents[form] = learn(learning, form, half_spread, margin, seed)
         scores[form] = float(measure_agent(agents[form], form, chooser, half_spread, ticks).mean())
