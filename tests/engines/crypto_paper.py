@@ -7,7 +7,6 @@ that no closed bar has; orders fill at its close so far.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,12 +18,10 @@ import numpy as np
 import pandas as pd
 
 from fintrader.bars.sources.crypto import ENDPOINT
-from fintrader.deploy import accounts
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
-from fintrader.deploy.reconcile import reconcile
 from fintrader.deploy.remote import RequestLimits
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
@@ -164,10 +161,8 @@ class CryptoMarket:
             until=int(self.market.minutes[bars]) + LENGTH * MINUTE,
         )
         change(runner)
-        hasty = functools.partial(reconcile, pause=lambda seconds: None)
         try:
-            with patch.object(accounts, "reconcile", hasty):
-                runner.run()
+            runner.run()
         except BaseException:
             journal.close()
             raise
