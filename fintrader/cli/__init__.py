@@ -3,8 +3,8 @@
     fintrader run configs/quickstart.yaml --env.num-envs 64
 
 Values come from three places, later ones win: the models' defaults, the YAML file, the command
-line. A mistake in any of them is one line on standard error and exit status 2; an interruption
-(Ctrl-C) is 130, SIGTERM 143.
+line. A mistake prints one line on standard error, with exit status 2. Ctrl-C exits with 130, SIGTERM with
+143.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from fintrader.errors import ConfigError, FintraderError
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the console script; exit with a status."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    # torch is not imported yet; the threads of small networks would wait for each other.
+    # Set before torch is imported: threads slow small networks down.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with logs.use_format():
         _main(argv)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: the machine is wanted back, e.g. by a cluster that drains a node."""
+    """SIGTERM, for example from a cluster that drains a node."""
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:

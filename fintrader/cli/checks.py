@@ -107,12 +107,12 @@ def _refuse_others(place: str, kind: Kind, options: VerifyOptions) -> None:
         if getattr(options, name) != VerifyOptions.model_fields[name].default:
             owner = next(owner for owner, names in _OPTIONS.items() if name in names)
             raise ConfigError(
-                f"--{name.replace('_', '-')}: an option for {_in_words(owner, several=True)}, and"
-                f" {place} is {_in_words(kind)}"
+                f"--{name.replace('_', '-')}: an option for {_name_kind(owner, several=True)}, and"
+                f" {place} is {_name_kind(kind)}"
             )
 
 
-def _in_words(kind: Kind, *, several: bool = False) -> str:
+def _name_kind(kind: Kind, *, several: bool = False) -> str:
     if kind == "bars":
         return kind
     return f"{kind}s" if several else f"a {kind}"

@@ -36,8 +36,8 @@ class SearchOptions(Settings):
 
     search: bool = False
     """Let all algorithms race, with step size, discount and noise from wide ranges: for markets and
-    rewards whose best settings are not known. The best go on (`tournament.order: halving`). At
-    least 25 pods, and six for each algorithm."""
+    rewards whose best settings are not known. The best go on (`tournament.order: halving`). The
+    search has at least 25 pods, and six for each algorithm."""
 
 
 def run(argv: list[str]) -> None:
@@ -61,7 +61,7 @@ def walk_forward(argv: list[str]) -> None:
 
 
 def _run_verb(name: str, function: str, argv: list[str]) -> None:
-    """Call a function of the pipeline (`module:name`) on a configuration, then name the report."""
+    """Call a function of the pipeline (`module:name`) on a configuration; print the next steps."""
     config = _read_config(name, argv)
     home: Path = load_object(f"fintrader.pipeline.{function}")(config)
     report = home / "backtest" / "report.html"
@@ -79,19 +79,19 @@ def _read_config(name: str, argv: list[str]) -> RunConfig:
 
 
 def _print_next_steps(config: RunConfig, report: Path) -> None:
-    """Print how to read a finished run, and how to run one's own bars."""
+    """Print the commands that show a finished run and run the user's own bars."""
     program = Path(sys.argv[0])
     found = shutil.which("fintrader")
     named = program.name == "fintrader" and (
         found is None or Path(found).resolve() != program.resolve()
     )
     command = shlex.quote(os.path.relpath(program)) if named else "fintrader"
-    home = (
+    option = (
         ""
         if config.runs_dir == Path("runs")
         else f" --runs-dir {shlex.quote(str(config.runs_dir))}"
     )
-    print(f"\nOpen {report} in a browser, or see all of the run in `{command} app{home}`.")
+    print(f"\nOpen {report} in a browser, or see all of the run in `{command} app{option}`.")
     if config.data.source.kind == "synthetic":
         print(
             f"These bars are synthetic. For your own file or folder: `{command} init FILE`, and"
@@ -100,10 +100,10 @@ def _print_next_steps(config: RunConfig, report: Path) -> None:
 
 
 class PlanOptions(Settings):
-    """Prices of a machine like this one; nothing looks them up."""
+    """Prices of a machine like this one; the command does not look them up."""
 
     on_demand_usd: PositiveFloat | None = None
-    """USD an hour, on demand; none: no cost is printed."""
+    """USD an hour, on demand; unless it is set, no cost is printed."""
     spot_usd: PositiveFloat | None = None
     """USD an hour of a spot instance, which may be taken away; a run then resumes on another."""
 
@@ -126,7 +126,7 @@ def submit(argv: list[str]) -> None:
 
 
 class BuildOptions(Settings):
-    """Alternatives to building a market."""
+    """Other tasks than building a market."""
 
     dry_run: bool = False
     """Print which bars a build would read, and build nothing."""
@@ -216,20 +216,20 @@ def compare(argv: list[str]) -> None:
     from fintrader.results.stored_looks import note_shown
     from fintrader.verdict.looks import LedgerError
 
-    found = {}
+    backtests = {}
     for label, word in zip(labels(words), words, strict=True):
         home = folder_of(word).root
-        found[label] = read_backtest(
+        backtests[label] = read_backtest(
             home if (home / "metrics.json").is_file() else home / "backtest"
         )
-        if found[label].changed:
-            print(f"{label}: {found[label].changed}")
-    for stored in found.values():
+        if backtests[label].changed:
+            print(f"{label}: {backtests[label].changed}")
+    for stored in backtests.values():
         try:
             note_shown(stored, shlex.join(["fintrader", "compare", *words]))
         except LedgerError as error:
             print(f"not noted as a look: {error}")
-    print(write_comparison(options.out, found))
+    print(write_comparison(options.out, backtests))
 
 
 class LooksOptions(Settings):
@@ -279,7 +279,7 @@ def looks(argv: list[str]) -> None:
         print(f"Claim {claim.digest[:12]} of {claim.time[:10]}: {claim.claim.describe()}")
     for sentence in (*deleted, *foreign):
         print(sentence)
-    print(f"{ledger.path}: {len(lines)} looks, no line of it changed, deleted or moved")
+    print(f"{ledger.path}: {len(lines)} looks; no line was changed, deleted or moved")
     sys.exit(1 if deleted else 0)
 
 
@@ -293,9 +293,9 @@ class RunsOptions(Settings):
     note: str | None = None
     """Any text."""
     tags: tuple[str, ...] | None = None
-    """Short words to find it by, in place of those it has."""
+    """Short words to find the run by; they replace its present tags."""
     archived: bool | None = None
-    """Put aside: the app's list leaves it out unless asked."""
+    """Archive the run: the app's list leaves it out unless asked."""
     delete: bool = False
     """Print what deleting the run would lose."""
     yes: bool = False
@@ -303,7 +303,7 @@ class RunsOptions(Settings):
 
 
 def edit_run(argv: list[str]) -> None:
-    """Show or write a run's note and tags, put it aside, or delete it."""
+    """Show or write a run's note and tags, archive it, or delete it."""
     from fintrader.results.notes import read_notes, write_notes
 
     word, options = parse_argument("runs", RunsOptions(), argv)

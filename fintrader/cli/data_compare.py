@@ -36,7 +36,7 @@ def compare_data(argv: list[str]) -> None:
     (a, calendar), (b, other) = (open_side(what, options, options.cache) for what in sides)
     if calendar != other:
         raise ConfigError(
-            f"A is of the calendar {calendar} and B of {other}; compare bars of one exchange"
+            f"A has the calendar {calendar} and B has {other}; compare bars of one exchange"
         )
     report = compare_bars(a, b, calendar, tolerance_bps=options.tolerance_bps)
     written = write_comparison(report, options.out)

@@ -72,7 +72,7 @@ def paper(argv: list[str]) -> None:
 
 
 def live(argv: list[str]) -> None:
-    """Refuse real money."""
+    """Trade a deployment with real money, if every condition is met."""
     from fintrader.deploy.broker import refuse_real_money
     from fintrader.deploy.settings import LiveSettings
 
@@ -98,8 +98,10 @@ def _install(name: str, run: str, words: list[str], settings: PaperSettings) -> 
 
 
 def _watch(command: str, argv: list[str], name: str, settings: PaperSettings) -> None:
-    """Become the supervisor of this very command, and exit with its status; return in the
-    supervised process, and where nothing is traded live."""
+    """Supervise this command in a child process, and exit with its status.
+
+    Returns at once in the child, and where there is nothing to supervise, such as a replay.
+    """
     from fintrader.deploy.alerts import is_supervised
     from fintrader.deploy.supervisor import supervise
 
@@ -169,7 +171,7 @@ def flatten(argv: list[str]) -> None:
     if not names:
         raise DeployError(f"{options.deployments_dir} holds no deployment; see --deployments-dir")
     refused = []
-    for name in names:  # one that is damaged keeps no other from being flattened
+    for name in names:  # a damaged deployment must not stop the loop
         try:
             if not control.has_ended(Path(options.deployments_dir) / name):
                 _request("flatten", [name, "--deployments-dir", options.deployments_dir])

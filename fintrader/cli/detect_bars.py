@@ -63,7 +63,7 @@ class InitOptions(DownloadOptions):
     zone: str | None = None
     """Zone of times without one, like Europe/Berlin."""
     label: Literal["start", "end"] | None = None
-    """Whether a bar's time is its start or its end."""
+    """Meaning of a bar's time: its start or its end."""
     time_format: str | None = None
     """Format of the times, like "%d.%m.%Y %H:%M", epoch for numbers since 1970, or "days since
     1904-01-01"."""
@@ -76,7 +76,7 @@ class InitOptions(DownloadOptions):
     out: Path | None = None
     """File to write; named after the bars, in this folder, unless set."""
     force: bool = False
-    """Write over a configuration that is there."""
+    """Overwrite an existing configuration."""
     print_only: bool = False
     """Print the detected settings and their certainty, or the size of a download, and write
     nothing."""
@@ -118,9 +118,9 @@ def _init(argv: list[str]) -> None:
         return
     if len(words) > 1:
         raise ConfigError(
-            f"{paths[0]} is a file or a folder, or named like one; give only one, or a pattern"
-            ' in quotes like "bars/*.csv"; or only tickers (--from yahoo if folders have their'
-            " names)"
+            f"{paths[0]} is a file or a folder, or named like one; give one path, or a pattern in"
+            ' quotes like "bars/*.csv", or only tickers (with --from yahoo where a folder has the'
+            " name of a ticker)"
         )
     also = " (--from yahoo makes it a ticker)" * is_ticker(paths[0])
     _refuse(given & _OF_TICKERS, f"tickers, but {paths[0]} is a file or a folder{also}")

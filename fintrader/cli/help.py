@@ -110,7 +110,7 @@ def describe_command(name: str, argv: Sequence[str]) -> str:
         if "preset" not in key
     ]
     if choices:
-        lines += ["Other settings follow from", *choices]
+        lines += ["These options decide which other settings there are", *choices]
     return "\n".join(lines)
 
 
@@ -120,7 +120,7 @@ def _describe_all(options: Sequence[Option], words: Sequence[str]) -> list[str]:
     chosen = [option for option in options if option.name[2:].startswith(section)]
     if not chosen:
         raise ConfigError(
-            f"--help-all {section}: no setting begins so; the sections are"
+            f"--help-all {section}: no setting begins with that; the sections are"
             f" {_name_sections(options)}"
         )
     lines = []

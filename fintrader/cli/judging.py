@@ -50,9 +50,10 @@ class RegisterOptions(FileOptions):
     """The window of a claim, and the layout of its file of returns."""
 
     first: str | None = None
-    """First day of the window, like 2027-01-04, not yet begun; the next such day by default."""
+    """First day of the window, like 2027-01-04, which must not have begun anywhere; the next
+    possible day by default."""
     last: str | None = None
-    """Last day of the window; without one, judging it at a later end is another look."""
+    """Last day of the window; without it, each judgement of later days is another look."""
 
 
 class JudgeOptions(FileOptions):

@@ -54,7 +54,7 @@ Overrides = dict[str, str | int | float | bool]
 
 @dataclass(frozen=True)
 class SpentLooks:
-    """Looks that a server spent; below 0: looks that it gave back, since nothing was seen."""
+    """Looks that a server spent; a negative count gives back looks that showed no result."""
 
     folder: str
     tool: str
@@ -140,7 +140,7 @@ class WindowLine:
 
 @dataclass(frozen=True)
 class LooksShown:
-    """Looks so far, and those left to the server."""
+    """Looks so far, and the looks left to the server."""
 
     windows: tuple[WindowLine, ...]
     left: int
@@ -153,7 +153,7 @@ class Confinement:
         self.folder = folder
 
     def find(self, name: str) -> Path:
-        """Find a file of the folder. Raises ToolError for one outside it, or none."""
+        """Find a file of the folder. Raises ToolError for a path outside it, or a missing file."""
         path = self.resolve(name)
         if not path.is_file():
             raise ToolError(f"{name}: there is no such file in {self.folder}")
@@ -298,14 +298,15 @@ def make_server(
             home = runs.run(run).root
             config = parse(load_config(home / "config.yaml"), _list_words(overrides), "backtest")
             inside.check(config)
-            seen = len({*config.backtest.window} & {*HELD_OUT})
-            with budget.spend("backtest", run, seen):
+            windows = len({*config.backtest.window} & {*HELD_OUT})
+            with budget.spend("backtest", run, windows):
                 backtest_run(home, config, called=f"{runs_dir}/{run}")
             return repr(Run(home))
 
     def train_agents(config: str, name: str, overrides: Overrides | None = None) -> str:
-        """Start a tournament of agents by a configuration of the folder, in the background; no look
-        at the test window. `name`: of the new run; `show_run` follows it."""
+        """Start a tournament of agents by a configuration of the folder, in the background,
+        without a look at the test window. `name` is the new run's; `show_run` shows the
+        progress."""
         with _answering():
             if not re.fullmatch(r"\w[\w-]*", name):
                 raise ToolError(f"{name!r}: name a run by letters, digits, '_' and '-'")

@@ -53,13 +53,13 @@ class Option(NamedTuple):
     """A setting that the command line can give."""
 
     path: tuple[str, ...]
-    """Fields from the outermost model to it."""
+    """Names of the fields that lead to it, outermost first."""
     annotation: Any
     """Its type, without `| None`."""
     optional: bool
     """True where it may be None."""
     default: Any
-    """Value where it is not given."""
+    """Its value in the configuration."""
     about: str
     """Its help text."""
 
@@ -102,7 +102,7 @@ class Option(NamedTuple):
         text = " ".join(words).lower() or "true"
         if text not in _TRUE_OR_FALSE:
             raise ConfigError(
-                f"{self.name}: expected true, false or nothing behind it, got {' '.join(words)!r}"
+                f"{self.name}: expected true, false or nothing after it, got {' '.join(words)!r}"
             )
         return _TRUE_OR_FALSE[text]
 
@@ -166,8 +166,8 @@ def _describe_type(annotation: Any) -> str:
 
 
 def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = ()) -> T:
-    """Return `default` with the options of `argv` over it. An option of several values may be given
-    several times. `extra` are option names that other parts of the command know.
+    """Return `default`, changed by the options of `argv`. An option of several values may be given
+    several times. `extra` are names of options that other parts of the command read.
 
     Raises ConfigError, one line that names the typed option.
     """
@@ -280,7 +280,7 @@ def _parse_file(
 def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str, str]]:
     """Take out the options that choose a settings model; return the other words and the choices.
 
-    The chosen model decides which further options exist. Raises ConfigError for one without a
+    The chosen model decides which further options exist. Raises ConfigError for a choice without a
     value.
     """
     rest: list[str] = []
@@ -300,7 +300,7 @@ def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str
 
 
 def _without_dates(argv: list[str]) -> list[str]:
-    """Put fractions that are given here in place of a file's dates, which would overrule them."""
+    """Drop a file's dates where fractions are typed, which the dates would overrule."""
     given = {word.partition("=")[0] for word in argv}
     windows = [f"--data.windows.{name}" for name in ("train", "validation", "test")]
     if "--data.windows.fractions" not in given or given & set(windows):
@@ -309,8 +309,8 @@ def _without_dates(argv: list[str]) -> list[str]:
 
 
 def take_options(defaults: SettingsT, argv: list[str], command: str) -> tuple[SettingsT, list[str]]:
-    """Split off the options of `defaults`, which stand among those of a configuration. A flag takes
-    no value here."""
+    """Split off the options of `defaults` from those of a configuration. A flag takes no value
+    here."""
     own: list[str] = []
     rest: list[str] = []
     words = list(argv)

@@ -137,7 +137,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
             "judging:judge",
             "FILE [--benchmark COLUMN|FILE|cash] [--trials N] [--held-out] [--claim ID]",
             "test any strategy's returns for skill; FILE: CSV, Parquet, or a result of"
-            " freqtrade or Lean; --weights FILE --prices FILE in its place",
+            " freqtrade or Lean; or --weights FILE --prices FILE",
             ("fintrader.cli.judging:JudgeOptions",),
         ),
         "judge register": Command(

@@ -24,7 +24,7 @@ class AppSettings(Settings):
     port: int = Field(8501, ge=1, le=65535)
     """Port to listen on."""
     host: str = "127.0.0.1"
-    """Address to listen on; 0.0.0.0 is every one of this machine, and needs --allow-host too."""
+    """Address to listen on; 0.0.0.0 means all addresses of this machine, and needs --allow-host."""
     allow_host: tuple[str, ...] = ()
     """A further name or address by which browsers reach the app; may be given several times."""
     no_token: bool = False
@@ -37,12 +37,12 @@ class McpSettings(Settings):
     """Folder of the server, and permissions of an assistant."""
 
     folder: Path = Path()
-    """Folder that it stays in: files, configurations and runs."""
+    """Folder of the files, configurations and runs that the server may use."""
     runs_dir: str = "runs"
-    """Folder of the runs, below it."""
+    """Folder of the runs, inside that folder."""
     looks: NonNegativeInt = 0
     """Looks at held-out windows that assistants may spend in this folder, restarts included; each
-    judgement and each backtest is one. 0: none, so that all is read only."""
+    judgement and each backtest is one. With 0 nothing is judged or backtested."""
     train: bool = False
     """Let an assistant start tournaments, in the background."""
 
@@ -55,7 +55,7 @@ def build_variables(root: Path) -> dict[str, str]:
 
 def app(argv: list[str]) -> None:
     """Become the process that serves the app."""
-    parse(AppSettings(), argv, "app")  # reports wrong options, while it still can
+    parse(AppSettings(), argv, "app")  # reports wrong options before this process is replaced
     found = find_spec("fintrader_app")
     if found is None or found.origin is None:
         raise ConfigError(

@@ -20,7 +20,7 @@ from fintrader.seams import OBSERVERS, load_part
 
 
 class StatusOptions(Settings):
-    """What to show of a run or a deployment, and what to change while it works."""
+    """Parts of a run or a deployment to show, and changes to it while it works."""
 
     as_json: bool = False
     """Print JSON."""
@@ -53,7 +53,7 @@ class ExportOptions(Settings):
 
 
 class TargetOptions(Settings):
-    """Targets, and how to print."""
+    """Targets, and the form of the output."""
 
     at: tuple[PositiveFloat, ...] = ()
     """Equity at the end of the test window over the initial capital: 1.7 is +70 %."""
@@ -116,7 +116,7 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
         lost = ", ".join(f"{times} x {name}" for name, times in sorted(race.losses.items()))
         print(f"lost attempts: {lost}")
     columns = ("rank", "pod", "score", "standard_error", "algo", "origin", "parent", "env_steps")
-    print(tabulate([*map(_list_cells, race.leaderboard)], *columns))
+    print(tabulate([*map(_merge_metrics, race.leaderboard)], *columns))
     if folder.config.is_file():
         print(describe_score(read_yaml(folder.config).get("tournament", {}).get("metric")))
     for pod in race.at_work:
@@ -124,8 +124,8 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
         print(f"  at work: {facts}")
 
 
-def _list_cells(row: Any) -> Any:
-    """The cells of a row, its metrics among them: the error of a score of several parts."""
+def _merge_metrics(row: Any) -> Any:
+    """Merge a row with its metrics, of which `standard_error` is a column."""
     return row.metrics | vars(row)
 
 

@@ -412,7 +412,7 @@ def test_a_missing_file_is_a_missing_file_and_a_folder_wins(tmp_path, yahoo_of):
         "init", "AAPL", "--days", "100"
     )
     assert "columns" in done("init", "AAPL", "--print")
-    assert "give only one" in refused("init", "AAPL", "MSFT")
+    assert "give one path" in refused("init", "AAPL", "MSFT")
     assert "to be downloaded" in done("init", "AAPL", "MSFT", "--from", "yahoo", "--print")
 
 

@@ -55,7 +55,7 @@ def test_help_all_explains_every_setting_and_those_of_a_section():
     assert named
     assert all(line.startswith("--agent.network.") for line in named)
     (said,) = fintrader("run", "--help-all", "nosuch").err.splitlines()
-    assert "--help-all nosuch: no setting begins so; the sections are data, env" in said
+    assert "--help-all nosuch: no setting begins with that; the sections are data, env" in said
 
 
 def test_help_behind_a_configuration_shows_its_values():

@@ -52,7 +52,7 @@ run Q --env.num-envs 4 5 | --env.num-envs takes one value, got '4' '5'
 run Q --env.cost-bps -5 | --env.cost-bps: input should be greater than or equal to 0
 run Q --env.cost-bps | --env.cost-bps needs a value: X
 run Q --env.participation often | --env.participation: expected a number, got 'often'
-run Q --backtest.null-model perhaps | --backtest.null-model: expected true, false or nothing behind it
+run Q --backtest.null-model perhaps | --backtest.null-model: expected true, false or nothing after it
 run Q --agent.network.kind huge | --agent.network.kind: choose one of 'auto', 'market_once'
 run Q --agent.algo | --agent.algo needs a value: ppo, a2c
 run Q --agent.alpha 1 | --agent.alpha: no setting of the present agent; choose another --agent.algo first
@@ -117,7 +117,7 @@ paper nowhere --freeze | nowhere: there is no run here
 paper folder --feed smoke | --feed: choose one of 'replay', 'alpaca', 'binance'
 halt nobody | holds no deployment 'nobody'
 app --port x | --port: expected a whole number, got 'x'
-app --headless maybe | --headless: expected true, false or nothing behind it
+app --headless maybe | --headless: expected true, false or nothing after it
 lookahead Q --budget-minutes x | --budget-minutes: expected a number, got 'x'
 --completion tcsh | --completion: 'tcsh' is unknown; choose one of bash, zsh, fish
 --hlep | '--hlep' is no command
