@@ -3,8 +3,8 @@
     fintrader run configs/quickstart.yaml --env.num-envs 64
 
 Values come from three places, later ones win: the models' defaults, the YAML file, the command
-line. A mistake prints one line on standard error, with exit status 2. Ctrl-C exits with 130, SIGTERM with
-143.
+line. A mistake prints one line on standard error, with exit status 2. Ctrl-C exits with 130,
+SIGTERM with 143.
 """
 
 from __future__ import annotations

@@ -57,20 +57,20 @@ def backtest(
     The keys are `name`, `buy_and_hold`, `equal_weight`, `benchmark`, and the portfolio named by
     `settings.benchmark` if it is another. `settings` define the execution and cost of orders; pass
     those that the policy was trained with (`TradingEnv.settings`). `train=market.split().train`
-    adds `ridge`: a linear regression on the same features, fitted on that window, its few choices
-    made on `validation`.
+    adds `ridge`: a linear regression on the same features, fitted on that window, with horizon,
+    penalty and trade rate chosen on `validation`.
 
     A policy is any callable from observations `[B, D]`, as tensors or, if it fails on these, as
-    numpy arrays, to actions `[B, N]` or `[N]` in any form that numpy reads. The verdict names one
-    that gives two actions for one observation. The result of `train` stands for its policy.
+    numpy arrays, to actions `[B, N]` or `[N]` in any form that numpy reads. The verdict names a
+    policy that gives two actions for one observation. A result of `train` counts as its policy.
 
     A model of Stable-Baselines3 or sb3-contrib can be passed directly. It is called by
     `predict(..., deterministic=True)` and keeps its recurrent state. Its VecNormalize, if it has
     one, normalises observations and is frozen. A stored model does not contain its VecNormalize;
     attach it by `PPO.load(path, env=VecNormalize.load(statistics, env))`.
 
-    `backtesting.OrderRule(rule)` stands for a rule that places orders: limits, stops, trailing
-    stops and brackets.
+    `backtesting.OrderRule(rule)` makes a policy of a rule that places orders: limits, stops,
+    trailing stops and brackets.
 
     The result is recorded as a look at these bars on the user's ledger (`fintrader looks`), like
     the backtest of a run; `.look` is its number.
@@ -103,13 +103,13 @@ def walk_forward(
 
     `make_agent(train, validation)` gets those two windows of a fold, never its test window, and
     returns anything that `backtest` takes. `market`: the whole market;
-    its training window is the first fold's. `folds`: number of test windows, which share the
-    sessions after the first training window equally with one validation window; or their lengths.
-    `settings` and `name` as for `backtest`. Every baseline is simulated in the same windows, ridge
+    its training window is the first fold's. `folds`: the lengths of the windows, or the number of
+    test windows; then these and one validation window have equal lengths. `settings` and `name` as
+    for `backtest`. Every baseline is simulated in the same windows, ridge
     fitted anew on each fold.
 
     The look at all test windows is counted once. Raises BacktestError as `backtest` does, for a
-    market too short for the folds, and when the strategy loses its capital before the last one.
+    market too short for the folds, and when the strategy loses its capital before the last fold.
     """
     if isinstance(make_agent, MarketTensors | Settings) or not callable(make_agent):
         raise BacktestError(
@@ -215,7 +215,7 @@ class Backtests(Mapping[str, BacktestResult]):
         return len(self._results)
 
     def __or__(self, others: Results) -> Backtests:
-        """These and further results over the same window: `tests | {"other": result}`.
+        """Add further results over the same window: `tests | {"other": result}`.
 
         Raises BacktestError when they cover other bars.
         """
@@ -268,8 +268,8 @@ class Backtests(Mapping[str, BacktestResult]):
     def judge(self, trials: int | None = None) -> PrintedVerdict:
         """Judge the result, which was chosen from `trials` strategies (None: unknown).
 
-        Training and validation windows (as marked in the market) get no verdict, nor do bars that
-        the policy was trained on. A market that was never split gets no good verdict.
+        Training and validation windows (as marked in the market), and bars that the policy was
+        trained on, get no verdict. A market that was never split gets no good verdict.
 
         Raises BacktestError when `trials` is no count.
         """

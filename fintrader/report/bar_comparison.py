@@ -56,25 +56,27 @@ class SharedSuspicion:
 def merge_suspicions(report: BarComparison) -> list[SharedSuspicion]:
     """Merge the suspicions that several symbols share, the widest first."""
     groups: dict[tuple[str, float], list[Suspicion]] = defaultdict(list)
-    for one in report.suspicions:
-        key = one.value if one.kind == "shift" else round(float(np.log(one.value)), 1)
-        groups[one.kind, key].append(one)
-    found = [
+    for suspicion in report.suspicions:
+        key = suspicion.value
+        if suspicion.kind != "shift":
+            key = round(float(np.log(key)), 1)
+        groups[suspicion.kind, key].append(suspicion)
+    shared = [
         SharedSuspicion(
             kind=kind,
-            symbols=tuple(sorted({one.symbol for one in ones})),
-            first=min(one.first for one in ones),
-            last=max(one.last for one in ones),
-            symbol_days=sum(one.sessions for one in ones),
-            detail=ones[0].detail,
+            symbols=tuple(sorted({one.symbol for one in group})),
+            first=min(one.first for one in group),
+            last=max(one.last for one in group),
+            symbol_days=sum(one.sessions for one in group),
+            detail=group[0].detail,
         )
-        for (kind, _), ones in groups.items()
+        for (kind, _), group in groups.items()
     ]
-    return sorted(found, key=lambda one: -one.symbol_days)
+    return sorted(shared, key=lambda one: -one.symbol_days)
 
 
 def describe(report: BarComparison) -> str:
-    """The report as lines for a terminal."""
+    """Describe the report in lines for a terminal."""
     parts = (_present_finding, _present_columns, _present_suspicions)
     return "\n".join(str(present(report)) for present in parts)
 
@@ -242,7 +244,7 @@ def _table(report: BarComparison, name: str) -> Array:
 
 
 def _draw_map(report: BarComparison, z: Array, title: str, **look: Any) -> go.Figure:
-    gap = 0.5 if len(report.sessions) <= 300 else 0.0  # finer cells would be nothing but gap
+    gap = 0.5 if len(report.sessions) <= 300 else 0.0  # smaller cells would be hidden by gaps
     bar = {"thickness": 12, "outlinewidth": 0}
     heat = go.Heatmap(
         z=z, x=report.sessions, y=report.symbols, colorbar=bar, xgap=gap, ygap=0.5, **look

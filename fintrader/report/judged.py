@@ -26,8 +26,8 @@ from fintrader.verdict.verdict import FOREIGN, Verdict
 from fintrader.verdict.weights_account import WeightedAccount
 
 CAPITAL_USD = 1_000_000.0
-OPENED = 60_000_000_000
-"""A minute in ns: windows open a minute after midnight, and sessions close one before it."""
+MINUTE = 60_000_000_000
+"""In ns. Windows open a minute after midnight, and sessions close a minute before it."""
 
 
 class PrintedVerdict(Verdict):
@@ -62,12 +62,13 @@ def judge(
     """Judge returns or equity of any strategy against its benchmark.
 
     `returns`: a pandas or polars Series or DataFrame with dates, a pair of arrays (dates, values),
-    the stats of Backtesting.py, a vectorbt portfolio, one result of a backtest, or a `TrackRecord`;
-    from intraday (compounded to days) to monthly. `benchmark`: the same, a column of `returns`, or
-    None for cash. `trials`: number of strategies tried on these returns, which divides the level;
-    None or "unknown".
-    `held_out`: True states that the strategy was selected without them. Likely skill needs one of
-    the two. `caveats`: reasons against likely skill, each completing "with ...".
+    the stats of Backtesting.py, a vectorbt portfolio, one result of a backtest, or a `TrackRecord`.
+    Periods last up to a month; intraday returns are compounded to days. `benchmark`: the same, a
+    column of `returns`, or None for cash. `trials`: number of strategies tried on these returns,
+    which divides the level; None or "unknown".
+    `held_out`: True states that the strategy was selected without them. A verdict of likely
+    skill needs `trials` or `held_out`. `caveats`: reasons against likely skill, each completing
+    "with ...".
     `claim`: digest of a claim registered before the returns' window (`fintrader judge register`);
     if it sealed files of a strategy, they are `strategy` among `reading`.
     `report`: a page to write, `command`: the command line that makes it. `reading`: `name`, `kind`,
@@ -101,12 +102,12 @@ def judge(
 
 
 def tabulate_record(record: TrackRecord, verdict: Verdict, command: str | None) -> StoredBacktest:
-    """Lay out a track record and its verdict as a page's backtest."""
+    """Make the backtest that a page shows from a track record and its verdict."""
     name = record.name if is_result(record.name) else f"own {record.name}"
     rival = CASH if record.benchmark is None else "benchmark"
-    closes = record.dates.astype("datetime64[ns]").astype(np.int64) + DAY - OPENED
+    closes = record.dates.astype("datetime64[ns]").astype(np.int64) + DAY - MINUTE
     fields: dict[str, Any] = {
-        "minutes": np.append(closes[0] - DAY + 2 * OPENED, closes),
+        "minutes": np.append(closes[0] - DAY + 2 * MINUTE, closes),
         "session": np.append(0, np.arange(len(closes))),
         "benchmark": _compound(record.benchmark_returns),
         "sessions_a_year": record.sessions_a_year,

@@ -1,7 +1,7 @@
 """A page of sections in one HTML file that needs no network.
 
 plotly.js and the charts travel inside the page, compressed (about 2 MB); the browser unpacks them
-with `DecompressionStream`, which Chromium 80, Firefox 113 and Safari 16.4 brought.
+with `DecompressionStream` (Chromium 80, Firefox 113, Safari 16.4 or later).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Page:
         )
 
     def add(self, section: Section, *, is_folded: bool = False) -> None:
-        """Add a section as a card with a link to it, or as one that is closed until a reader opens
-        it, and is printed only if it is open."""
+        """Add a section as a card with a link to it. A folded section is closed until a reader
+        opens it, and is printed only if it is open."""
         title = f"<h2>{html.escape(section.title)}</h2>"
         headline = _render_words("<p>{}</p>", section.headline)
         body = f"{headline}{self._render_parts(section)}"
@@ -75,7 +75,7 @@ class Page:
         return _lay_out(charts) + _lay_out(tables) + render_notes(section.notes)
 
     def _render_chart(self, chart: Chart) -> str:
-        """Make a place for a figure. Its title stands above it as text, where it can wrap."""
+        """Make a place for a figure, below its title as text, which can wrap."""
         figure = chart.draw()
         text = str(figure.layout.title.text or "")
         height = int(figure.layout.height or 380) - 40

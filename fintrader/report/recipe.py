@@ -1,5 +1,5 @@
-"""The recipe inside a report, by which others can run it again: plain JSON, read back without
-running anything.
+"""The recipe inside a report, by which others can repeat its backtest: plain JSON, read without
+running any code.
 
 `recipe` of a backtest's context says how its result was made: `verb` and `window`, the whole
 configuration (`config`; also `backtest` if it was repeated with other settings), `commit` and
@@ -69,9 +69,9 @@ def element(record: Mapping[str, Any]) -> str:
 
 
 def read_record(path: Path | str) -> dict[str, Any]:
-    """The record in a report's page. Nothing of the page is run.
+    """Read the record in a report's page, without running its scripts.
 
-    Raises ReportError when there is no such file, it is no report, or one of another version.
+    Raises ReportError for a missing file, a file that is no report, and one of another version.
     """
     path = Path(path)
     try:

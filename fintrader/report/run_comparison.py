@@ -1,4 +1,4 @@
-"""Several runs on one page: the result of each one's main strategy, and its verdict."""
+"""Several runs on one page: the result and the verdict of the main strategy of each."""
 
 from __future__ import annotations
 
@@ -30,11 +30,10 @@ from fintrader.results.table import Row, Table, format_active
 
 
 def labels(places: Sequence[str]) -> list[str]:
-    """A name for each path or URL: its last part, with as many parts above it as tell it from the
-    others.
+    """Name each path or URL by its last part, and by parts above it until all names differ.
 
-    A window's folder (`RUN/backtest/WINDOW`) always says its run. Raises BacktestError for a place
-    named twice.
+    The name of a window's folder (`RUN/backtest/WINDOW`) has its run in it. Raises BacktestError
+    for a place named twice.
     """
     parts = [
         tuple(place.rstrip("/").split("/")) if "://" in place else Path(place).resolve().parts
@@ -89,7 +88,7 @@ def _tabulate_verdicts(runs: Mapping[str, StoredBacktest]) -> Table:
         outlook = f"{opening.sees} {opening.change}".strip()
         cells = (name, opening.headline, opening.why, outlook)
         rows.append(Row(cells, is_main=opening.is_skill))
-    columns = ("Run", "Verdict", "Why", "What the window can see, and what would change it")
+    columns = ("Run", "Verdict", "Why", "Power, and evidence needed")
     return Table(columns, rows, words=columns)
 
 

@@ -35,7 +35,7 @@ def write_site(run: Run, out: Path) -> Path:
     if not backtests:
         raise RunError(f"{run.name}: it has no backtest yet; let `fintrader run` finish first")
     if (out / "index.html").exists() and not (out / MARK).is_file():
-        raise UnsafePathError(f"{out} has an index.html of something else; choose another --out")
+        raise UnsafePathError(f"{out} has an index.html that is no export; choose another --out")
     view = BacktestView.of(next(iter(backtests.values())))
     page = Page(run.name)
     page.add_header(run.name, present_verdict(view))
@@ -56,8 +56,8 @@ def write_site(run: Run, out: Path) -> Path:
                 write_bytes(out / name, sheet.read_bytes())
                 page.link(f"Tear sheet, {window}", name)
     metric = run.config.get("tournament", {}).get("metric")
-    for number, one in enumerate(run.folds or (run,), 1):
-        page.add(_present_race(one, f"race-{number}", metric))
+    for number, raced in enumerate(run.folds or (run,), 1):
+        page.add(_present_race(raced, f"race-{number}", metric))
     write_text(out / "index.html", page.render())
     return out / "index.html"
 

@@ -61,7 +61,7 @@ def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
 
 
 def write_tear_sheet(path: Path, stored: StoredBacktest) -> Path:
-    """Draw the tear sheet of the report's strategy as PNG or PDF.
+    """Draw the tear sheet of the main strategy as PNG or PDF.
 
     Raises BacktestError when pyfolio is not installed, the file's ending is not of `FORMATS`, or
     the window is too short.
@@ -76,9 +76,7 @@ def write_tear_sheet(path: Path, stored: StoredBacktest) -> Path:
         np.errstate(all="ignore"),
         contextlib.redirect_stdout(io.StringIO()),
     ):
-        warnings.simplefilter(
-            "ignore"
-        )  # pyfolio imports and draws with many, and prints its tables as objects
+        warnings.simplefilter("ignore")  # pyfolio warns often, and prints tables
         import matplotlib
 
         matplotlib.use("Agg")
@@ -96,9 +94,9 @@ def write_tear_sheet(path: Path, stored: StoredBacktest) -> Path:
 def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
     """pyfolio's panels of returns, positions and transactions as one matplotlib figure.
 
-    Its own sheets look back six months for rolling figures, and are empty below that; here the
-    windows are those of the report (`figures.rolling_sessions`). Panels that this strategy has
-    nothing to show in are left out.
+    pyfolio's own sheets look back six months for rolling figures, and are empty below that; here
+    the windows are those of the report (`figures.rolling_sessions`). Panels without data are left
+    out.
     """
     import matplotlib.pyplot as plt
     from pyfolio import plotting, pos, timeseries
