@@ -33,17 +33,17 @@ MAX_RANKS = 1_000
 MAX_EVENT_BYTES = 8 << 20
 
 READ = FileCache(summaries=4096, backtests=12, rows=32, learning=256, events=16, configs=64)
-"""The app's cache of all it has read, shared by all its sessions."""
+"""Cache of stored files, shared by all sessions of the app."""
 
 
 def load_summaries(runs: RunsFolder) -> list[Summary]:
-    """All runs, the newest first, archived ones behind the others."""
+    """Load all runs, the newest first, archived ones last."""
     return sorted(stored_runs.summaries(runs, READ), key=lambda run: run.notes.archived)
 
 
 def load_summary(runs: RunsFolder, name: str) -> Summary:
-    """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError and
-    NotThereError."""
+    """Load one run; its status is `broken` if the manifest is damaged. Raises only UnsafePathError
+    and NotThereError."""
     return stored_runs.summary(runs.run(name), READ)
 
 
@@ -53,7 +53,7 @@ def load_stages(runs: RunsFolder, run: Summary) -> list[Stage]:
 
 
 def load_config(folder: Folder) -> dict[str, Any]:
-    """The settings that a run was made with, as its file has them. Raises NotThereError,
+    """Load the settings that a run was made with, as its file has them. Raises NotThereError,
     DamagedFileError."""
 
     def read(_: Any) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def describe_score(folder: Folder) -> str:
 
 
 def load_tournament(folder: Folder) -> dict[str, Any]:
-    """The settings of a run's tournament; empty where they cannot be read."""
+    """Load the settings of a run's tournament; empty where they cannot be read."""
     try:
         return select_part(load_config(folder), "tournament")
     except FintraderError:
@@ -94,7 +94,7 @@ def backtest_version(folder: Folder) -> Hashable:
 
 
 def select_part(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A group of stored values; empty where there is none."""
+    """Select a group of stored values; empty where there is none."""
     found = values.get(key)
     return found if isinstance(found, dict) else {}
 
@@ -103,7 +103,7 @@ def select_part(values: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def load_leaderboard(folder: Folder) -> pd.DataFrame:
-    """Rows of the leaderboard, best first, the benchmark portfolio among them.
+    """Load the rows of the leaderboard, best first, with the benchmark portfolio.
 
     Raises NotThereError before there is one, DamagedFileError.
     """
@@ -115,7 +115,7 @@ def load_leaderboard(folder: Folder) -> pd.DataFrame:
 
 
 def load_pods(folder: Folder) -> pd.DataFrame:
-    """Every pod with its state and, once it has one, its result, by number."""
+    """Load every pod by number, with its state and, once it has one, its result."""
     return _load_rows(
         folder, "pods", lambda path: stored_runs.frame_of(read_pods(path, most=MAX_PODS))
     )
@@ -160,7 +160,7 @@ def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:
 
 
 def load_learning(folder: Folder, pod: str) -> pd.DataFrame:
-    """A pod's `metrics.jsonl`: one row an update. Raises NotThereError before there is one."""
+    """Load a pod's `metrics.jsonl`: one row an update. Raises NotThereError before it exists."""
     parts = "pods", pod, "metrics.jsonl"
 
     def read(_: Any) -> pd.DataFrame:
@@ -175,7 +175,7 @@ def to_numbers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def load_validation(folder: Folder, pod: str) -> pd.DataFrame:
-    """A pod's `validation.jsonl`, a row a look: `share` (of its budget), `env_steps`, `fold`,
+    """Load a pod's `validation.jsonl`, a row a look: `share` (of its budget), `env_steps`, `fold`,
     `score`, `return`.
 
     Empty where the pod has none: it has only begun, or an earlier version trained it.
@@ -195,8 +195,8 @@ def load_validation(folder: Folder, pod: str) -> pd.DataFrame:
 
 
 def load_events(folder: Folder) -> list[TournamentEvent]:
-    """Load a tournament's events, oldest first; of a very long log the end. Only lines added since
-    the last call are read."""
+    """Load a tournament's events, oldest first, or the last MAX_EVENT_BYTES of a longer log. Only
+    lines added since the last call are read."""
     state = folder.signature("events.jsonl")
 
     def read(

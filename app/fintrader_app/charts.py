@@ -42,8 +42,8 @@ def show(
     """Draw a figure: at most 300 KB, on the page's own background, in colours that suit it.
 
     A function that makes the figure is called once for each `version`, for example of the files it
-    reads. The note in `layout.meta["note"]`, about traces left out, stands below the figure; with
-    `is_titled` its title stands above.
+    reads. The note in `layout.meta["note"]`, about traces left out, is shown below the figure; with
+    `is_titled` the title is shown above it.
     """
     dark = bool(st.context.theme.type == "dark")
     if callable(figure):
@@ -135,10 +135,10 @@ def plot_lines(
     faint: dict[str, tuple[Any, Any]] | None = None,
     **look: Any,
 ) -> go.Figure:
-    """Draw named lines over any axis; `faint` ones lie behind, in the same colours, without a
-    legend entry.
+    """Draw named lines over any axis; `faint` lines are drawn behind them, in the same colours and
+    without a legend entry.
 
-    `look` is what `framed` takes.
+    `look`: options of `framed`.
     """
     figure = go.Figure()
     for position, (name, (x, y)) in enumerate(series.items()):

@@ -36,7 +36,7 @@ def read_schema(model: type[BaseModel]) -> Schema:
             return [follow(one) for one in part]
         if not isinstance(part, dict):
             return part
-        if "$ref" in part:  # a model's description is not that of a field which holds one
+        if "$ref" in part:  # a field does not get the description of its model
             part = {**whole["$defs"][part["$ref"].rpartition("/")[2]], "description": None, **part}
         return {
             name: follow(below) for name, below in part.items() if name not in ("$defs", "$ref")
@@ -47,13 +47,13 @@ def read_schema(model: type[BaseModel]) -> Schema:
 
 
 def collect_defaults(schema: Schema) -> Draft:
-    """A model's default values; fields without a default are left out."""
+    """Collect a model's default values; fields without a default are left out."""
     fields = schema["properties"].items()
     return {name: copy.deepcopy(field["default"]) for name, field in fields if "default" in field}
 
 
 def split_optional(field: Schema) -> tuple[Schema, bool]:
-    """The field without null, and whether it may be null."""
+    """Split a field into its schema without null, and True if it may be null."""
     options = field.get("anyOf", [field])
     kinds = [option for option in options if option.get("type") != "null"]
     return ({**field, **kinds[0]} if len(kinds) == 1 else field), len(kinds) < len(options)
@@ -232,7 +232,7 @@ def _draw_number(title: str, value: Any, field: Schema, how: dict[str, Any]) -> 
 
 
 def _draw_yaml(title: str, value: Any, how: dict[str, Any]) -> Any:
-    """Lists, mappings and optional numbers: as they would stand in a YAML file, on one line."""
+    """Draw a list, a mapping or an optional number as one line of YAML."""
     shown = ""
     if value is not None:
         shown = yaml.safe_dump(value, default_flow_style=True, width=10_000)
@@ -269,11 +269,11 @@ def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[
                 how = {"key": f"{key}.{entry}.choices"}
                 entries[entry] = _draw_yaml("Choices", entries[entry], how)
                 continue
-            values_of_it = hold_mapping(entries, entry)
+            row = hold_mapping(entries, entry)
             with st.container(horizontal=True, vertical_alignment="bottom"):
                 for part, below in model["properties"].items():
                     with st.container(width=170):
-                        draw_widget(below, part, values_of_it, f"{key}.{entry}.{part}")
+                        draw_widget(below, part, row, f"{key}.{entry}.{part}")
     left, right = line_up(3, 1)
     new = left.selectbox(
         "Add a setting",
@@ -291,8 +291,8 @@ def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[
 
 
 def hold_mapping(draft: Draft, name: str, model: Schema | None = None) -> Draft:
-    """Return the mapping of this name; any other value is replaced by the defaults of its `model`,
-    or by an empty one."""
+    """Return the mapping of this name; replace any other value by the defaults of its `model`, or
+    by an empty mapping."""
     if not isinstance(draft.get(name), dict):
         draft[name] = {} if model is None else collect_defaults(model)
     found: Draft = draft[name]
@@ -300,7 +300,7 @@ def hold_mapping(draft: Draft, name: str, model: Schema | None = None) -> Draft:
 
 
 def list_numbers(schema: Schema, before: str = "") -> list[str]:
-    """Dotted names of all numeric settings of a model, and of those inside it."""
+    """List the dotted names of all numeric settings of a model and of the models inside it."""
     found = []
     for name, field in schema.get("properties", {}).items():
         plain_field, _ = split_optional(field)

@@ -32,15 +32,17 @@ _NETLOC = re.compile(
     r"(?:\[(?P<six>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,254}))"
     r"(?::(?P<port>[0-9]{1,5}))?"
 )
-"""A host with or without a port; no user before an `@`, no path and no second host fit."""
+"""A host with or without a port; a user before an `@`, a path or a second host do not match."""
 _TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,512}")
-"""Characters that stand in a URL and in a cookie as they are."""
+"""Characters that need no escape in a URL or a cookie."""
 
 _PAGE = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><title>fintrader</title>'
     '<body style="font: 16px/1.5 sans-serif; max-width: 40em; margin: 3em auto; padding: 0 1em">'
     "<h1>403: {title}</h1>{text}</body></html>"
 )
+# Its link is for SameSite=Strict: a browser sends no cookie when it comes from another site, but
+# sends it when it comes from this page.
 _NO_TOKEN_PAGE = _PAGE.format(
     title="this page needs the app's token",
     text=(
@@ -51,8 +53,6 @@ _NO_TOKEN_PAGE = _PAGE.format(
         '<a href="">go on</a>.</p>'
     ),
 )
-# The link is for SameSite=Strict: a browser that comes from another site sends no cookie, and one
-# that comes from this page does.
 _WRONG_HOST_PAGE = _PAGE.format(
     title="the app does not answer to this name",
     text=(

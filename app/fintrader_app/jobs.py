@@ -1,8 +1,8 @@
 """Runs started from the app: separate processes, recorded so that any later app finds them again.
 
-    runs/.launched/<name>.yaml   the settings it was started with
-    runs/.launched/<name>.json   the process
-    runs/.launched/<name>.log    what it printed, each time that it was started or continued
+    runs/.launched/<name>.yaml   settings of the run
+    runs/.launched/<name>.json   its process
+    runs/.launched/<name>.log    its output, of every start and continuation
 
 A folder that begins with a dot is no run, so the run list does not show it. The process is `python
 -m fintrader_app.jobs run CONFIG`, which outlives the app. It does the work of `fintrader run`, but
@@ -40,11 +40,11 @@ class Job:
     """A process that was started from the app."""
 
     name: str
-    """Of its run."""
+    """Name of its run."""
     pid: int
     born: int
-    """When the kernel started the process, in its ticks since boot: the system may have given the
-    pid to another process since."""
+    """Start of the process, in the kernel's ticks since boot; another process may have its pid
+    later."""
     started: float
     """Seconds since 1970."""
 
@@ -90,7 +90,7 @@ def start(runs: RunsFolder, name: str, text: str) -> Job:
 
 
 def list_jobs(runs: RunsFolder) -> list[Job]:
-    """All runs that were ever started from an app here, the newest first."""
+    """List the processes of all runs that an app started here, the newest first."""
     found = []
     for path in (runs.root / PLACE).glob("*.json"):
         with contextlib.suppress(FintraderError):
@@ -99,10 +99,10 @@ def list_jobs(runs: RunsFolder) -> list[Job]:
 
 
 def read_job(runs: RunsFolder, name: str) -> Job:
-    """The process of one run. Raises NotThereError when it was not started from an app."""
+    """Read the process of a run. Raises NotThereError for a run that no app started."""
     job = runs.record(Job, PLACE, f"{component(name)}.json")
     if job.pid < 2 or job.name != name:
-        raise NotThereError(f"the record of {name} names no process of it")
+        raise NotThereError(f"the record of {name} names no process")
     return job
 
 
@@ -119,8 +119,8 @@ def stop(job: Job) -> bool:
 
 
 def kill(job: Job) -> bool:
-    """End a job and its pods at once; nothing that was written is lost, what was being trained may
-    be."""
+    """End a job and its pods at once. Written files stay; training since the last stored state is
+    lost."""
     is_alive = job.alive
     if is_alive:
         kill_group(job.pid)
@@ -157,7 +157,7 @@ def read_log_end(runs: RunsFolder, name: str) -> str:
 
 
 def main() -> None:
-    """The job's own process: set the signals and hand over to `fintrader`."""
+    """Set this process's signals and priority, and run a command of `fintrader`."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -67,7 +67,7 @@ def build_command(settings: AppSettings) -> list[str]:
     flags = [f"--{name}={value}" for name, value in options.items()]
     own = [f"--allow-host={name}" for name in settings.allow_host]
     own += ["--no-token"] * settings.no_token
-    # -P: a folder called `app` in the working directory must not take this package's place.
+    # -P: imports nothing from the working directory.
     command = [sys.executable, "-P", "-m", "streamlit", "run", script, *flags]
     return [*command, "--", *own] if own else command
 
@@ -93,8 +93,8 @@ def main() -> None:
 
 
 def locate_copies(url: str) -> Path:
-    """Find the folder of a store's copies, up to date, and start a process that keeps it so until
-    this one ends.
+    """Update a store's copies, and start a process that keeps them up to date until this one ends;
+    return their folder.
 
     Raises StorageError when the store cannot be read.
     """
@@ -128,7 +128,7 @@ def follow(url: str, parent: int) -> None:
 def serve(settings: AppSettings) -> None:
     """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on).
 
-    For runs in a store (`s3://bucket/runs`) it shows copies, which another process keeps up to
+    Runs in a store (`s3://bucket/runs`) are shown as copies, which another process keeps up to
     date. Raises ConfigError as `build_command` does, and for a token in the environment that is too
     weak.
     """

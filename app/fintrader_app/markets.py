@@ -67,13 +67,13 @@ class Market:
         return find_timezone(self.description.provenance.timezone)
 
     def days(self) -> pd.Series[int]:
-        """First bar of each session, indexed by the session's day in the market's own time zone."""
+        """List the first bar of each session, by the day of the session in the market's time zone."""
         first = find_session_starts(self.arrays["session"])
         days = self.times[first].tz_convert(self.timezone).strftime("%Y-%m-%d")
         return pd.Series(first, index=days)
 
     def rows(self, day: str) -> slice:
-        """The bars of one session."""
+        """Find the bars of one session."""
         session = self.arrays["session"]
         number = session[self.days()[day]]
         start, stop = np.searchsorted(session, [number, number + 1])
@@ -88,7 +88,7 @@ class Market:
             {**prices, "session": self.arrays["session"][rows]}, index=self.times[rows]
         )
         frame = frame[traded].astype(dict.fromkeys(PRICES, float))
-        # Every session begins a candle.
+        # A candle never spans sessions.
         candle = frame.groupby("session").cumcount() // every
         frame = frame.assign(begins=frame.index)
         columns = {"begins": "first", "open": "first", "high": "max", "low": "min", "close": "last"}
@@ -96,11 +96,11 @@ class Market:
 
 
 def find(market: str | None, data_hash: str | None, roots: Sequence[Path]) -> Market:
-    """The market file that a manifest names, looked for by its file name in the folders the app may
+    """Find the market file that a manifest names, by its file name in the folders that the app may
     read.
 
-    Raises NotThereError when it is in none of them, DamagedFileError when it is not the one the run
-    was made from.
+    Raises NotThereError when it is in none of them, DamagedFileError when its content is not that
+    of the run.
     """
     if not market:
         raise NotThereError("this run has no market yet: it is built first")

@@ -85,14 +85,14 @@ def render() -> None:
 
 
 def browse() -> str:
-    """The path: typed, or found by opening folders."""
+    """Draw the picker; return the path, typed or chosen by opening folders."""
     state = st.session_state
     home = Path.cwd().resolve()
     inside: tuple[str, ...] = state.get("own_inside", ())
     folder = Folder(Folder(home).path(*inside)) if inside else Folder(home)
     here = "/".join(inside)
 
-    def opened() -> None:
+    def open_entry() -> None:
         chosen = state.pop(f"own_open:{here}", None) or ""
         if chosen == UP:
             state["own_inside"] = inside[:-1]
@@ -114,7 +114,7 @@ def browse() -> str:
         [*([UP, HERE] if inside else []), *listed],
         index=None,
         key=f"own_open:{here}",
-        on_change=opened,
+        on_change=open_entry,
         placeholder=(
             "open a folder, or choose a file of bars"
             if listed
@@ -135,7 +135,7 @@ def detect_bars(path: str, preset: Preset | None, calendar: str) -> Detection:
 
 def show_findings(found: Detection) -> None:
     """Show the detected settings, their certainty, and the next step."""
-    from fintrader.market.starter import write_config  # it needs torch, as this page does
+    from fintrader.market.starter import write_config  # it imports torch
 
     names = ", ".join(found.symbols[:6]) + (" …" if len(found.symbols) > 6 else "")
     number = number_of(len(found.symbols), "symbol")
@@ -165,6 +165,6 @@ def show_findings(found: Detection) -> None:
 
 
 def find_unused(path: Path) -> Path:
-    """The path, or the first of `name-2.yaml` and so on that does not exist yet."""
+    """Find a path that does not exist yet: this one, or `name-2.yaml` and so on."""
     more = (path.with_name(f"{path.stem}-{k}{path.suffix}") for k in count(2))
     return next(tried for tried in chain([path], more) if not tried.exists())

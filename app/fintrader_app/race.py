@@ -55,7 +55,7 @@ GREY = "#a0a8b0"
 
 @dataclass(frozen=True)
 class Pace:
-    """Progress and speed of the race; None for a number that is not known yet."""
+    """Progress and speed of a race; None for a number that is not known yet."""
 
     planned: int | None
     done: int = 0
@@ -114,7 +114,7 @@ def plot_scores(pods: pd.DataFrame) -> go.Figure:
     zero, size, unit = shift_to_start(shown, shown["finished"].max())
     x = (shown["finished"] - zero) / size
     best = shown["score"].cummax()
-    turns = best.diff().ne(0.0)  # a step is drawn where it rises, however many pods lie between
+    turns = best.diff().ne(0.0)  # only rises are drawn, not the pods between them
     turns.iloc[-1] = True
     figure = go.Figure().add_scatter(
         x=x[turns],
@@ -139,7 +139,7 @@ def plot_scores(pods: pd.DataFrame) -> go.Figure:
 
 
 def select_scored(pods: pd.DataFrame) -> pd.DataFrame:
-    """The pods that have a score. Raises NotThereError before there is one."""
+    """Select the pods that have a score. Raises NotThereError before there is one."""
     found = pods[pd.to_numeric(pods["score"], errors="coerce").astype(float).abs() < np.inf]
     if found.empty:
         raise NotThereError("no pod has a score yet")
@@ -163,8 +163,8 @@ def plot_curves(looks: dict[str, pd.DataFrame], column: str) -> go.Figure:
     """Plot `column` (`score` or `return`) of each pod's looks at the validation window, from
     `artifacts.load_validation`.
 
-    Of K-fold validation each fold's own looks are faint; its line is their mean, and ends with the
-    score of all.
+    In K-fold validation the looks of each fold are a faint line. The pod's own line is their mean,
+    and ends with the score over all folds.
     """
     title, form, ticks = _LOOKS[column]
     figure = go.Figure()
@@ -221,7 +221,7 @@ def draw_looks(folder: Folder, names: Iterable[str], key: str) -> int:
 
 
 def select_numbers(pods: pd.DataFrame) -> pd.DataFrame:
-    """`[pods, searched settings]`, numbers only."""
+    """Select the searched settings of pods that are numbers: `[pods, settings]`."""
     return to_numbers(select_settings(pods)).dropna(axis=1, how="all")
 
 
@@ -470,8 +470,8 @@ def _draw_nodes(
 
 
 def assign_rows(pods: pd.DataFrame) -> dict[str, float]:
-    """Vertical place of each pod: leaves one below the other, parents in the middle of their
-    children."""
+    """Assign each pod its vertical place: leaves one below the other, parents in the middle of
+    their children."""
     children: dict[str | None, list[str]] = {}
     known = set(pods["pod"])
     for pod, parent in zip(pods["pod"], pods["parent"], strict=True):

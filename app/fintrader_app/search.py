@@ -45,7 +45,7 @@ class Axis:
 
     places: NDArray[np.float64]
     log: bool = False
-    """Numbers that lie on a logarithmic axis; `places` are the numbers themselves."""
+    """True for a logarithmic axis; `places` are the numbers, not their logarithms."""
     labels: tuple[str, ...] = ()
     """Values that are not numbers, in the order of their places 0, 1, 2 ..."""
 
@@ -67,7 +67,7 @@ def place_values(values: list[Any], log: bool) -> Axis:
 
 
 def list_varied(pods: pd.DataFrame) -> list[str]:
-    """Settings that all these pods have and that are not the same in all."""
+    """List the settings that all these pods have, and that differ between them."""
     rows = settings_of(pods)
     shared = [name for name in (rows[0] if rows else {}) if all(name in row for row in rows)]
     return [name for name in shared if any(row[name] != rows[0][name] for row in rows)]
@@ -75,8 +75,8 @@ def list_varied(pods: pd.DataFrame) -> list[str]:
 
 @st.cache_resource(max_entries=32, show_spinner=False)
 def judge_settings(version: Hashable, _pods: pd.DataFrame) -> tuple[Importance, list[str]]:
-    """Importance, and the settings to draw, the most important ones first; once for each `version`
-    of the pods."""
+    """Judge the importance of settings, and list those to draw, the most important first; computed
+    once for each `version` of the pods."""
     found = importance(_pods)
     names = list_varied(select_scored(_pods))
     first = [one.setting for one in found.shares if one.setting in names]

@@ -74,8 +74,8 @@ def _draw_finding(section: Section, name: str) -> None:
 
 
 def draw_verdict(view: BacktestView, run: str) -> None:
-    """Draw the verdict on a backtest of the run of this name. The page shows the banners of all
-    runs."""
+    """Draw the verdict on a backtest of the run of this name, without the banner, which the page
+    shows."""
     verdict = present_verdict(view)
     draw(replace(verdict, title=f"{run}: {verdict.title}", warning=""), (), f"{run}-")
 
@@ -126,8 +126,8 @@ def draw_table(table: Table, key: str) -> None:
 
 
 def read_numbers(cells: Sequence[str]) -> list[float] | None:
-    """Read the numbers of a column, NaN for a dash, so that it sorts by number; None where its
-    cells are no numbers of one unit.
+    """Read the cells of a column as numbers to sort by, NaN for a dash; None where they are no
+    numbers of one unit.
 
     Different cells get different numbers, so that each leads back to its cell: of -0.00 and 0.00
     one is moved to the next float.

@@ -26,7 +26,7 @@ HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
 )
-"""In a frame of another site, a hidden click could start runs and write files."""
+"""They forbid frames: on a page that hides the app in a frame, a click could start runs."""
 
 
 class SecurityHeaders:
@@ -60,9 +60,9 @@ async def prepare(_: st.App) -> AsyncIterator[None]:
 
 
 BOUND = st.get_option("server.address") or "::"
-"""Where the server listens; streamlit listens everywhere unless it is given an address."""
+"""Address that the server listens on; streamlit listens on all unless it is given one."""
 ROOT = "/".join(["", *filter(None, (st.get_option("server.baseUrlPath") or "").split("/"))])
-"""The path below which the app lies, for a proxy that serves other things too; usually empty."""
+"""Path prefix of the app, for a proxy that serves other sites, too; usually empty."""
 try:
     ADMISSION = read_admission(BOUND, sys.argv[1:], os.environ)
 except ConfigError as error:

@@ -78,7 +78,7 @@ def find_runs_folder() -> RunsFolder:
 
 
 def list_market_folders(runs: RunsFolder) -> list[Path]:
-    """Folders whose market files the app may read."""
+    """List the folders whose market files the app may read."""
     given = os.environ.get(CACHE_VARIABLE)
     if given:
         return [Path(given).resolve()]
@@ -86,7 +86,7 @@ def list_market_folders(runs: RunsFolder) -> list[Path]:
 
 
 def list_config_folders() -> list[Path]:
-    """Folders whose YAML configurations the New run page offers."""
+    """List the folders whose YAML configurations the New run page offers."""
     given = os.environ.get(CONFIGS_VARIABLE)
     if given:
         return [Path(given).resolve()]
@@ -174,8 +174,8 @@ def guarded() -> Iterator[None]:
 
 
 def describe_error(error: Exception) -> str:
-    """An error's message as escaped text that begins with a capital, unless it begins with a path
-    or a setting."""
+    """Escape an error's message; begin it with a capital, unless it begins with a path or a
+    setting."""
     text = plain(hide_secrets(str(error)).replace("`", ""))
     named = any(mark in text.partition(" ")[0] for mark in "/._")
     return text if named else text[:1].upper() + text[1:]
@@ -195,7 +195,7 @@ _IN_BRACES = re.compile(r"""([{,]\s*)(["']?[\w.-]+["']?)(\s*:\s*)("[^"]*"|'[^']*
 
 
 def plain(text: Any, limit: int = 300) -> str:
-    """Foreign text made safe for Streamlit's markdown: no link, no image, no HTML, no colour, one
+    """Escape foreign text for Streamlit's markdown: no link, no image, no HTML, no colour, one
     line."""
     shown = "".join(char if char.isprintable() else " " for char in str(text))
     shown = shown if len(shown) <= limit else shown[: limit - 1] + "…"
@@ -203,7 +203,7 @@ def plain(text: Any, limit: int = 300) -> str:
 
 
 def format_code(text: str) -> str:
-    """Foreign text as a span of code, to be copied as it is; nothing in it can end the span."""
+    """Format foreign text as a span of code, which nothing in it can end."""
     shown = "".join(char if char.isprintable() and char != "`" else " " for char in text)
     return f"`{' '.join(shown.split())[:300]}`"
 
@@ -229,7 +229,7 @@ def is_secret(name: str) -> bool:
 
 
 def human(name: str) -> str:
-    """`learning_rate` as `Learning rate`."""
+    """Write `learning_rate` as `Learning rate`."""
     words = name.replace("_", " ").replace(".", " · ").replace(" usd", " USD").strip()
     return words[:1].upper() + words[1:]
 
@@ -238,8 +238,8 @@ def human(name: str) -> str:
 
 
 def link_choice(key: str, options: Sequence[str], default: str | None = None) -> str:
-    """The widget key under which the choice `key` lives, set from the URL, from another page, or to
-    `default`.
+    """Return the widget key of the choice `key`, after setting its value from the URL, from another
+    page, or to `default`.
 
     Draw the widget with that key, then call `remember`. An unknown value in the URL is dropped with
     a message.
@@ -278,14 +278,14 @@ def remember(key: str, value: str | None) -> None:
 def choose(
     label: str, options: Sequence[str], key: str, *, default: str | None = None, **kwargs: Any
 ) -> str:
-    """A selectbox whose choice is part of the page's address and is kept from page to page."""
+    """Draw a selectbox whose choice is part of the page's address and is kept from page to page."""
     value: str = st.selectbox(label, options, key=link_choice(key, options, default), **kwargs)
     remember(key, value)
     return value
 
 
 def link_choices(key: str, options: Sequence[str], default: Sequence[str], most: int) -> str:
-    """As `link_choice`, for a choice of several: in the address with commas between them."""
+    """Like `link_choice`, for several values; the address has commas between them."""
     widget = f"widget_{key}"
     state = st.session_state
     asked = _read_query(key)
@@ -304,7 +304,7 @@ def link_choices(key: str, options: Sequence[str], default: Sequence[str], most:
 def choose_several(
     label: str, options: Sequence[str], key: str, default: Sequence[str], most: int
 ) -> list[str]:
-    """As `choose`, of up to `most`."""
+    """Like `choose`, for up to `most` values."""
     widget = link_choices(key, options, default, most)
     value: list[str] = st.multiselect(label, options, max_selections=most, key=widget)
     remember(key, ",".join(value))  # an empty choice is stored, too
@@ -339,11 +339,10 @@ UTC = "UTC"
 
 
 def pick_clock(market: str) -> str:
-    """The time zone (an IANA name) in which a page writes its times: the `market`'s own, unless UTC
-    is asked for.
+    """Pick the time zone (an IANA name) of a page's times: the `market`'s own, or UTC.
 
-    A market in UTC leaves nothing to choose. Sessions are named by the market's days on either
-    clock.
+    For a market in UTC there is no choice. Sessions are named by the market's days on both
+    clocks.
     """
     place = market.rpartition("/")[2].replace("_", " ")
     if market == UTC:
@@ -465,7 +464,7 @@ def draw_stages(found: Sequence[Stage], run: Summary) -> None:
 
 
 def render_stages(found: Sequence[Stage], *, alive: bool) -> str:
-    """The stages as a list with bars, every foreign word escaped."""
+    """Render the stages as a list with bars, texts of the run escaped."""
     items = "".join(
         f'<li class="{stage.state}"><b>{number} {escape_label(human(stage.title), 30)}</b>'
         f'<i style="--share:{stage.share or 0.0:.1%}"></i>'

@@ -79,7 +79,7 @@ def find_height(rows: int) -> int:
 
 
 def find_title(key: str) -> str:
-    """A metric's name as readers see it, with the benchmark of a relative one."""
+    """Find the title of a metric; a relative metric's names its benchmark."""
     known = BY_KEY.get(key)
     if known is None:
         return human(key)
@@ -128,7 +128,7 @@ def explain_dashes(metrics: Iterable[StrategyMetrics], before: str = "") -> None
 
 
 def select_settings(pods: pd.DataFrame) -> pd.DataFrame:
-    """`[pods, searched settings]`, as they are stored."""
+    """Select the searched settings of pods, as stored: `[pods, settings]`."""
     return pd.DataFrame(
         [row if isinstance(row, dict) else {} for row in pods["hyper"]], index=pods.index
     )
@@ -165,11 +165,11 @@ def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
 # --- settings -------------------------------------------------------------------------------------
 
 CHANGED = "●"
-"""Stands before a value that is not this version's default."""
+"""Mark of a value that is not this version's default."""
 
 
 def describe_setting(name: str, setting: Setting | None) -> str:
-    """A setting's value, with secrets masked."""
+    """Describe a setting's value, with secrets masked."""
     if setting is None:
         return DASH
     mark = f"{CHANGED} " if setting.changed else "" if setting.known else "? "

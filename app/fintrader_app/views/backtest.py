@@ -210,7 +210,7 @@ def find_lots(version: Hashable, main: str, _stored: StoredBacktest) -> pd.DataF
 
 
 def list_lots(view: BacktestView, version: Hashable) -> None:
-    """List the closed lots, to sort and search."""
+    """List the closed lots in a table that can be sorted and searched."""
     state = (version, view.stored.timezone)
     lots = find_lots(state, view.main, view.stored)
     if lots.empty:
@@ -277,7 +277,7 @@ def explore_decision(stored: StoredBacktest) -> None:
         return
     zone = stored.timezone
     form = "%Y-%m-%d %H:%M"
-    names = list(found.times.strftime(form))  # UTC: the same in the address on either clock
+    names = list(found.times.strftime(form))  # UTC, so that a link means the same on both clocks
     when = dict(zip(names, found.times.tz_convert(zone).strftime(form), strict=True))
     heading("One decision")
     left, right = line_up(1, 2)

@@ -1,4 +1,4 @@
-"""Honesty: how far the result can be believed, given everything that was tried to get it."""
+"""Honesty: the evidence for a result, given all trials that it was chosen from."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def selection(folder: Folder, version: Hashable) -> None:
     scores = pd.to_numeric(pods["score"], errors="coerce").dropna().sort_values(ascending=False)
     if scores.empty:
         return
-    heading("The trials it was chosen from")
+    heading("Scores of all trials")
     text = f"{count(len(scores))} trials with a score, of {count(len(pods))} pods."
     named = scores.set_axis(pods.loc[scores.index, "pod"].astype(str))
     contents = int(pd.util.hash_pandas_object(named).sum())

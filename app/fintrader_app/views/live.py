@@ -72,7 +72,7 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
 
 
 def steer(home: Path, status: Status) -> None:
-    """The buttons that ask the deployment to halt, resume or flatten; none without a token."""
+    """Draw the buttons that halt, resume or flatten the deployment; none without a token."""
     if not os.environ.get(GUARD_VARIABLE) or status.state in ("finished", "not begun"):
         return
     halted = status.state == "halted"
@@ -90,7 +90,7 @@ def steer(home: Path, status: Status) -> None:
 
 
 def draw(status: Status, timezone: str) -> None:
-    """Everything below the picker and the clock."""
+    """Draw everything below the picker and the clock."""
     draw_notice(status.bundle.notice)
     show_state(status)
     show_curves(status, timezone)
@@ -129,15 +129,13 @@ def show_state(status: Status) -> None:
         remedy = f"{format_code(f'fintrader resume {status.name}')} resumes it."
         st.error(f"Halted: {plain(status.why)}. {remedy}", icon=":material/front_hand:")
     if status.state == "silent":
-        st.error(
-            "Its process holds the lease, but does nothing: end the process and start it again."
-        )
+        st.error("Its process runs, but does nothing: end the process and start it again.")
     for request in status.requests:
         st.warning(f"Asked to {request}; not done yet.", icon=":material/hourglass_empty:")
 
 
 def show_numbers(status: Status, timezone: str) -> None:
-    """Draw the verdict on its backtest, the figures of the account, and the commands."""
+    """Draw the verdict on the backtest, the figures of the account, and the commands."""
     if status.bundle.verdict:
         st.caption(f"Its backtest: {plain(status.bundle.verdict, 600)}")
     cells = {

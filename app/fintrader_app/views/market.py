@@ -1,4 +1,4 @@
-"""Market: the tensors a run was made from, cell by cell."""
+"""Market: the tensors that a run was made from, cell by cell."""
 
 from __future__ import annotations
 
@@ -101,12 +101,12 @@ remember = st.cache_data(
 
 @remember
 def measure_traded_share(market: Market) -> float:
-    """Share of all cells with a trade."""
+    """Measure the share of cells `[T, N]` with a trade."""
     return float(market.arrays["tradable"].mean())
 
 
 def pick_cell(market: Market) -> tuple[str, str, str, DeltaGenerator]:
-    """A symbol, a session, the time zone of the clock, and a place next to them."""
+    """Pick a symbol, a session and a time zone; return them and the column next to them."""
     first, second, third, last = line_up(2, 2, 2, 2)
     with first:
         symbol = choose("Symbol", market.symbols, "symbol")
@@ -173,7 +173,7 @@ def show_features(market: Market) -> None:
             {"Column": name, "Mean": column.mean, "Deviation": column.std}
             for name, column in {**scales.features, **scales.context}.items()
         ]
-        with st.expander("What they were standardised with"):
+        with st.expander("Means and deviations of the training window"):
             six_digits = st.column_config.NumberColumn(format="%.6g")
             look = {"Mean": six_digits, "Deviation": six_digits}
             table(known, "market_statistics", column_config=look)
@@ -181,7 +181,7 @@ def show_features(market: Market) -> None:
 
 @remember
 def average_by_session(market: Market, array: str) -> np.ndarray[Any, Any]:
-    """`[sessions, N]`: share of a session's bars in which a flag is set."""
+    """Average a flag over the bars of each session: `[sessions, N]`."""
     starts = market.days().to_numpy()
     flags = np.asarray(market.arrays[array], dtype=np.float32)
     lengths = np.diff(starts, append=len(flags))
@@ -306,8 +306,8 @@ def show_findings(market: Market) -> None:
 
 @remember
 def measure_correlations(market: Market, most: int) -> Any:
-    """`[N, N]`: of the daily returns of the first `most` symbols, NaN below five sessions in
-    common."""
+    """Measure the correlations `[N, N]` of daily returns of the first `most` symbols; NaN below
+    five sessions in common."""
     ends = find_session_ends(market.arrays["session"])
     daily = np.log(np.asarray(market.arrays["close"][ends, :most], dtype=float))
     return pd.DataFrame(np.diff(daily, axis=0)).corr(min_periods=5).to_numpy()

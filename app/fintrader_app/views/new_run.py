@@ -71,7 +71,7 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
 
 
 def list_sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
-    """Title -> where the YAML lies: the configurations, and those of earlier runs."""
+    """List configurations, those of earlier runs included: title -> folder and file name."""
     found: dict[str, tuple[Folder, str] | None] = {}
     for path in list_config_folders():
         for file in sorted(path.glob("*.y*ml")):
@@ -96,15 +96,13 @@ def compose(runs: RunsFolder) -> None:
         default=next((name for name in names if "quickstart" in name), None),
     )
     draft = load_draft(runs, source, options[source])
-    top = (
-        st.container()
-    )  # filled last: whether the form is valid, and the button that needs it to be
+    top = st.container()  # filled last: the check of the form and the start button
     offer_search(draft)
     section = choose_part(SECTIONS, "section")
     with st.container(border=True):
         edit(section, draft, source)
     if section == "yaml":
-        st.caption("The form's settings as a file; `fintrader run` takes it, too.")
+        st.caption("The form's settings as a file for `fintrader run`.")
         st.code(hide_secrets(format_yaml(draft)), language="yaml")
     with top:
         begin(runs, draft)
@@ -137,7 +135,7 @@ def begin(runs: RunsFolder, draft: dict[str, Any]) -> None:
 
 
 def offer_search(draft: forms.Draft) -> None:
-    """The button that lets all algorithms race with settings from wide ranges."""
+    """Draw the button that lets all algorithms race with settings from wide ranges."""
     from fintrader.pipeline.config import RunConfig
     from fintrader.pipeline.wide_search import widen
 
@@ -156,7 +154,7 @@ def offer_search(draft: forms.Draft) -> None:
 
 
 def load_draft(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> dict[str, Any]:
-    """The draft of this session: read from the source once, then changed by the form."""
+    """Load the draft of this session: read from the source once, then changed by the form."""
     state = st.session_state
     if state.get("new_draft_of") != source:
         with st.spinner("Reading the settings"):
@@ -166,7 +164,7 @@ def load_draft(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) 
 
 
 def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
-    """A configuration, complete with defaults, as plain data. Raises ConfigError when it is not
+    """Load a configuration with all defaults, as plain data. Raises ConfigError when it is not
     valid."""
     from fintrader.pipeline.config import RunConfig
 
@@ -180,7 +178,7 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
         name = values.get("name") or Path(file).stem
     name = find_unused_name(runs, str(name))
     here = Path.cwd()
-    # Relative where it lies inside, so that files can move together.
+    # Relative inside the working folder, so that both can move together.
     home = runs.root.relative_to(here) if runs.root.is_relative_to(here) else runs.root
     values = {**values, "name": name, "runs_dir": str(home)}
     if store := os.environ.get(STORE_VARIABLE):
@@ -189,7 +187,7 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
 
 
 def find_unused_name(runs: RunsFolder, name: str) -> str:
-    """`name`, or `name-2` and so on when such a run exists."""
+    """Find a name without a run: `name`, or `name-2` and so on."""
     taken = runs.names()
     if name not in taken:
         return name
@@ -198,7 +196,7 @@ def find_unused_name(runs: RunsFolder, name: str) -> str:
 
 
 def edit(section: str, draft: dict[str, Any], source: str) -> None:
-    """The widgets of one part of the configuration."""
+    """Draw the widgets of one part of the configuration."""
     from fintrader.pipeline.config import RunConfig
 
     schema = forms.read_schema(RunConfig)
@@ -231,7 +229,7 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
 
 
 def list_searchable(field: forms.Schema, draft: dict[str, Any]) -> list[str]:
-    """Numeric settings of the chosen algorithm."""
+    """List the numeric settings of the chosen algorithm."""
     algo = draft["agent"].get("algo") if isinstance(draft.get("agent"), dict) else None
     models = field.get("oneOf", [field])
     return forms.list_numbers(
@@ -240,13 +238,13 @@ def list_searchable(field: forms.Schema, draft: dict[str, Any]) -> list[str]:
 
 
 def format_yaml(draft: dict[str, Any]) -> str:
-    """The draft as YAML."""
+    """Write the draft as YAML."""
     return yaml.safe_dump(draft, sort_keys=False, allow_unicode=True)
 
 
 def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
-    """The draft as settings that can start, or None and messages that name the field and what to
-    do."""
+    """Check that the draft can start; return it as settings, or None after messages that name field
+    and remedy."""
     from fintrader.pipeline.config import RunConfig
     from fintrader.pipeline.inputs import missing_inputs
 
@@ -297,7 +295,7 @@ def watch(runs: RunsFolder) -> None:
 
 
 def show_job(runs: RunsFolder, job: jobs.Job) -> None:
-    """One job."""
+    """Draw a job: its state, stages, output and buttons."""
     alive = job.alive
     run = find_summary(runs, job.name)
     state, why = describe_end(runs, job, run)
@@ -315,7 +313,7 @@ def show_job(runs: RunsFolder, job: jobs.Job) -> None:
             st.error(plain(hide_secrets(why), 1_000), icon=":material/error:")
         with contextlib.suppress(FintraderError):
             if words := jobs.read_log_end(runs, job.name):
-                with st.expander("What it printed", icon=":material/terminal:"):
+                with st.expander("Output", icon=":material/terminal:"):
                     st.code("\n".join(hide_secrets(words).splitlines()[-40:]), language=None)
         again = not alive and runs.exists(jobs.PLACE, f"{job.name}.yaml") and state != "finished"
         with st.container(horizontal=True):
@@ -340,7 +338,7 @@ def show_job(runs: RunsFolder, job: jobs.Job) -> None:
 
 
 def find_summary(runs: RunsFolder, name: str) -> Summary | None:
-    """The run of a job, once there is one."""
+    """Find the run of a job; None before it exists."""
     try:
         found = load_summary(runs, name)
     except FintraderError:

@@ -96,7 +96,7 @@ def describe_pod(pod: pd.Series[Any]) -> str:
 
 
 def show_cards(pod: pd.Series[Any]) -> None:
-    """The pod at a glance."""
+    """Show score, state, origin and size of a pod."""
     parent = pod["parent"] if isinstance(pod["parent"], str) else None
     state = str(pod["state"]) + (f" ({pod['reason']})" if pod["reason"] else "")
     cells = {
@@ -112,7 +112,7 @@ def show_cards(pod: pd.Series[Any]) -> None:
 
 
 def smooth_values(values: np.ndarray[Any, Any], share: float) -> np.ndarray[Any, Any]:
-    """Exponential moving average; `share` 0 leaves the values as they are, 0.9 keeps nine tenths of
+    """Smooth by an exponential moving average: `share` 0 changes nothing, 0.9 keeps nine tenths of
     the past."""
     if share <= 0:
         return values
@@ -164,7 +164,7 @@ def show_curves(folder: Folder, names: list[str]) -> None:
 
 
 def show_settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
-    """All settings of the agent; where the parent had another value, both."""
+    """Show all settings of the agent, next to the parent's values if it has a parent."""
     mine = flatten_values(pod["agent"]) if pod["agent"] else {}
     parent = pod["parent"] if pod["parent"] in by_name.index else None
     theirs = flatten_values(by_name.loc[parent, "agent"]) if parent else {}
@@ -178,7 +178,7 @@ def show_settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
         }
         if parent:
             row["Parent's"] = format_value(theirs.get(key))
-            row["Changed"] = change(value, theirs.get(key))
+            row["Changed"] = describe_change(value, theirs.get(key))
         rows.append(row)
     if parent:
         rows.sort(key=lambda row: not row["Changed"])
@@ -195,7 +195,7 @@ def format_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)[:120]
 
 
-def change(now: Any, before: Any) -> str:
+def describe_change(now: Any, before: Any) -> str:
     if now == before:
         return ""
     if number(now) is None or not number(before):
@@ -204,7 +204,7 @@ def change(now: Any, before: Any) -> str:
 
 
 def show_validation(rows: pd.DataFrame) -> None:
-    """The stored metrics of the validation window, one column a pod."""
+    """Show the stored metrics of the validation window, one column a pod."""
     columns = {
         str(pod): StrategyMetrics.of(values)
         for pod, values in zip(rows["pod"], rows["metrics"], strict=True)

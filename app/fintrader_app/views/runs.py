@@ -86,7 +86,7 @@ MARK = {
 
 
 def build_table(found: list[Summary]) -> pd.DataFrame:
-    """One row a run. A number that is not stored is missing, never zero."""
+    """Build one row for each run. A number that is not stored is missing, never zero."""
     rows = []
     for run in found:
         headline = run.headline()
@@ -158,8 +158,8 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
 
 
 def render_glance(found: list[Summary]) -> str:
-    """Write the first runs as HTML, every foreign word escaped, for a browser that has not loaded
-    the code of the table yet."""
+    """Write the first runs as HTML, for a browser that has not loaded the code of the table yet.
+    Texts of runs are escaped."""
     shown = build_table(found[:ROWS])[["name", "status", "verdict", "return", "index"]]
     heads = "".join(f"<th>{head}</th>" for head in ("Run", "Status", "Verdict", "Return", "Index"))
     body = ""
@@ -222,7 +222,7 @@ def pick_tags(found: list[Summary]) -> tuple[list[str], bool]:
 
 
 def list_tags(found: list[Summary]) -> list[str]:
-    """All tags that runs have."""
+    """List all tags that runs have."""
     return sorted({tag for run in found for tag in run.notes.tags})
 
 
@@ -252,7 +252,7 @@ def show_actions(runs: RunsFolder, run: Summary, picked: list[str], tags: list[s
 
 
 def show_preview(runs: RunsFolder, run: Summary) -> None:
-    """The chosen run at a glance."""
+    """Show the verdict, curves, leaderboard, settings and command of the chosen run."""
     if run.notes.note or run.notes.tags:
         badges = (f":gray-badge[{plain(tag)}]" for tag in run.notes.tags)
         st.markdown(" ".join([*badges, plain(run.notes.note, 1_000)]))
@@ -331,7 +331,7 @@ def show_done(message: str, *, gone: bool = False) -> None:
 
 
 def draw_notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
-    """A form for note, tags and archive; `tags`: those that other runs have."""
+    """Draw a form for note, tags and archive; `tags`: the tags of all runs."""
     folder = runs.run(run.name)
     check_writable(folder)
     with guarded():
@@ -360,7 +360,7 @@ def draw_notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
 
 
 def draw_deletion(runs: RunsFolder, run: Summary) -> None:
-    """Draw the losses of a deletion and, once the run's name is typed, its button."""
+    """Draw the losses of a deletion, and its button, which works once the run's name is typed."""
     if not st.toggle("Delete this run …", key=f"delete:{run.name}"):
         return
     lost = describe_loss(runs, run.name)
