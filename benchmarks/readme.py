@@ -28,7 +28,7 @@ OF_FIGURES = ("docs/results.md", "docs/measured.md")
 """Where every figure is a measured one: prose there has no digits of its own."""
 OTHERS = ("algorithms/index", "environment", "execution", "gpu", "own-loop", "tasks")
 PAGES = ("README.md", *OF_FIGURES, *(f"docs/{name}.md" for name in OTHERS))
-RESULTS_SECTION = re.compile(r"^## What came out\n(.*?)^## ", re.M | re.S)
+RESULTS_SECTION = re.compile(r"^## Results\n(.*?)^## ", re.M | re.S)
 """The part of the README for which the same holds."""
 BLOCK = re.compile(r"^<!-- figures: (\w+) -->\n(.*?)^<!-- end -->$", re.M | re.S)
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\([^)]*\)", re.M | re.S)

@@ -94,7 +94,7 @@ def test_seeds_of_a_set_of_real_bars_are_told_together(records):
 def test_a_typed_figure_is_refused(records):
     page = PAGES["README.md"]
     assert "a table outside the marks" in wrong(page + "\n| ours | 2.1 |\n", records)[0]
-    inside = page.replace("## What came out\n", "## What came out\n\nSharpe 2.1 in `v2`.\n", 1)
+    inside = page.replace("## Results\n", "## Results\n\nSharpe 2.1 in `v2`.\n", 1)
     assert "a figure outside the marks among the results: Sharpe 2.1" in wrong(inside, records)[0]
     assert wrong(page + "\n| `v2` | ![ours](docs/2.png) |\n", records) == []
     results = PAGES["docs/results.md"] + "\nIt reached 2.1.\n"

@@ -102,7 +102,7 @@ def read_job(runs: RunsFolder, name: str) -> Job:
     """Read the process of a run. Raises NotThereError for a run that no app started."""
     job = runs.record(Job, PLACE, f"{component(name)}.json")
     if job.pid < 2 or job.name != name:
-        raise NotThereError(f"the record of {name} names no process")
+        raise NotThereError(f"the record of {name} names no process of this run")
     return job
 
 
