@@ -203,9 +203,7 @@ def load_events(folder: Folder) -> list[TournamentEvent]:
         before: tuple[Signature, tuple[int, list[TournamentEvent]]] | None,
     ) -> tuple[int, list[TournamentEvent]]:
         earlier, (offset, records) = before or ((0, 0, 0), (0, []))
-        if (
-            earlier[0] != state[0] or state[1] <= earlier[1]
-        ):  # another file, or one that was written anew
+        if earlier[0] != state[0] or state[1] <= earlier[1]:  # another file, or a file written anew
             offset = max(0, state[1] - MAX_EVENT_BYTES)
             records = []
         with folder.open("events.jsonl") as file:

@@ -117,7 +117,7 @@ def describe_importance(found: Importance) -> str:
     )
     if found.constant:
         left_out = ", ".join(map(name_setting, found.constant))
-        text += f" Not tested, the same in all these pods or not in all of them: {left_out}."
+        text += f" Not tested, because all these pods have the same value, or some have none: {left_out}."
     return text
 
 

@@ -61,7 +61,7 @@ class InitOptions(DownloadOptions):
     volume: str | None = None
     """Column of the volumes, or none."""
     zone: str | None = None
-    """Zone of times without one, like Europe/Berlin."""
+    """Time zone, like Europe/Berlin, of times that name none."""
     label: Literal["start", "end"] | None = None
     """Meaning of a bar's time: its start or its end."""
     time_format: str | None = None

@@ -179,7 +179,7 @@ def _trade(
 def _count_look(
     kind: str, windows: Sequence[MarketTensors], name: str, result: BacktestResult
 ) -> int | None:
-    # Bars of several windows count as a look at the last of them, the one held out longest.
+    # Bars of several windows count as a look at the last window, which is held out longest.
     window = windows[0].cut_from[-1] if windows[0].cut_from else windows[0].window_name
     if window not in HELD_OUT:
         return None

@@ -303,7 +303,7 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
 
 
 def show_leaders(folder: Folder) -> None:
-    """Show the leaderboard; of a walk-forward, a pointer to those of its folds."""
+    """Show the leaderboard, or for a walk-forward a pointer to the leaderboards of its folds."""
     folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
     if folds:
         st.caption(
