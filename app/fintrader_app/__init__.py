@@ -1,1 +1,1 @@
-"""The app: it reads run folders and nothing else, and shows only what is stored there."""
+"""The app in a browser: its pages show stored runs, start runs and judge returns."""

@@ -1,5 +1,5 @@
-"""Charts on the screen: the figures of `fintrader.results.figures`, thinned out and dressed for
-light and dark."""
+"""Charts on the screen: the figures of `fintrader.results.figures`, thinned out and coloured
+for light and dark pages."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def scale_logs(values: ArrayLike) -> dict[str, object]:
 
 
 def scale_colours(scores: pd.Series[float]) -> dict[str, object]:
-    """Colour marks or lines by their scores, and say so in a legend."""
+    """Colour marks or lines by their scores, with a scale of colours."""
     return {
         "color": scores,
         "colorscale": "Viridis",

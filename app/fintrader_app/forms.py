@@ -167,7 +167,7 @@ def draw_widget(field: Schema, name: str, draft: Draft, key: str) -> None:
     elif kind in ("integer", "number") and (value is None or number(value) is not None):
         draft[name] = _draw_number(title, value, field, how)
     elif kind == "string" and "examples" in field and isinstance(value, str):
-        # What the settings know by name; anything else may be typed, and the models judge it.
+        # Known names; any other may be typed, and the models check it.
         options = list(dict.fromkeys([*field["examples"], value]))
         draft[name] = st.selectbox(
             title, options, _index(options, value), accept_new_options=True, **_EMPTY, **how

@@ -1,4 +1,4 @@
-"""Reading a built market file without torch: only the rows and columns that are shown."""
+"""A built market file, read without torch: only the rows and columns that are shown."""
 
 from __future__ import annotations
 

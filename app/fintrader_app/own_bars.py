@@ -31,8 +31,8 @@ SURE = {"given": "◆ given", "sure": "● sure", "likely": "◐ likely", "assum
 
 
 def list_entries(folder: Folder) -> list[str]:
-    """Folders (with a slash) and files that may hold bars, hidden ones and links left out; the
-    first MOST_ENTRIES."""
+    """List folders (with a slash) and files that may hold bars, at most MOST_ENTRIES, without links
+    and hidden ones."""
     try:
         found = sorted(
             one

@@ -475,8 +475,8 @@ def render_stages(found: Sequence[Stage], *, alive: bool) -> str:
 
 
 def _describe_stage(stage: Stage, *, alive: bool) -> str:
-    """Describe a stage below its bar: state, share, time left, and its task where that has another
-    name."""
+    """Describe a stage below its bar: state, share, time left, and its task if it differs from the
+    title."""
     if stage.state == "done":
         return duration(stage.seconds) if stage.seconds is not None else "done"
     if stage.state == "waiting":

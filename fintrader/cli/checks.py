@@ -42,7 +42,7 @@ class VerifyOptions(Settings):
     keep: Path | None = None
     """A report: folder in which the reproduced run is kept; by default it is removed."""
     data: PathText | None = None
-    """A report: path of the bars here, if it differs from that in the report's configuration."""
+    """A report: path of the bars here, if it differs from the path in the report."""
     allow_code: bool = False
     """A report: import the code that its configuration names (features or a reward of its
     author)."""

@@ -274,7 +274,8 @@ def make_server(
         as a look, and spends one of the budget.
 
         `benchmark`: a column of the file, another file, or `cash`; `trials`: number of strategies
-        tried on these returns; `held_out`: true only if none was selected with them.
+        tried on these returns; `held_out`: true only if the strategy was
+        selected without these returns.
         """
         with _answering():
             from fintrader.report.judged import judge as judge_returns

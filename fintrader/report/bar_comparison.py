@@ -205,7 +205,7 @@ def write_comparison(report: BarComparison, folder: Path) -> tuple[Path, Path]:
 
 
 def heat_map(report: BarComparison, columns: Sequence[str], title: str) -> go.Figure:
-    """Symbols by sessions: the largest difference of these columns in bps, on a logarithmic
+    """Draw the largest difference of these columns, symbols by sessions, in bps on a logarithmic
     scale."""
     cells = np.fmax.reduce([_table(report, name) for name in columns])
     ticks = [LEAST_BPS, 0.1, 1.0, 10.0, 100.0, 1000.0, MOST_BPS]
@@ -225,7 +225,7 @@ def heat_map(report: BarComparison, columns: Sequence[str], title: str) -> go.Fi
 
 
 def _draw_alone(report: BarComparison) -> go.Figure:
-    """Bars that one side lacks: how many more B has than A."""
+    """Draw the bars that one side lacks: bars only in B less bars only in A."""
     alone = _table(report, "only_b") - _table(report, "only_a")
     most = max(float(np.abs(alone).max()), 1.0)
     return _draw_map(

@@ -36,7 +36,7 @@ class Page:
     _charts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add_header(self, kicker: str, section: Section) -> None:
-        """Put a section at the top, its title being the finding of the page."""
+        """Put a section at the top; its title is the finding of the page."""
         self._header = (
             render_notice(section.warning)
             + f'<header><p class="kicker">{html.escape(kicker)}</p>'
@@ -132,7 +132,7 @@ def _read_asset(name: str) -> str:
 
 
 def _lay_out(parts: Iterable[tuple[bool, str]]) -> str:
-    """Put neighbours that are narrow enough (True) in two columns on a wide screen."""
+    """Put neighbours of half width (True) into two columns on a wide screen."""
     rows = []
     for is_half, group in groupby(parts, key=lambda part: part[0]):
         row = "".join(text for _, text in group)
