@@ -277,7 +277,7 @@ class LocalLauncher(Launcher):
                 if not is_usable(slot):
                     self._workers[slot.name] = self._spawn(slot)
                 return self._workers[slot.name]
-        raise TournamentError("no free slot; submit no more pods than capacity() allows")
+        raise TournamentError("no free slot; submit no more pods than measure_capacity() allows")
 
     def _spawn(self, slot: Slot, *, is_evaluator: bool = False) -> _Worker:
         """Take over a kept worker, or start one."""
