@@ -268,8 +268,8 @@ class TournamentSettings(Settings):
             )
         if self.ensemble_tracking_error is not None and self.ensemble_shrinkage == "none":
             raise ValueError(
-                "ensemble_tracking_error needs ensemble_shrinkage; set that to james_stein, or leave"
-                " ensemble_tracking_error out"
+                "ensemble_tracking_error needs ensemble_shrinkage; set that to james_stein, or"
+                " leave ensemble_tracking_error out"
             )
         if self.order == "generations" and self.survivors >= self.pool_size:
             raise ValueError(
