@@ -39,7 +39,7 @@ _FEWEST_DAYS = 6
 
 
 def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
-    """The source as a feed, by the companies of an index if one is set; nothing is downloaded or
+    """Open the source as a feed, grouped by company if an index is set; nothing is downloaded or
     cut yet.
 
     Without a cache, bars are read into memory.
@@ -58,8 +58,8 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
 
 
 def open_daily(settings: DataSettings) -> Feed | None:
-    """Open the bars of `data.daily` in memory, with the layout that `fintrader init` detects, if
-    set. Raises DataError for bars that are not daily or cannot be read."""
+    """Open the bars of `data.daily` in memory, with the layout that `fintrader init` detects; None
+    if it is not set. Raises DataError for bars that are not daily or cannot be read."""
     if settings.daily is None:
         return None
     from fintrader.bars.detect import detect
@@ -78,16 +78,16 @@ def open_daily(settings: DataSettings) -> Feed | None:
 
 
 def open_source(settings: DataSettings, cache: Path | None) -> Feed:
-    """The source's bars by the source's own symbols; else like `open_feed`."""
+    """Open the source as `open_feed` does, but by the source's own symbols."""
     source = settings.source
     if isinstance(source, SyntheticSettings):
         if cache is not None:
-            bar_store(settings, cache)  # nothing goes there, but a wrong store is an error now
+            bar_store(settings, cache)  # nothing is stored, but a wrong store is refused
         return SyntheticFeed(source, settings.calendar, settings.bar_minutes, settings.start)
     if isinstance(source, VendorSettings):
         if cache is None:
             raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
-        assert settings.start is not None  # as `DataSettings` makes sure
+        assert settings.start is not None  # `DataSettings` requires it
         tickers, listed = _tickers(settings, settings.start)
         days = CalendarDays(settings.calendar, settings.start, settings.end)
         store = bar_store(settings, cache)
@@ -120,7 +120,7 @@ def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryF
         part = batch.take(np.isin(batch.symbol, wanted)).without_unused()
         parts.append(replace(part, ts=day_starts(calendar, source.timezone, part.ts)))
         days = np.union1d(days, exchange_days(calendar, parts[-1].ts))
-        if rows >= _SLICE_ROWS and len(days) > _FEWEST_DAYS:  # the last one may be cut off
+        if rows >= _SLICE_ROWS and len(days) > _FEWEST_DAYS:  # the last day may be incomplete
             break
     days = days[:_SLICE_DAYS]
     bars = concat(parts)

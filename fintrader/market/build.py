@@ -1,9 +1,9 @@
 """Bars to a market file: sources → cleaning → the exchange's grid → features → windows →
 `MarketTensors`.
 
-A market file is addressed by what goes into it: settings, the content of the input files and the
-version of this code. An equal request finds the finished file; a build that was killed left nothing
-under that name, so the same call builds it again and arrives at the same bytes.
+A market file's address is a hash of its inputs: settings, the content of the input files and the
+version of this code. An equal request finds the finished file. A killed build leaves nothing under
+that name, so the same call builds the file again, with the same bytes.
 """
 
 from __future__ import annotations
@@ -108,22 +108,22 @@ def build_market(
     progress: Progress = SILENT,
     markets: Markets | None = None,
 ) -> Path:
-    """The market file of these settings, built unless it is there already, in the cache or among
-    shared `markets`.
+    """Return the market file of these settings; build it unless the cache or the shared `markets`
+    have it.
 
-    Lies at `cache/<address>/market.safetensors`, beside `build.json`, which says what it was made
-    from and what was repaired. Bars pass through a store of chunks (`settings.store`), so that a
-    later build reads only what is new.
+    The file is `cache/<address>/market.safetensors`, next to `build.json`, which lists its sources
+    and repairs. Bars pass through a store of chunks (`settings.store`), so that a later build reads
+    only what is new.
 
     Raises DataError or a subclass of it, or StorageError when bars or markets cannot be stored or
-    fetched; nothing is half-written then.
+    fetched; no half-written file is left.
     """
     refuse_url(cache, "cache")
     refuse_functions(settings)
     settings = settings.effective()
     feed = open_feed(settings, cache)
     if feed.inputs_need_bars:
-        feed.prepare(progress)  # what a vendor has is only known once it was asked
+        feed.prepare(progress)  # a vendor's inputs are known only after its answers
     path = market_path(settings, feed, cache)
     folder = ObjectStore(path.parent)
     try:
@@ -133,10 +133,10 @@ def build_market(
             f"{cache}: {error.strerror or error}; choose another cache, or mend its rights"
         ) from None
     if built:
-        return _shared(path, markets)
+        return _share(path, markets)
     with folder.lock():
         if path.is_file():  # another process built it meanwhile
-            return _shared(path, markets)
+            return _share(path, markets)
         folder.remove_temporaries()
         if markets is not None and markets.fetch(path.parent.name, path.parent):
             return path
@@ -145,11 +145,11 @@ def build_market(
                 portable(settings), draft.description.provenance, draft.description.normalisation
             )
             folder.put(RECORD, seal(to_json(record), indent=2))
-            draft.write(path)  # last: once it is there, everything is
-        return _shared(path, markets)
+            draft.write(path)  # last, so that a market always has its record
+        return _share(path, markets)
 
 
-def _shared(path: Path, markets: Markets | None) -> Path:
+def _share(path: Path, markets: Markets | None) -> Path:
     """Make sure that a built market is among the shared ones."""
     if markets is not None:
         files = {file.name: file for file in (path.with_name(RECORD), path) if file.is_file()}
@@ -215,10 +215,9 @@ def refuse_functions(settings: DataSettings) -> None:
 
 
 def hash_own_modules(names: Sequence[str]) -> dict[str, str]:
-    """Hash the files of the modules that own features name, with those of your own that they
-    import: a function is as good as its files. A module that was edited since this process read it
-    is imported anew; none is for the first time, because the look-ahead check watches the imports
-    of features."""
+    """Hash the modules that features name, and the user's own modules that these import. A module
+    that was edited since this process read it is reloaded. No module is imported for the first
+    time, because the look-ahead check watches the imports of features."""
     texts = [name for name in names if ":" in name and not isinstance(name, OwnFunction)]
     found: dict[str, str] = {}
     for module in sorted({name.partition(":")[0] for name in texts}):
@@ -231,8 +230,8 @@ def hash_own_modules(names: Sequence[str]) -> dict[str, str]:
 
 
 def _hash_module(module: str, found: dict[str, str], *, helper: bool = False) -> None:
-    """Add the hashes of a module and of its imports. A `helper` that is installed is passed over,
-    as the standard library is."""
+    """Add the hashes of a module and of its imports. A `helper`, which another module imports, is
+    skipped if it is installed or in the standard library."""
     try:
         root = importlib.util.find_spec(module.partition(".")[0])
         installed = root is not None and str(root.origin).startswith(_INSTALLED)
@@ -267,7 +266,8 @@ def _list_imports(tree: ast.Module, package: str) -> list[str]:
 
 
 def portable(settings: DataSettings) -> Mapping[str, JsonValue]:
-    """Write settings as JSON without any path: the place of a file changes nothing."""
+    """Write settings as JSON without any path, since a market does not depend on where its files
+    are."""
     values: dict[str, Any] = json.loads(settings.model_dump_json())
     del values["store"], values["daily"]
     # The content of files counts, see `identify_source`.
@@ -286,8 +286,8 @@ def make_market(settings: DataSettings) -> MarketTensors:
 
 
 def assemble(settings: DataSettings, feed: Feed) -> MarketTensors:
-    """Build a market in memory from a feed, of which each symbol is read once. Equal inputs give
-    equal tensors, to the bit."""
+    """Build a market in memory from a feed, reading each symbol once. Equal inputs give equal
+    tensors, to the bit."""
     with _draft(settings, feed, None, SILENT) as draft:
         return draft.tensors()
 
@@ -307,10 +307,10 @@ class Scaling:
 
     settings: ft.FeatureSettings
     relative: int
-    """Number of the first features that are made relative to the members."""
+    """Number of the first features, which are scaled across the members of each bar."""
     scaled: Array
-    """`[F]` bool: the features that are standardised; `mean` and `spread` `[F]` are 0 and 1 of the
-    others."""
+    """`[F]` bool: the features that are standardised; `mean` and `spread` `[F]` are 0 and 1 for all
+    other features."""
     mean: Array
     spread: Array
 
@@ -325,7 +325,7 @@ class Scaling:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A market before it is laid out; `columns` hold its symbols."""
+    """A built market before its arrays are laid out by bar; `columns` holds its symbols."""
 
     description: MarketDescription
     whole: Mapping[str, Array]
@@ -365,7 +365,7 @@ class Draft:
 
     def tensors(self) -> MarketTensors:
         """Lay the market out in memory. Raises MarketError."""
-        import torch  # a market that goes into a file needs none
+        import torch  # not needed for a market file
 
         from fintrader.market.tensors import Events, MarketTensors
 
@@ -405,8 +405,8 @@ class Draft:
 def _draft(
     settings: DataSettings, feed: Feed, scratch: Path | None, progress: Progress
 ) -> Iterator[Draft]:
-    """Build all of a market but its big arrays; its symbols' columns lie in a file of the `scratch`
-    folder until the context ends."""
+    """Build all of a market but its big arrays; its symbols' columns stay in scratch files in the
+    folder `scratch` until the context ends."""
     feed.prepare(progress)
     source = identify_source(settings, feed)
     grid = lay_grid(settings, feed.span(), settings.bar_minutes)
@@ -451,7 +451,7 @@ def _draft(
         _market_features(columns, names, close, member)
         signal = None
         if isinstance(settings.source, PlantedInSettings):
-            # it correlates whole windows, so it needs them in memory
+            # `plant` correlates whole windows, so they must be in memory
             opens = columns.adjusted("open")[:]
             planted, signal = plant(settings.source, opens, member[:], windows, tuple(symbols))
             for slot, values in zip(columns.slots, planted.T, strict=True):
@@ -530,8 +530,8 @@ def _draft(
 
 
 def lay_grid(settings: DataSettings, span: tuple[int, int], bar_minutes: int) -> SessionGrid:
-    """Lay the grid from the first day to the last, by the settings or else by the bars, whose first
-    and last time is the `span`."""
+    """Lay the grid over the days that the settings name, or else over the days of the bars. span:
+    first and last time of the bars."""
     begin, end = exchange_days(settings.calendar, np.array(span)).tolist()
     first = settings.start or begin
     return session_grid(settings.calendar, first, settings.end or end, bar_minutes, settings.hours)
@@ -623,7 +623,8 @@ def _market_features(
 def _benchmark(
     settings: DataSettings, feed: Feed, close: Sheet, grid: SessionGrid, member: Array
 ) -> tuple[Array, str, bool]:
-    """Level, name, and whether it is an index of its own and not made of the universe."""
+    """Return the benchmark's level `[T]`, its name, and whether it is an index rather than made of
+    the universe."""
     if settings.benchmark is not None:
         return *file_benchmark(settings.benchmark, grid), True
     index = feed.index(grid)

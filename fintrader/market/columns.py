@@ -1,5 +1,4 @@
-"""The market's big arrays while it is built: symbol after symbol on disk, read back for all of them
-in blocks of bars.
+"""A market's big arrays during its build: written to disk by symbol, read back in blocks of bars.
 
 Bars arrive by symbol; a market is stored by bar. Scratch files, one for each stretch of bars, hold
 them in between; they have no names, so a killed process leaves none behind. Memory holds one symbol
@@ -46,7 +45,7 @@ class Sheet:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> Array:
-        """Rows of a slice without step, not to be written to."""
+        """Return the rows of a slice without step; do not write to them."""
         start, stop, _ = rows.indices(len(self))
         stop = max(start, stop)
         if not self._first <= start <= stop <= self._first + len(self._rows):
@@ -59,12 +58,12 @@ class ColumnStore:
     """Room for columns of `bars` bars, numbered from 0; a column may be written again."""
 
     def __init__(self, folder: Path | None, bars: int, features: int) -> None:
-        """`folder`: where the scratch file lies; None: among the system's temporary files."""
+        """`folder` of the scratch files; None: the system's temporary folder."""
         self.bars = bars
         self.features = features
         self._folder = folder
         self.slots: Sequence[int] = ()
-        """The columns that make the market, in its order, once that is known."""
+        """The columns of the market's symbols, in its order; set once they are chosen."""
         self._kinds = {
             name: (np.dtype(ARRAYS[name]), features if name == "features" else 1) for name in CELLS
         }
@@ -100,7 +99,7 @@ class ColumnStore:
     def fill(
         self,
         slot: int,
-        one: SymbolBars,
+        bars: SymbolBars,
         features: Array,
         events: Sequence[tuple[int, float, float]] = (),
     ) -> None:
@@ -110,15 +109,15 @@ class ColumnStore:
         """
         from fintrader.bars import kernels
 
-        whole = {name: getattr(one, name) for name in CELLS[:-1]} | {"features": features}
+        whole = {name: getattr(bars, name) for name in CELLS[:-1]} | {"features": features}
         for name, values in whole.items():
             kind = self._kinds[name][0]
             absent = np.nan if name not in ("volume", "tradable") else 0
             column = np.full((self.bars, *values.shape[1:]), absent, dtype=kind)
             if name == "features":
-                kernels.by_row(values, column[one.first : one.stop])
+                kernels.by_row(values, column[bars.first : bars.stop])
             else:
-                column[one.first : one.stop] = values
+                column[bars.first : bars.stop] = values
             self._put(slot, name, column)
             if name == "close":
                 self._growth[slot] = growth_of(events, column)

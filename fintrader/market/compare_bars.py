@@ -1,13 +1,13 @@
 """Comparison of two sets of bars: their agreement, their differences, and explanations of these.
 
-Both are put on the calendar's grid; shorter bars are aggregated to the length of the longer ones
-inside each session, so that minute bars compare with days. A *bar* is a symbol's row
-of both, a *cell* one of its columns. Prices differ by `10^4 (b / a - 1)` bps, volumes by `10^4 (b -
-a) / max(a, b)`, which is bounded. A bar agrees when its prices do, within a tolerance; volumes of
-two vendors seldom do.
+Both sets are put on the calendar's grid; shorter bars are aggregated to the length of the longer
+ones inside each session, so that minute bars compare with days. A *bar* is a symbol's row in both
+sets, a *cell* one column of it. Prices differ by `10^4 (b / a - 1)` bps, volumes by
+`10^4 (b - a) / max(a, b)`, which is bounded. A bar agrees when its prices do, within a tolerance;
+volumes of two vendors seldom do.
 
-Explanations are looked for and named, never applied: a scale (a split, cents), a volume in lots,
-times that are moved.
+Possible explanations are named, never applied: a scale (a split, cents), a volume in lots, shifted
+times.
 """
 
 from __future__ import annotations
@@ -46,11 +46,10 @@ LAG_MINUTES = (1, 2, 5, 15, 30, 60, 120, 180, 240, 300)
 
 
 class Side(NamedTuple):
-    """One of the two."""
+    """One of the two sets of bars."""
 
     name: str
     bars: Bars
-    """High and low may be NaN: a built market has none."""
 
 
 class CompareSettings(Settings):
@@ -132,7 +131,7 @@ class BarComparison:
     agree: int
     only_a: int
     only_b: int
-    """Numbers of bars."""
+    """`both`, `agree`, `only_a` and `only_b` are numbers of bars."""
     columns: dict[str, ColumnDifference]
     by_symbol: tuple[SymbolDifference, ...]
     suspicions: tuple[Suspicion, ...]
@@ -151,8 +150,8 @@ class BarComparison:
 
 
 def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, str]:
-    """The bars of a built market (`.safetensors`), of files, or of a configuration's source; and
-    their calendar.
+    """Read the bars of a built market (`.safetensors`), of files, or of a configuration's source;
+    return their calendar too.
 
     Raises ConfigError or DataError (BarError) where they cannot be read.
     """
@@ -206,13 +205,13 @@ def compare_bars(
     days: dict[str, tuple[tuple[float | None, ...], ...]] = {}
     for symbol in symbols:
         ours, theirs = (_dense(bars, symbol, grid.num_bars) for bars in merged)
-        one = _Symbol(symbol, ours, theirs, grid, tolerance_bps)
-        rows.append(one.summarise())
-        for name, values in one.by_session().items():
+        pair = _Symbol(symbol, ours, theirs, grid, tolerance_bps)
+        rows.append(pair.summarise())
+        for name, values in pair.by_session().items():
             days[name] = (*days.get(name, ()), values)
         for name in COLUMNS:
-            gathered[name].append(one.known(name).astype(np.float32))
-        suspicions += one.suspicions()
+            gathered[name].append(pair.known(name).astype(np.float32))
+        suspicions += pair.find_suspicions()
     numbers = ("both", "agree", "only_a", "only_b")
     return BarComparison(
         a=_summarise(a, merged[0]),
@@ -225,7 +224,9 @@ def compare_bars(
         symbols_only_a=tuple(sorted(set(a.bars.symbols) - set(symbols))),
         symbols_only_b=tuple(sorted(set(b.bars.symbols) - set(symbols))),
         **{name: sum(getattr(row, name) for row in rows) for name in numbers},
-        columns={name: _column(np.concatenate(gathered[name]), tolerance_bps) for name in COLUMNS},
+        columns={
+            name: _measure_column(np.concatenate(gathered[name]), tolerance_bps) for name in COLUMNS
+        },
         by_symbol=tuple(rows),
         suspicions=tuple(suspicions),
         days=days,
@@ -239,8 +240,7 @@ def _summarise(side: Side, merged: Bars) -> SideSummary:
 
 
 def _common_grid(a: Side, b: Side, calendar: str) -> SessionGrid:
-    """The sessions that both span, in bars as long as those of the side that has the longer
-    ones."""
+    """Lay the sessions that both sides span, in the longer of their two bar lengths."""
     spans = []
     for side in (a, b):
         if len(side.bars) == 0:
@@ -257,19 +257,19 @@ def _common_grid(a: Side, b: Side, calendar: str) -> SessionGrid:
             " day in common; choose others"
         )
     grid = session_grid(calendar, first, last)
-    # daily bars are as long as a session, though they stand a day apart
+    # a daily bar is as long as a session, though daily bars are a day apart
     longest = int(grid.session_minutes.max())
     minutes = max(bar_length(side.bars.sorted(), longest) for side in (a, b))
     return session_grid(calendar, first, last, min(minutes, longest))
 
 
 def _merge(side: Side, grid: SessionGrid) -> Bars:
-    """The rows inside the sessions put together to the grid's bars: `ts` is the bar's number."""
+    """Aggregate the rows inside sessions to the grid's bars; `ts` becomes the bar's number."""
     bars = side.bars.sorted()
     bars = bars.take(grid.locate(bars.ts) >= 0)
     if len(bars) == 0:
         raise BarError(
-            f"{side.name}: no bar lies in the sessions of {grid.calendar}; check the time zone"
+            f"{side.name}: no bar is in the sessions of {grid.calendar}; check the time zone"
         )
     return to_grid(bars, grid)[0]
 
@@ -309,7 +309,7 @@ class _Symbol:
         here, there = (np.isfinite(side[:, 3]) for side in (self.ours, self.theirs))
         # a value missing on one side is NaN and counts as no difference
         apart = (np.abs(self.bps[:, :4]) > self.tolerance).any(axis=1)
-        self.counted = {
+        self.masks = {
             "both": here & there,
             "agree": here & there & ~apart,
             "only_a": here & ~there,
@@ -325,13 +325,13 @@ class _Symbol:
         """Count the bars, and measure the differences by column."""
         return SymbolDifference(
             symbol=self.symbol,
-            **{name: int(which.sum()) for name, which in self.counted.items()},
-            columns={name: _column(self.known(name), self.tolerance) for name in COLUMNS},
+            **{name: int(which.sum()) for name, which in self.masks.items()},
+            columns={name: _measure_column(self.known(name), self.tolerance) for name in COLUMNS},
         )
 
     def by_session(self) -> dict[str, tuple[float | None, ...]]:
-        """The tables' rows of each session (see `compare_bars`)."""
-        both, agree, only_a, only_b = map(self._summed, self.counted.values())
+        """Return one row of each table in `BarComparison.days`."""
+        both, agree, only_a, only_b = map(self._sum_by_session, self.masks.values())
         bars = both + only_a + only_b
         share = np.divide(agree, bars, out=np.full(len(bars), np.nan), where=bars > 0)
         largest = np.fmax.reduceat(np.abs(self.bps), self.grid.first_bar[:-1])
@@ -342,10 +342,10 @@ class _Symbol:
             **{name: _round(largest[:, k], 3) for k, name in enumerate(COLUMNS)},
         }
 
-    def _summed(self, which: Array) -> Array:
+    def _sum_by_session(self, which: Array) -> Array:
         return np.add.reduceat(which.astype(np.int64), self.grid.first_bar[:-1])
 
-    def suspicions(self) -> Iterator[Suspicion]:
+    def find_suspicions(self) -> Iterator[Suspicion]:
         """Find sessions on which all prices, or the volumes, differ by about one ratio, and those
         on which B agrees with A at another time (no ratio is sought there)."""
         lags = self._find_lags()
@@ -375,7 +375,7 @@ class _Symbol:
             value = lags[days[0]] * length
             how = f"{abs(value):.0f} {unit}{'s' if abs(value) > 1 else ''}"
             way = "later" if value > 0 else "earlier"
-            yield self._suspect("shift", days, value, f"B's bars stand {how} {way} than A's")
+            yield self._suspect("shift", days, value, f"B's bars are {how} {way} than A's")
 
     @property
     def _is_daily(self) -> bool:
@@ -385,25 +385,25 @@ class _Symbol:
         """`[S]`: lag in bars by which B is later than A, for sessions that agree at that lag and
         not in place; else NaN."""
         lags = np.full(self.grid.num_sessions, np.nan)
-        best = self._agreeing(0) + BETTER
+        best = self._measure_agreement(0) + BETTER
         if not (best < 1).any():
             return lags
         length = self.grid.bar_minutes
         steps = (1, 2) if self._is_daily else [m // length for m in LAG_MINUTES if m % length == 0]
         for lag in (sign * step for step in steps for sign in (1, -1)):
-            share = self._agreeing(lag)
+            share = self._measure_agreement(lag)
             more = (share >= EXPLAINS) & (share > best)
             best = np.where(more, share, best)
             lags = np.where(more, lag, lags)
         return lags
 
-    def _agreeing(self, lag: int) -> Array:
-        """`[S]`: share of the price cells that agree where B is read `lag` bars later; of daily
-        bars, over FEWEST of them around each. NaN where there are too few."""
+    def _measure_agreement(self, lag: int) -> Array:
+        """`[S]`: share of the price cells that agree if B is read `lag` bars later; for daily bars,
+        over the FEWEST sessions around each. NaN with too few cells."""
         moved = pd.DataFrame(self.theirs).shift(-lag).to_numpy()
         bps = differences_bps(self.ours, moved)[:, :4]
-        cells = self._summed(np.isfinite(bps).sum(axis=1))
-        good = self._summed((np.abs(bps) <= max(self.tolerance, 1.0)).sum(axis=1))
+        cells = self._sum_by_session(np.isfinite(bps).sum(axis=1))
+        good = self._sum_by_session((np.abs(bps) <= max(self.tolerance, 1.0)).sum(axis=1))
         if self._is_daily:
             around = np.ones(min(FEWEST, len(cells)))
             cells, good = (np.convolve(values, around, mode="same") for values in (cells, good))
@@ -432,7 +432,7 @@ def _runs(values: Array, apart: float) -> list[Array]:
     return [np.array(run) for run in runs]
 
 
-def _column(bps: Array, tolerance_bps: float) -> ColumnDifference:
+def _measure_column(bps: Array, tolerance_bps: float) -> ColumnDifference:
     """Measure the differences of a column."""
     if not len(bps):
         return ColumnDifference(0)

@@ -1,5 +1,5 @@
-"""The path of the configuration that `fintrader init` writes. It loads nothing heavy: a taken path
-or a missing file is refused at once."""
+"""The path of the configuration that `fintrader init` writes. This module loads nothing heavy, so
+that an existing file is refused at once."""
 
 from __future__ import annotations
 

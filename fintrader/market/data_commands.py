@@ -101,9 +101,9 @@ def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> G
     """Find and print the markets and chunks that neither these configurations nor the runs in their
     folders and stores refer to, and the objects of stored runs that nothing names.
 
-    With `remove` they are removed. Raises ConfigError when the configurations do not share one
-    cache, DataError or StorageError when one's bars cannot be found, and RunError when a run of
-    a store is at work: its references are then unknown.
+    With `remove` they are deleted. Raises ConfigError when the configurations do not share one
+    cache, DataError or StorageError when a configuration's bars cannot be found, and RunError when
+    a run of a store is at work: its references are then unknown.
     """
     cache = configs[0].cache
     if any(config.cache.resolve() != cache.resolve() for config in configs):
@@ -125,7 +125,7 @@ def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> G
         print(line)
     size = f"{garbage.size / 1e9:.2f} GB"
     if not garbage:
-        print("nothing to remove: something refers to all that is kept")
+        print("nothing to remove: all stored files are in use")
     elif remove:
         garbage.remove()
         print(f"removed, {size}")
@@ -137,8 +137,8 @@ def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> G
 def _settings_of_run(
     home: Path, markets: set[str], cache: Path, store: str | None = None
 ) -> list[DataSettings]:
-    """Load the data settings of a run, and add its market's address to `markets`; none where its
-    bars are gone."""
+    """Load the data settings of a run, and add its market's address to `markets`; return none if
+    its bars are gone."""
     manifest = home / "manifest.json"
     try:
         if manifest.is_file():

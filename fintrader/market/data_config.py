@@ -1,5 +1,5 @@
-"""`DataConfig`: the part of a run's configuration that says which bars and where they are kept.
-Needs no torch."""
+"""`DataConfig`: the part of a run's configuration on the bars and where they are kept. Needs no
+torch."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ DATA_CHOICES: Choices = {
     "data.source.kind": union_choices(DataSettings.model_fields["source"].annotation, "kind"),
     "data.source.preset": dict.fromkeys(PRESETS, FilesSettings),
 }
-"""Options that choose which settings stand in a place. Switching one keeps the settings both models
-share."""
+"""Options that choose a settings model. A switch to another model keeps the settings that both
+have."""
 
 
 def load_data_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> DataConfig:
@@ -115,8 +115,8 @@ def load_data_config(path: Path | str, chosen: Mapping[str, str] | None = None) 
 def read_values(path: Path) -> dict[str, Any]:
     """Read a configuration file's values, its own name among them.
 
-    Raises ConfigError, and UnsafePathError for a link or a pipe in its place in a run's folder.
-    Elsewhere it may be a pipe.
+    Raises ConfigError, and UnsafePathError if the file is a link or a pipe in a run's folder;
+    elsewhere a pipe is read.
     """
     if is_run_folder(path.parent):
         refuse_irregular(path)
@@ -135,9 +135,9 @@ def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -
         )
     *path, key = option.split(".")
     for name in path:
-        if isinstance(values.get(name), list):  # of several agents: one takes their place
+        if isinstance(values.get(name), list):  # a list of agents gives way to one agent
             values[name] = {}
-        if isinstance(values.get(name), str):  # as a member without settings may be written
+        if isinstance(values.get(name), str):  # the short form of a member without settings
             values[name] = {key: values[name]}
         values = values.setdefault(name, {})
         if not isinstance(values, dict):
@@ -146,12 +146,12 @@ def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -
         for name in set(values) - set(model.model_fields):
             del values[name]
         values[key] = choice
-    if option == "data.source.preset":  # of files only
+    if option == "data.source.preset":  # only files have presets
         values["kind"] = "files"
 
 
 def store_of(config: DataConfig) -> str | None:
-    """URL of the store of a run: of the one its folder is a copy of, else the setting."""
+    """Return the URL of a run's store: the store that its folder mirrors, else the setting."""
     mirror = find_mirror(config.folder.root)
     return config.store if mirror is None else mirror.store_url
 
@@ -163,7 +163,7 @@ def markets_of(config: DataConfig) -> Markets | None:
 
 
 def data_of(config: DataConfig) -> DataSettings:
-    """The data's settings; a vendor's bars, which cost a request each, are kept in the run's
+    """Return the data's settings; a vendor's bars, which cost a request each, are kept in the run's
     store."""
     store = store_of(config)
     if (

@@ -1,6 +1,7 @@
-"""Bars of tickers or of an index's members from a vendor, in the store where a run looks for them.
+"""Download a vendor's bars of tickers or of an index's members into the store that a run reads.
 
-It plans a download (calendar, days, size), runs it, and describes the bars like detected files.
+A download is planned (source, days, calendar), then run, and its bars are described like detected
+files.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _choose_days(
     first = options.start or last - (days - 1) * _DAY
     if first > last:
         raise ConfigError(
-            f"--start {first} lies after {last}, the last day to download; choose an earlier one"
+            f"--start {first} is after {last}, the last day to download; choose an earlier one"
         )
     return first, last
 
@@ -189,7 +190,7 @@ def download(found: Download, is_forced: bool, progress: Progress) -> None:
     feed = found.open()
     try:
         feed.prepare(progress)
-        if feed.list_requests():  # a second answer settles silent sessions for today
+        if feed.list_requests():  # ask again where sessions had no bars
             feed.prepare(progress)
     except DataError as error:
         if not feed.missing:
@@ -200,7 +201,7 @@ def download(found: Download, is_forced: bool, progress: Progress) -> None:
     share = feed.num_outside / (num_rows + feed.num_outside)
     if share > MOST_OUTSIDE and not is_forced:
         raise BarError(
-            f"{share:.1%} of the rows lie outside of the sessions of {found.calendar}; name the"
+            f"{share:.1%} of the rows are outside the sessions of {found.calendar}; name the"
             " right calendar with --calendar, or this one to leave these rows out"
         )
     edges = min(chunk.first for chunk in chunks), max(chunk.last for chunk in chunks)
@@ -222,8 +223,8 @@ def download(found: Download, is_forced: bool, progress: Progress) -> None:
     found.note("symbols", len(found.symbols), "given", shorten_list(found.symbols))
     if feed.missing:
         found.note("without bars", len(feed.missing), "sure", shorten_list(feed.missing))
-    said = f"{len(sessions)} sessions of {found.calendar}, {num_rows:,} bars"
-    found.note("range", f"{found.first} to {found.last}", "sure", said)
+    summary = f"{len(sessions)} sessions of {found.calendar}, {num_rows:,} bars"
+    found.note("range", f"{found.first} to {found.last}", "sure", summary)
     if num_rows <= _FEW_ROWS:
         report = quality_report(found.data_settings, cache=CACHE)
         found.note_faults([fault for fault in report.faults if fault.kind in STOPPING])
@@ -244,8 +245,7 @@ def _explain_missing(found: Download, missing: Sequence[str]) -> str:
 
 
 def open_last(found: Download, settings: DataSettings) -> tuple[DataSettings, Feed, list[dt.date]]:
-    """Open the last sessions of a few tickers as a market's settings and feed; return those
-    sessions too."""
+    """Return settings and a feed of the last sessions of a few tickers, and these sessions."""
     days = [*found.sessions[-_SLICE_SESSIONS:]]
     feed = found.open()
     (collection,) = feed.stored()

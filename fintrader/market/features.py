@@ -39,19 +39,19 @@ PAPER_FEATURES = (
     "sma_30",
     "sma_60",
 )
-"""The eight of the papers (FinRL's macd, boll_ub, boll_lb, rsi_30, cci_30, dx_30, close_30_sma,
-close_60_sma)."""
+"""The eight features of the FinRL papers (there called macd, boll_ub, boll_lb, rsi_30, cci_30,
+dx_30, close_30_sma, close_60_sma)."""
 SLOW_FEATURES = (
     *("return_30", "return_390", "return_1950", "return_7800", "intraday", "gap", "gap_5"),
     *("volatility_390", "volatility_7800", "beta_7800", "relative_volume_390"),
 )
-"""For minute bars and decisions once or twice a day: half an hour to twenty sessions, long
-enough to repay a trade."""
+"""Features for minute bars and one or two decisions a day: windows of half an hour to twenty
+sessions, long enough to repay a trade's costs."""
 DAILY_FEATURES = (
     *("return_1", "return_5", "return_21", "return_63", "gap_5", "intraday_5"),
     *("volatility_21", "beta_63", "relative_volume_1"),
 )
-"""For bars of a whole session each: a day to a quarter."""
+"""Features for daily bars: windows of a day to a quarter."""
 
 
 class FeatureSettings(Settings):
@@ -73,10 +73,10 @@ class FeatureSettings(Settings):
     return, gap, intraday, volatility, beta, volume, relative_volume, rsi, cci, dx, macd,
     bollinger_upper, bollinger_lower, sma, age."""
     scaling: Literal["window", "zscore", "rank", "none"] = "window"
-    """Scale of `names` and `extra`. `window`: mean and standard deviation of the training window.
-    Against the other members at the same bar: `zscore` (standard deviations from their mean) or
-    `rank` (ranks with mean 0 and deviation 1), which need nothing of the training window; context
-    columns are scaled by `window` then. `none`: everything as it is."""
+    """Scale of `names` and `extra`. `window`: by mean and standard deviation of the training
+    window. `zscore` and `rank` compare a symbol with the other members at the same bar: by standard
+    deviations from their mean, or by ranks with mean 0 and deviation 1. They use no training
+    statistics; context columns are then scaled by `window`. `none`: no scaling."""
     extra: tuple[str, ...] = ()
     """Extra columns of the bars that become features, scaled like `names`."""
     context: tuple[str, ...] = (
@@ -94,9 +94,9 @@ class FeatureSettings(Settings):
     vix.csv}: each bar sees the logarithm of the last finished day's close."""
     known_at: Mapping[str, str] = Field(default_factory=dict)
     """Time at which values of `extra` and `daily` became known, by name: a column of the same table
-    (a date counts once it is over), or a lag after the row's own time (3w, 45d, 2h, 30min). A bar sees
-    the last value that was known at its close. `trusted`, the default, takes values as they stand;
-    every verdict names such columns."""
+    (a date counts once it is over), or a lag after the row's own time (3w, 45d, 2h, 30min). A bar
+    sees the last value that was known at its close. `trusted`, the default, takes values as they
+    are; every verdict names the columns that do."""
     clip: PositiveFloat = 10.0
     """Clip scaled features at this many standard deviations."""
     normalisation: PathText | None = None
@@ -190,19 +190,19 @@ def gap(bars: SymbolBars, window: int) -> Array:
     """ln(open / previous close) of a session, summed over the last `window` sessions. The open is
     that of the session's first trade, known once that bar has closed; 0 before it."""
     sessions = _find_sessions(bars)
-    return sessions.summed(sessions.night, window)
+    return sessions.sum_sessions(sessions.night, window)
 
 
 def intraday(bars: SymbolBars, window: int) -> Array:
     """ln(close[t] / open of the session), plus ln(close / open) of the `window - 1` sessions
     before."""
     sessions = _find_sessions(bars)
-    return sessions.summed(np.log(sessions.close / sessions.open), window)
+    return sessions.sum_sessions(np.log(sessions.close / sessions.open), window)
 
 
 class _Sessions:
-    """Sessions of one symbol, and the opening price of each as far as known at a bar: at every
-    bar, or (where few are `wanted`) at the ends of the sessions and then at those."""
+    """A symbol's sessions and their opening prices, as known at every bar; if only the last
+    `bars.wanted` bars are needed, at the sessions' ends and then at those bars."""
 
     def __init__(self, bars: SymbolBars) -> None:
         length = len(bars)
@@ -221,12 +221,12 @@ class _Sessions:
         known = first[..., self._number] <= at
         self.close = bars.close[..., at]
         self.open = np.where(known, opens[..., self._number], self.close)
-        """The open; before any trade the carried close."""
+        """The open, or before the session's first trade the carried close."""
         before = np.full(first.shape, np.nan)
         before[..., 1:] = bars.close[..., starts[1:] - 1]
         self.night = np.log(self.open / before[..., self._number])
 
-    def summed(self, values: Array, window: int) -> Array:
+    def sum_sessions(self, values: Array, window: int) -> Array:
         """Sum `values` at each bar (or those `wanted`) and the ends of the `window - 1` sessions
         before; NaN with fewer."""
         here = values[..., self._wanted]
@@ -294,9 +294,8 @@ def cci(bars: SymbolBars, window: int) -> Array:
     mean = moving_mean(typical, window, bars.skipped)
     spread = moving_deviation(typical, mean, window)
     distance = typical - mean
-    flat = (
-        spread <= 1e-12 * typical
-    )  # a silent window: rounding noise over rounding noise means nothing
+    # in a window without movement the quotient is rounding noise
+    flat = spread <= 1e-12 * typical
     return np.where(
         np.isnan(spread),
         np.nan,
@@ -306,7 +305,7 @@ def cci(bars: SymbolBars, window: int) -> Array:
 
 def dx(bars: SymbolBars, window: int) -> Array:
     """Directional movement index, 0 to 100: 100 · |+DI − −DI| / (+DI + −DI), Wilder means of the
-    movements, the larger of the two at each bar (the true range divides both and cancels)."""
+    larger of the two movements at each bar (the true range, which divides both, cancels)."""
     rise = np.diff(bars.high, prepend=bars.high[..., :1])
     fall = -np.diff(bars.low, prepend=bars.low[..., :1])
     plus, minus = (
@@ -332,7 +331,7 @@ def bollinger(bars: SymbolBars, window: int, deviations: float) -> Array:
     return (mean + deviations * deviation) / bars.close - 1.0
 
 
-@lru_cache(maxsize=1)  # both bands are made of them, one after the other
+@lru_cache(maxsize=1)  # the second band takes the moments of the first
 def _moments(bars: SymbolBars, window: int) -> tuple[Array, Array]:
     return moving_moments(bars.close, window, bars.skipped)
 
@@ -343,7 +342,7 @@ def sma(bars: SymbolBars, window: int) -> Array:
 
 
 def age(bars: SymbolBars, window: int) -> Array:
-    """Bars since the last trade, at most `window`: how old the carried price is."""
+    """Bars since the last trade, at most `window`: the age of the carried price."""
     index = np.arange(len(bars))
     last = np.maximum.accumulate(np.where(bars.tradable, index, 0), axis=-1)
     return np.minimum(index - last, window).astype(np.float64)
@@ -358,7 +357,7 @@ def beta(own: Array, market: Array, window: int, skipped: int = 0, wanted: int =
     )
     variance = square - mean**2
     covariance = product - mean * alone
-    moved = variance > 1e-12 * square  # a silent window has no slope
+    moved = variance > 1e-12 * square  # no slope against a market without movement
     return np.asarray(
         np.divide(covariance, variance, out=np.full(covariance.shape, np.nan), where=moved)
     )
@@ -388,14 +387,14 @@ class _Kind(NamedTuple):
     """A kind of features."""
 
     function: Callable[..., Array]
-    """Makes values `[L]` of `SymbolBars` and a window."""
+    """Computes values `[L]` from `SymbolBars` and a window."""
     window: int
     """Window of a name without one."""
     reach: float = 1.0
     """Bars that a value depends on, in windows; for exponential means, until earlier bars are lost
     to rounding."""
     is_endless: bool = False
-    """True if it reads all earlier bars."""
+    """True if a value depends on all earlier bars."""
     in_sessions: bool = False
     """True if its windows are sessions."""
 
@@ -426,7 +425,7 @@ _INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
 
 
 def _parse(name: str) -> tuple[_Kind, int]:
-    """Kind and window."""
+    """Return the kind and the window of a feature's name. Raises ValueError."""
     match = re.fullmatch(r"([a-z_]+?)(?:_([1-9]\d*))?", name)
     known = {**_FEATURES, **_MARKET_FEATURES}
     if not match or match.group(1) not in known:
@@ -439,7 +438,7 @@ def _parse(name: str) -> tuple[_Kind, int]:
 
 
 def is_kind(name: object) -> bool:
-    """True of the name of a feature that is there, like `rsi_30`."""
+    """True for the name of a built-in feature, like `rsi_30`."""
     try:
         return bool(_parse(str(name)))
     except ValueError:
@@ -467,7 +466,7 @@ def reach(names: Sequence[str], context: Sequence[str] = ()) -> tuple[int, int]:
 
 
 def market_wide(names: Sequence[str]) -> list[str]:
-    """Select the names that `market_feature` makes of all symbols."""
+    """Select the features that need all symbols (see `market_feature`)."""
     return [name for name in names if re.sub(r"_\d+$", "", name) in _MARKET_FEATURES]
 
 
@@ -487,8 +486,8 @@ def market_feature(name: str, close: Array, market: Array) -> Array:
 def last_features(
     bars: SymbolBars, names: Sequence[str], rows: int, own: Array, market: Array
 ) -> Array:
-    """Compute the features `[rows, N, F]` float32 of the last bars of `N` symbols, with the bits
-    that `symbol_features` and `market_feature` give them from all bars.
+    """Compute the features `[rows, N, F]` float32 of the last bars of `N` symbols, bit-equal to
+    those that `symbol_features` and `market_feature` compute from all bars.
 
     own: `[N, L]` log returns of the closes as a market holds them; market: `[L]` `member_return`.
     Users' own functions, which read all bars, are not computed here.
@@ -523,14 +522,13 @@ def symbol_features(
 
     Raises DataError when a user's function returns another shape.
     """
-    table: Array = np.empty(
-        (len(bars), len(names)), dtype=dtype, order="F"
-    )  # written column by column
+    # written column by column
+    table: Array = np.empty((len(bars), len(names)), dtype=dtype, order="F")
     for column, name in enumerate(names):
         if name in later:
             values = np.full(len(bars), np.nan)
         elif ":" in name:
-            values = _ask_own(name, bars)
+            values = _compute_checked(name, bars)
         elif name in bars.extras:
             values = bars.extras[name]
         else:
@@ -543,37 +541,38 @@ def symbol_features(
     return table
 
 
-def _ask_own(name: str, bars: SymbolBars) -> Array:
-    """Compute a user's own feature `[L]`. One that is given in Python is also computed without the
-    last third of the bars, with one of them (only one of two bars in a row can end a session or a
-    week), and of the first two alone (a gap filled from behind), which must not depend on the
-    others. Raises DataError."""
+def _compute_checked(name: str, bars: SymbolBars) -> Array:
+    """Compute a user's own feature `[L]`; check that a Python function does not look ahead. The
+    function is called again with the first two thirds of the bars, with one bar more (only one of
+    two bars in a row can end a session or a week), and with two bars (a gap may be filled
+    backwards). Its values of these bars must not change. Raises DataError."""
     values = _compute_own(name, bars)
     third = 2 * len(bars) // 3
     for cut in (third, third + 1, 2) if isinstance(name, OwnFunction) else ():
         try:
             earlier = _compute_own(name, bars.until(cut))
         except DataError as error:
-            if cut > 2 and error.__cause__ is None:  # as long as before: kept from the whole bars
+            # it was given fewer bars, and returned values of all
+            if cut > 2 and error.__cause__ is None:
                 raise
             continue  # some functions need more bars
         same = np.isclose(values[:cut], earlier, rtol=1e-6, atol=1e-12, equal_nan=True)
         if not same.all():
             raise DataError(
                 f"feature {name} of {bars.symbol} looks ahead: its value at"
-                f" {bars.time[int(same.argmin())]} is another one when the bars from"
-                f" {bars.time[cut]} on are cut off; make row t of bars up to t"
+                f" {bars.time[int(same.argmin())]} changes when the bars from"
+                f" {bars.time[cut]} on are cut off; compute row t from bars up to t"
             )
     return values
 
 
 MOST_CONSTANTS = 50
-"""A longer list is data."""
+"""Longest list of constants; a longer one is data."""
 
 
 def reads_data(name: str) -> bool:
-    """True if a function given in Python reads tables or arrays that are not its argument: no
-    shorter bars show what it knows of the future."""
+    """True if a Python function reads tables or arrays that are not its argument: shortened bars
+    cannot show whether these look ahead."""
     if not isinstance(name, OwnFunction):
         return False
     call: Any = name.call
@@ -591,13 +590,13 @@ def _is_data(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return len(value) > MOST_CONSTANTS or any(map(_is_data, value))
     is_array = hasattr(value, "__array__") and not isinstance(value, type)
-    return is_array and getattr(value, "ndim", 1) > 0  # a number of numpy's has no dimension
+    return is_array and getattr(value, "ndim", 1) > 0  # numpy's scalars have no dimension
 
 
 def _compute_own(name: str, bars: SymbolBars) -> Array:
     own = load_object(name)
     try:
-        # The function may write to its copy, which hides that the symbol ends.
+        # A copy: the function may write to it, and it does not show that the symbol ends.
         values = np.asarray(own(bars.until(len(bars))), dtype=np.float64)
     except OWN_FAILURES as error:
         raise DataError(
@@ -639,7 +638,7 @@ def context_features(
     """Context columns `[T, M]` float64, NaN while undefined.
 
     session `[T]`: number from 0; benchmark `[T]`; day_close `[S, N]`: closes by session (NaN where
-    unlisted), of which bar t sees those before its own; member `[S, N]` bool, by session.
+    unlisted), of which bar t sees the earlier sessions'; member `[S, N]` bool, by session.
     """
     length = np.bincount(session)
     # the bar's number in its session
@@ -686,9 +685,8 @@ def turbulence(day_close: Array, member: Array, days: int) -> Array:
     returns = np.full(day_close.shape, np.nan)
     returns[1:] = np.log(day_close[1:] / day_close[:-1])
     result = np.full(len(day_close), np.nan)
-    with _find_pools().limit(
-        limits=1, user_api="blas"
-    ):  # on a busy machine a second thread costs a hundred times what it saves
+    # on a busy machine a second thread costs a hundred times what it saves
+    with _find_pools().limit(limits=1, user_api="blas"):
         for today in range(days + 1, len(day_close)):
             past = returns[today - days : today]
             now = returns[today]

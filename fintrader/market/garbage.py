@@ -23,14 +23,14 @@ _ADDRESS = re.compile(r"[0-9a-f]{16}|[0-9a-f]{64}")
 
 @dataclass
 class Garbage:
-    """Files that may be removed; false if there are none."""
+    """Files that may be removed; falsy if there are none."""
 
     markets: dict[Path, int] = field(default_factory=dict)
     """Folders of built markets, and their bytes."""
     objects: dict[str, tuple[ObjectStore, list[str]]] = field(default_factory=dict)
-    """By the URL of a collection of bars, or of a store's markets: objects without a reference."""
+    """URL of a collection of bars, or of a store's markets -> its objects without a reference."""
     runs: dict[str, tuple[Mirror, list[str]]] = field(default_factory=dict)
-    """By the URL of a stored run: its objects that none of its records names."""
+    """URL of a stored run -> its objects that none of its records names."""
     stores: Collection[str] = ()
     """URLs of the stores that were searched."""
 
@@ -49,7 +49,7 @@ class Garbage:
         return sum(self.markets.values()) + local
 
     def search_store(self, url: str, runs: Sequence[Mirror], markets: Collection[str]) -> None:
-        """Add the objects of a store that none of its runs names; these markets are needed."""
+        """Add the objects of a store that none of its runs names, except `markets`."""
         named = set(markets)
         for run in runs:
             hashes, names = run.find_unnamed()
@@ -69,8 +69,8 @@ class Garbage:
             yield f"{url} ({len(names)} objects)"
 
     def remove(self) -> None:
-        """Remove it all. A kill at any moment leaves garbage. Raises StorageError, and RunError
-        where a run of a store has begun since."""
+        """Remove the garbage; after a kill the rest of it remains. Raises StorageError, and
+        RunError where a run of a store has begun since."""
         for run, _ in self.runs.values():
             with hold(run.objects) as lease:
                 run.pull()
@@ -99,7 +99,7 @@ def open_runs(store: str) -> list[Mirror]:
         if is_held(run):
             raise RunError(
                 f"{run} is at work, or was killed within a minute; prune its store when none of its"
-                " runs is"
+                " runs is at work"
             )
         mirrors.append(attach(locate_working_copy(run.url, locate_cache("runs")), run.url))
     return mirrors
@@ -112,9 +112,9 @@ def find_garbage(
     cache: Path,
     stored: Mapping[str, Sequence[Mirror]],
 ) -> Garbage:
-    """Find objects in the cache and in the settings' stores to which neither these settings nor, of
-    markets, these addresses refer; and objects that no run names in the stores of runs `stored`
-    (URL -> its runs, pulled).
+    """Find objects that nothing refers to. In the cache and the settings' stores these are bars
+    that no settings need, and markets that neither the settings nor `markets` (addresses) name; in
+    the stores of runs, `stored` (URL -> its runs, pulled), objects that no run names.
 
     Raises DataError when the bars of one of the settings cannot be found, StorageError when a store
     cannot be reached.
@@ -122,8 +122,7 @@ def find_garbage(
     live_markets = set(markets)
     live_bars = dict[str, set[str]]()
     stores: dict[str, ObjectStore] = {}
-    for one in settings:
-        chosen = one.effective()
+    for chosen in map(DataSettings.effective, settings):
         feed = open_feed(chosen, cache)
         store = bar_store(chosen, cache)
         stores[store.url] = store
@@ -132,7 +131,7 @@ def find_garbage(
         if not feed.inputs_need_bars:
             live_markets.add(market_path(chosen, feed, cache).parent.name)
         else:  # a vendor's bars are unknown before a request: keep all markets of these settings
-            live_markets |= {path.name for path in cache.glob("*") if _made_from(path, chosen)}
+            live_markets |= {path.name for path in cache.glob("*") if _is_made_from(path, chosen)}
     garbage = Garbage(stores=stored)
     for path in sorted(cache.glob("*")):
         if path.is_dir() and _ADDRESS.fullmatch(path.name) and path.name not in live_markets:
@@ -153,7 +152,7 @@ def find_garbage(
     return garbage
 
 
-def _made_from(path: Path, settings: DataSettings) -> bool:
+def _is_made_from(path: Path, settings: DataSettings) -> bool:
     """True where a market was built with these settings, from any bars."""
     data = ObjectStore(path).get(RECORD)
     return data is not None and unseal(data, DataError(f"{path / RECORD} is damaged"))[

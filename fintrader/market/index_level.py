@@ -28,10 +28,10 @@ EQUAL_WEIGHT = "equal-weight index of the universe"
 def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
     """`[T]` float64, the level as known at each bar's close, and its name.
 
-    A daily close is known only at the last bar of its day, so all earlier bars of the day carry the
-    close before it. If the file begins with the first session, they carry its open, if there is
-    one. Times within the day are taken as starts of bars. Raises DataError when the file cannot
-    serve.
+    A daily close is known only at the last bar of its day, so earlier bars of that day have the
+    previous close. If the file begins with the market's first session, these bars have its open, if
+    the file has opens. Times within the day are starts of bars. Raises DataError for a file that
+    cannot be used.
     """
     file = strip_folders(path)
     table = read_level(path, grid.calendar, "data.benchmark")
@@ -83,7 +83,7 @@ def _read_closes(table: pd.DataFrame, file: str, setting: str) -> Array:
 
 
 def _known(values: Array, at: Array) -> Array:
-    """`values[at]`, NaN where `at` lies before the first."""
+    """`values[at]`, NaN where `at` is negative."""
     return np.where(at >= 0, values[np.maximum(at, 0)], np.nan)
 
 
@@ -94,19 +94,18 @@ def equal_weight(
     base: float = 100.0,
     reference: Array | None = None,
 ) -> Array:
-    """`[T]`: 100 at the first bar; the mean return of each session's members, weights made equal at
-    each session's end.
+    """`[T]` level of the members in equal weights, rebalanced at each session's end; `base` at the
+    first bar.
 
     close: `[T, N]`, NaN where unlisted; first_bar: `[S + 1]`, the edges of sessions; member:
     `[S, N]` bool; base and reference: level and closes `[N]` before the first bar. A new member
     counts from the first session of membership on, from the close before it; in a session without a
-    member the level stays. Rebalancing once a session and not every bar keeps the bounce between
-    bid and ask from showing as a gain.
+    member the level stays. Rebalancing at every bar would count the bid-ask bounce as a gain.
     """
     level = np.empty(len(close))
     reference = close[0:1][0].astype(np.float64) if reference is None else reference
     for number, (start, stop) in enumerate(itertools.pairwise(first_bar.tolist())):
-        # a session at a time: the whole may not fit twice
+        # a session at a time: two copies of a market may not fit memory
         block = np.array(close[start:stop], dtype=np.float64, order="C")
         # a symbol listed today has no reference; one that ended keeps its last price until the day
         # is over
@@ -121,8 +120,9 @@ def equal_weight(
 
 
 def read_level(path: str, calendar: str, setting: str, known_at: str = TRUSTED) -> pd.DataFrame:
-    """The file's table in order of time, `when` in the calendar's zone, and `known`, when each row
-    was (see `FeatureSettings.known_at`). Raises DataError when it cannot be used."""
+    """Read the file's table in order of time. `when`: each row's time in the calendar's zone;
+    `known`: the time at which its values became known (`FeatureSettings.known_at`). Raises
+    DataError for a file that cannot be used."""
     import pandas as pd
 
     name = strip_folders(path)
@@ -156,7 +156,7 @@ def read_level(path: str, calendar: str, setting: str, known_at: str = TRUSTED) 
             raise DataError(
                 f"{name}: column {column!r} holds values that are no dates ({error})"
             ) from None
-    # A day of the clock, also where summer time ends in it and it takes 25 hours.
+    # A lag of a day is one day of the clock, even if it has 23 or 25 hours.
     wall = moments["known"].dt.tz_localize(None) + pd.Timedelta(lag or 0)
     later = np.zeros(len(table), dtype=bool)
     moments["known"] = wall.dt.tz_localize(zone, ambiguous=later, nonexistent="shift_forward")

@@ -48,13 +48,13 @@ from fintrader.storage.objects import ObjectStore
 
 @dataclass(frozen=True)
 class FileOutline:
-    """A file of bars, known by its columns alone."""
+    """Columns and number of rows of a file of bars."""
 
     name: str
     kind: str
     columns: tuple[str, ...] = ()
     rows: int | None = None
-    """None where the format does not tell."""
+    """None where the format does not store it."""
     problem: str = ""
     """Reason why the columns cannot be used; empty without one."""
 
@@ -92,8 +92,8 @@ class DryRun:
 
 
 def dry_run(settings: DataSettings, *, cache: Path) -> DryRun:
-    """Find out what a build would do, without building, cutting or downloading anything. Raises
-    DataError when there is no file at all."""
+    """Find out what a build would do, without writing or downloading anything. Raises DataError
+    when there is no file at all."""
     settings = settings.effective()
     source = settings.source
     plan = DryRun(source.kind, str(bar_store(settings, cache)))
@@ -151,7 +151,7 @@ def check_stored_files(
 
 def check_market(path: Path, *, has_record: bool = False) -> Check:
     """Compare a market's arrays, and the record of its build where it has one, with their seals."""
-    # here: nothing else that looks at bars needs torch
+    # imported here, because the rest of this module needs no torch
     from fintrader.market.tensors import MarketTensors
 
     problems = []
@@ -217,9 +217,8 @@ def quality_report(
 ) -> QualityReport:
     """Report on the bars that these settings name, without changing them.
 
-    Rows of files are cut into chunks of a temporary folder as they are. A vendor's bars are those
-    of the store, so they need the `cache` of a build. Raises DataError when the bars cannot be read
-    at all.
+    Rows of files are cut unchanged into chunks in a temporary folder. A vendor's bars are read from
+    the store, which needs a build's `cache`. Raises DataError when the bars cannot be read at all.
     """
     settings = settings.effective()
     source = settings.source
@@ -344,8 +343,8 @@ def coverage_figure(report: QualityReport) -> Any:
 
 
 def _lay_grid(parts: Iterable[Bars], settings: DataSettings, now: float | None) -> SessionGrid:
-    """Lay the grid from the first bar to the last that is not of the future, with the length that
-    the bars of the longest symbol have."""
+    """Lay the grid from the first bar to the last that is not in the future, with the bar length of
+    the symbol that has most bars."""
     latest = (time.time() if now is None else now) * 1e9
     edges: list[int] = []
     longest = None
@@ -357,14 +356,14 @@ def _lay_grid(parts: Iterable[Bars], settings: DataSettings, now: float | None) 
         raise DataError(f"{settings.bar_path}: no bars to examine")
     if not edges:
         raise DataError(
-            f"{longest.origin}: every bar lies in the future; check the times and"
+            f"{longest.origin}: every bar is in the future; check the times and"
             " data.source.timezone"
         )
     return lay_grid(settings, (min(edges), max(edges)), bar_length(longest.sorted()))
 
 
 def _measure_coverage(bars: Bars, grid: SessionGrid) -> tuple[float | None, ...]:
-    """Measure a symbol's line of `QualityReport.coverage`."""
+    """Measure a symbol's row of `QualityReport.coverage`."""
     at = np.unique(grid.locate(bars.ts))
     counts = np.bincount(grid.session[at[at >= 0]], minlength=grid.num_sessions)
     share = np.round(counts / np.diff(grid.first_bar), 4)

@@ -1,8 +1,7 @@
 """`load_market`: a market from a configuration, a finished file, files of bars, or bars in pandas.
 
 Bars in pandas come as a long table, a wide one (a column for each field and symbol), or one table
-for each symbol. Every form becomes the long table that files hold, and goes the same way from
-there.
+for each symbol. Every form becomes a long table, which is then read like a file.
 """
 
 from __future__ import annotations
@@ -57,20 +56,23 @@ def load_market(
 ) -> MarketTensors:
     """Load a market from the cache, or build it if it is not there.
 
-    `what`: a market file (`.safetensors`), a configuration (its name, a YAML file, or settings; a
-    whole run's or only its `data` part), a file or a folder of bars, read as `fintrader init` does
-    (guesses stand in the warnings of `print(market)`), or bars in pandas or polars: a long table
-    (time, symbol, open, high, low, close, volume, in any order and in the usual spellings, the time
-    also as index), a wide one with columns (field, symbol) or (symbol, field), or a dictionary of
-    one table for each symbol.
-    `settings` are fields of `DataSettings`, put over what the configuration says:
+    `what` is one of
+
+    - a market file (`.safetensors`);
+    - a configuration: its name, a YAML file, or settings (a whole run's or only its `data` part);
+    - a file or a folder of bars, whose layout is detected as by `fintrader init` (the warnings of
+      `print(market)` list the guesses);
+    - bars in pandas or polars: a long table (time, symbol, open, high, low, close, volume, in any
+      order and in the usual spellings; the time may be the index), a wide one with columns (field,
+      symbol) or (symbol, field), or a dictionary of one table for each symbol.
+
+    `settings` are fields of `DataSettings` that override the configuration:
     `load_market(bars, bar_minutes=5, windows={"fractions": [0.6, 0.2, 0.2]})`. `features=[...]` is
     short for `features={"names": [...]}`, of kinds, columns of the bars and own functions; a market
     of own functions is built in memory.
 
-    Of bars, `timezone` is the zone of times that carry none, `label` says whether a time
-    is its bar's start (the default) or end, and `bar_minutes` is by default the length that the
-    bars have.
+    For bars, `timezone` is the zone of times without one, and `label` says whether a time is its
+    bar's start (the default) or end. `bar_minutes` is detected by default.
 
     Raises ConfigError for a setting that is wrong, DataError (BarError, MarketError) for bars or
     files that are wrong.
@@ -81,12 +83,12 @@ def load_market(
     reading = {"timezone": timezone, "label": label}
     reading = {name: one for name, one in reading.items() if one is not None}
     if _are_frames(what):
-        return _market_of(what, reading, settings)
+        return _build_from_frames(what, reading, settings)
     if isinstance(what, str | Path) and _holds_bars(str(what)):
-        return _detected(str(what), reading, settings, Path(cache))
+        return _load_detected(str(what), reading, settings, Path(cache))
     if reading:
         raise ConfigError(
-            "timezone and label say how bars are read; of a configuration, set them in `source`"
+            "timezone and label are for bars; in a configuration, set them in `source`"
         )
     if isinstance(what, str | Path) and Path(what).suffix == ".safetensors":
         if settings:
@@ -106,23 +108,23 @@ def load_market(
 
 
 def _build(settings: DataSettings, cache: Path) -> MarketTensors:
-    """Build a market in the cache, or in memory where functions of this process are a part of it,
-    which another process may call alike."""
+    """Build a market in the cache; in memory if its features include functions of this process,
+    because functions of another process may have the same names."""
     if any(isinstance(name, OwnFunction) for name in settings.features.names):
         return make_market(settings)
     return MarketTensors.load(build_market(settings, cache=cache))
 
 
 def _holds_bars(path: str) -> bool:
-    """True of a path or URL of files of bars, not of a configuration or a run."""
+    """True for a path or URL of bars, not of a configuration or a run."""
     if path in list_shipped_configs() or (Path(path) / "config.yaml").is_file():
         return False
     return "*" in path or kind_of(path, text=True) is not None or Path(path).is_dir()
 
 
-def _detected(path: str, reading: Values, values: Values, cache: Path | None) -> MarketTensors:
-    """The market of files of bars whose layout is detected; without a cache, in memory."""
-    # Days of a table are as long as those whose times need no detection.
+def _load_detected(path: str, reading: Values, values: Values, cache: Path | None) -> MarketTensors:
+    """Build the market of files of bars whose layout is detected; without a cache, in memory."""
+    # Daily bars of a table get DAY_MINUTES, as they do without detection.
     settings, guesses = _detect_settings(path, reading, values, is_table=cache is None)
     market = make_market(settings) if cache is None else _build(settings, cache)
     return replace(market, guesses=guesses, trusted=True)
@@ -161,7 +163,7 @@ def find_settings(what: Settings | Values | Path | str, settings: Values) -> Dat
     """
     if _are_frames(_to_pandas(what)) or isinstance(what, MarketTensors):
         raise ConfigError(
-            "it is built again in other processes, from files: write the bars to one, for example"
+            "other processes build the market again, from files: write the bars to one, for example"
             " bars.to_parquet('bars.parquet'), and give its path"
         )
     if "features" in settings:
@@ -171,8 +173,8 @@ def find_settings(what: Settings | Values | Path | str, settings: Values) -> Dat
     return read_settings(what, settings)
 
 
-def _market_of(bars: Any, reading: Values, values: Values) -> MarketTensors:
-    """The market of bars in pandas, built in memory by the same steps as that of files."""
+def _build_from_frames(bars: Any, reading: Values, values: Values) -> MarketTensors:
+    """Build the market of bars in pandas, in memory and by the same steps as from files."""
     values = _name_columns(bars, values)
     chosen = merge_values({"source": {"kind": "files", **reading}}, values)
     settings = validate(DataSettings, chosen, "settings").effective()
@@ -182,12 +184,12 @@ def _market_of(bars: Any, reading: Values, values: Values) -> MarketTensors:
         )
     zoned = "timezone" in chosen["source"]
     source = settings.source
-    table = _long(bars, source)
+    table = _stack_frames(bars, source)
     if table.empty:
         raise BarError(f"{ORIGIN} holds no bar; check the range it was loaded for")
     times = table[source.names["ts"]]
     is_text = not pd.api.types.is_datetime64_any_dtype(times) and not _carries_zone(times)
-    days = _whole_days(times) or (is_text and ":" not in str(times.iloc[0]))
+    days = _are_whole_days(times) or (is_text and ":" not in str(times.iloc[0]))
     if days or (is_text and not zoned):
         known: dict[str, object] = {} if days else dict(reading)
         with TemporaryDirectory() as folder:
@@ -195,7 +197,7 @@ def _market_of(bars: Any, reading: Values, values: Values) -> MarketTensors:
             table.to_csv(path, index=False)
             known["columns"] = column_names(source)
             try:
-                return _detected(str(path), known, values, None)
+                return _load_detected(str(path), known, values, None)
             except DataError as error:
                 raise type(error)(str(error).replace(str(path), ORIGIN)) from None
     feed, minutes = _frames_feed(table, source, zoned=zoned, calendar=settings.calendar)
@@ -251,24 +253,23 @@ def _to_pandas(what: Any) -> Any:
 def _frames_feed(
     table: pd.DataFrame, source: FilesSettings, *, zoned: bool, calendar: str
 ) -> tuple[MemoryFeed, int]:
-    """The bars of a long table as a feed, and their length in minutes: the step that is most
-    frequent in a symbol.
+    """Return the bars of a long table as a feed, and their length in minutes: the most frequent
+    step within a symbol.
 
-    `zoned`: whether `source.timezone` was asked for; times without a zone are refused otherwise.
-    Bars whose times are all midnights are those of whole days: they stand at the first minute of
-    their session, whatever the zone.
+    `zoned`: True if `source.timezone` is set; otherwise times without a zone are refused. Bars
+    whose times are all midnights are daily; they get the first minute of their session, whatever
+    the zone.
 
-    Raises BarError for a column that is missing or stands there twice, times without a zone, and
-    bad cells.
+    Raises BarError for a column that is missing or appears twice, times without a zone, and bad
+    cells.
     """
     name = source.names["ts"]
-    daily = _whole_days(table[name])
+    daily = _are_whole_days(table[name])
     if daily:
         table = table.assign(**{name: table[name].dt.tz_localize(None)})
     elif not (zoned or _carries_zone(table[name])):
         raise BarError(
-            f"{ORIGIN}: its times carry no time zone; name theirs, timezone='America/New_York'"
-            " for one"
+            f"{ORIGIN}: its times have no time zone; name it, like timezone='America/New_York'"
         )
     reading = source.model_copy(update={"label": "start"} | ({"timezone": "UTC"} if daily else {}))
     arrow = pa.Table.from_pandas(table, preserve_index=False)
@@ -282,16 +283,16 @@ def _frames_feed(
     return MemoryFeed(bars, {"kind": "frames", "sha256": _digest(bars)}), length
 
 
-def _long(frames: Frames, source: FilesSettings) -> pd.DataFrame:
-    """All bars in one table, its columns called as `source.columns` says; extra columns as they
-    are."""
+def _stack_frames(frames: Frames, source: FilesSettings) -> pd.DataFrame:
+    """Stack all bars in one table, with the column names of `source.columns`; extra columns keep
+    theirs."""
     if isinstance(frames, pd.DataFrame):
         if frames.columns.nlevels == 1:
-            return _renamed(frames, source)
-        frames = _by_symbol(frames, source)
+            return _select_columns(frames, source)
+        frames = _split_by_symbol(frames, source)
     parts = []
     for symbol, frame in frames.items():
-        part = _renamed(
+        part = _select_columns(
             frame.assign(**{source.names["symbol"]: str(symbol)}), source, where=f" of {symbol}"
         )
         parts.append(
@@ -302,8 +303,8 @@ def _long(frames: Frames, source: FilesSettings) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _by_symbol(frame: pd.DataFrame, source: FilesSettings) -> dict[str, pd.DataFrame]:
-    """A wide table, (field, symbol) or (symbol, field), as one table for each symbol."""
+def _split_by_symbol(frame: pd.DataFrame, source: FilesSettings) -> dict[str, pd.DataFrame]:
+    """Split a wide table, (field, symbol) or (symbol, field), into one table for each symbol."""
     if frame.columns.nlevels != 2:
         raise BarError(
             f"{ORIGIN}: columns of {frame.columns.nlevels} levels; give two, field and symbol"
@@ -315,26 +316,26 @@ def _by_symbol(frame: pd.DataFrame, source: FilesSettings) -> dict[str, pd.DataF
     if not any(found):
         raise BarError(
             f"{ORIGIN}: neither level of its columns holds {', '.join(COLUMNS)}; found"
-            f" {_some(frame.columns)}"
+            f" {_list_names(frame.columns)}"
         )
     other = 1 if found[0] >= found[1] else 0
     symbols = frame.columns.get_level_values(other).unique()
     return {str(symbol): pd.DataFrame(frame.xs(symbol, axis=1, level=other)) for symbol in symbols}
 
 
-def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.DataFrame:
-    """The columns that are needed and no other. Raises BarError naming the one that is missing."""
+def _select_columns(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.DataFrame:
+    """Select and rename the columns that are needed. Raises BarError naming a missing one."""
     frame = _with_index(frame, source)
     roles = _roles(frame.columns, source, tuple(SPELLINGS))
     for role, columns in roles.items():
         columns[:] = [one for one in columns if plain(one) not in WEAK] or columns
         if len(columns) > 1:
             raise BarError(
-                f"{ORIGIN}{where}: columns {_some(columns)} could all be the {_word(role)}; drop or"
-                " rename some"
+                f"{ORIGIN}{where}: columns {_list_names(columns)} could all be the {_word(role)};"
+                " drop or rename some"
             )
     names = column_names(source)
-    # An extra column may be called like one that plays a role.
+    # An extra column may have the name of a required one.
     wanted = {name: _word(role) for role, name in names.items()}
     wanted |= {name: name for name in source.extra if name not in wanted}
     known = {name: name for name in source.extra if name in frame.columns}
@@ -348,15 +349,15 @@ def _renamed(frame: pd.DataFrame, source: FilesSettings, where: str = "") -> pd.
             added = source.columns["symbol"] if where else None
             found = [column for column in frame.columns if column != added]
             raise BarError(
-                f"{ORIGIN}{where}: column {word!r} is missing; found {_some(found)}"
+                f"{ORIGIN}{where}: column {word!r} is missing; found {_list_names(found)}"
                 f"{hints.get(word, '')}"
             )
     return frame[[known[name] for name in wanted]].set_axis([*wanted], axis=1)
 
 
 def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
-    """The table with its index among the columns, where the index says something: times, or symbols
-    and times. `Unnamed: 0` is an index that was written to a file."""
+    """Turn the index into columns unless it only counts rows. `Unnamed: 0` is an index that was
+    written to a file."""
     if "Unnamed: 0" in frame.columns and not _roles(frame.columns, source, ("ts",)):
         frame = frame.rename(columns={"Unnamed: 0": source.columns["ts"]})
     if isinstance(frame.index, pd.RangeIndex):
@@ -377,7 +378,7 @@ def _with_index(frame: pd.DataFrame, source: FilesSettings) -> pd.DataFrame:
         return frame.reset_index(names=names)
     except ValueError as error:
         raise BarError(
-            f"{ORIGIN}: its index of {frame.index.nlevels} levels cannot stand among its columns"
+            f"{ORIGIN}: its index of {frame.index.nlevels} levels cannot become columns"
             f" ({error}); name them, frame.index.names = ['date', 'symbol']"
         ) from None
 
@@ -398,7 +399,7 @@ def _word(role: str) -> str:
     return "time" if role == "ts" else role
 
 
-def _some(columns: Any) -> str:
+def _list_names(columns: Any) -> str:
     listed = [str(column) for column in columns]
     return (
         ", ".join(listed[:12]) + (f" and {len(listed) - 12} more" if len(listed) > 12 else "")
@@ -406,7 +407,7 @@ def _some(columns: Any) -> str:
     )
 
 
-def _whole_days(times: pd.Series[Any]) -> bool:
+def _are_whole_days(times: pd.Series[Any]) -> bool:
     return pd.api.types.is_datetime64_any_dtype(times) and bool(
         (times.dropna().dt.normalize() == times.dropna()).all()
     )

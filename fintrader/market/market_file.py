@@ -4,8 +4,8 @@ known.
     8 bytes length | JSON header (names, kinds, shapes, offsets, metadata) | arrays, those of the
     longest values first
 
-By hand (https://github.com/huggingface/safetensors#format) because the library would hold all of it
-in memory. Needs no torch; `MarketTensors.load` reads it.
+It is written by hand (https://github.com/huggingface/safetensors#format), because the library would
+hold the whole file in memory. Needs no torch; `MarketTensors.load` reads it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ ARRAYS = {
     "benchmark": "float64",
     "shares_outstanding": "float32",
 }
-"""Kind of each array with a row for each bar, in the order in which the content hash takes them
-in."""
+"""Kind of each array with a row for each bar, in the order of the content hash."""
 EVENTS = {"bar": "int64", "asset": "int64", "split": "float64", "dividend_usd": "float64"}
 EVENT = "event_"
-"""Begins the names under which a market file holds its events."""
+"""Prefix of the names of events in a market file."""
 _SAFETENSORS = {
     "float64": ("F64", 8),
     "float32": ("F32", 4),
@@ -85,7 +84,7 @@ class StoredArray(NamedTuple):
 
 
 def stored_order(entries: Iterable[StoredArray]) -> list[StoredArray]:
-    """The order in which a safetensors file holds its arrays."""
+    """Sort arrays into the order of a safetensors file: longest values first, then by name."""
     return sorted(entries, key=lambda entry: (-entry.size, entry.name))
 
 
@@ -132,9 +131,9 @@ def write_market(
 ) -> str:
     """Write a market file atomically; returns its content hash.
 
-    `entries` are all arrays in the order of the content hash. Each comes at once (`whole`: bytes by
-    name) or in blocks of rows (the first row and, by name, the rows from there on). Raises
-    MarketError when it cannot be written.
+    `entries` are all arrays in the order of the content hash. Each is given at once (`whole`, by
+    name) or in `blocks` of rows (the first row's number and, by name, the rows from there on).
+    Raises MarketError when it cannot be written.
     """
     order = stored_order(entries)
     at = {}
@@ -169,7 +168,7 @@ def write_market(
 
 
 def read_description(path: Path | str) -> tuple[MarketDescription, str]:
-    """Read a market's description and the content hash that its file claims, and no array.
+    """Read a market's description and content hash from its file, without its arrays.
 
     Raises MarketError when the file is missing, damaged, or of another format.
     """
@@ -199,8 +198,8 @@ def read_description(path: Path | str) -> tuple[MarketDescription, str]:
 
 
 def stored_minutes(path: Path | str) -> Array:
-    """`[T]` int64: when the bars of a market file begin, without reading its other arrays. Raises
-    MarketError."""
+    """`[T]` int64: starts of a market file's bars, nanoseconds since 1970 UTC. Reads no other
+    array. Raises MarketError."""
     try:
         with safe_open(str(path), framework="np") as file:
             return np.asarray(file.get_tensor("minutes"))
@@ -230,7 +229,7 @@ def refuse_bad_cells(rows: Mapping[str, Array]) -> None:
             ((prices > 0) | np.isnan(prices)).all() and not np.isinf(prices).any()
             for prices in (open_, high, low, close)
         ),
-        "a bar's open and close must lie between its low and its high": not (
+        "a bar's open and close must be between its low and its high": not (
             (low > np.fmin(open_, close)) | (high < np.fmax(open_, close))
         ).any(),
         "volume must be finite and not negative": ((volume >= 0) & np.isfinite(volume)).all(),

@@ -32,8 +32,8 @@ def moving_sum(
     values: Array, window: int, skipped: int = 0, wanted: int = 0, times: Array | float = 1.0
 ) -> Array:
     """Sum of the last `window` values, `[..., L]` float64; NaN for the first window - 1. `skipped`:
-    number of values of the series before these, which a sum of the whole counts its blocks from;
-    `wanted`: number of last sums, 0 for all; `times`: second factor of each value."""
+    number of earlier values of the series, left out here, from which the sum counts its blocks;
+    `wanted`: number of last sums to compute, 0 for all; `times`: a factor of each value."""
     from fintrader.bars import kernels
 
     if wanted and values.ndim == 2:
@@ -46,7 +46,7 @@ def moving_sum(
 def moving_mean(
     values: Array, window: int, skipped: int = 0, wanted: int = 0, times: Array | float = 1.0
 ) -> Array:
-    """Simple moving average, `[..., L]`; arguments as those of `moving_sum`."""
+    """Simple moving average, `[..., L]`; its arguments are `moving_sum`'s."""
     total = moving_sum(values, window, skipped, wanted, times)
     total /= window
     return total
@@ -70,8 +70,8 @@ def moving_deviation(values: Array, mean: Array, window: int) -> Array:
 
 
 def find_latest(visible: Array, length: int) -> Array:
-    """`[length]` int64: the last of the rows that are visible at each step, -1 where none is;
-    `visible` `[R]`: the step from which on each row is."""
+    """`[length]` int64: the last row that is visible at each step, -1 where none is. `visible`
+    `[R]`: the first step at which each row is visible."""
     latest = np.full(length, -1)
     inside = visible < length
     np.maximum.at(latest, visible[inside], np.flatnonzero(inside))

@@ -2,14 +2,14 @@
 
 Every stock has a drift state, up or down, that changes with probability p per bar, independently of
 the others. The state seen at the close of bar t governs bar t + 1, whose open is the close of t and
-whose noise has mean one. In a bar expected wealth is multiplied by e^mu in a stock in state up, by
-e^-mu in a stock in state down, by 1 in cash. A dollar spent on shares buys 1 / (1 + c) dollars'
-worth, shares worth a dollar sell for 1 - c.
+whose noise has mean one. Over a bar a dollar grows in expectation by the factor e^mu in an up
+stock, e^-mu in a down stock, and 1 in cash. A dollar spent on shares buys 1 / (1 + c) dollars'
+worth; shares worth a dollar sell for 1 - c.
 
-Wealth can be followed dollar by dollar, so the largest expected final wealth of a long-only account
-is that of one dollar in one place: a Markov decision problem over (what is held: nothing, an up
-stock, a down stock; how many of the other stocks are up), solved here exactly by backward induction
-over the number of bars.
+Expected wealth is a sum over dollars, so it suffices to follow one dollar of a long-only account.
+This is a Markov decision problem over the dollar's place (cash, an up stock, a down stock) and the
+number of other stocks that are up, solved here exactly by backward induction over the number of
+bars.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class PlantedOptimum:
     num_bars: int
     cost_bps: float
     expected_multiple: float
-    """E[final wealth / first wealth] of the optimal policy, in cash at the start, marked to market
-    at the end."""
+    """E[final wealth / initial wealth] of the optimal policy, in cash at the start, marked to
+    market at the end."""
     growth_per_bar: float
     """ln(expected_multiple) / num_bars."""
 
@@ -79,9 +79,8 @@ def _step(
     n = planted.num_assets
     p = planted.switch
     gain = np.exp(1e-4 * planted.drift_bps)
-    after_up = np.full(
-        n + 1, -np.inf
-    )  # worth of a dollar that stays in an up stock while m others are up
+    # worth of a dollar that stays in its stock while m others are up
+    after_up = np.full(n + 1, -np.inf)
     after_down = np.full(n + 1, -np.inf)
     after_up[:n] = gain * (kernel_others @ ((1 - p) * value[UP, :n] + p * value[DOWN, :n]))
     after_down[:n] = (kernel_others @ ((1 - p) * value[DOWN, :n] + p * value[UP, :n])) / gain
@@ -102,7 +101,7 @@ def _step(
 
 
 def _solve(planted: PlantedDrift, cost_bps: float, num_bars: int) -> tuple[Array, Array]:
-    """(value, action) with `num_bars` bars to go."""
+    """Compute (value, action) with `num_bars` bars to go."""
     n = planted.num_assets
     value = np.ones((3, n + 1))
     action = np.zeros(value.shape, dtype=np.int64)
@@ -138,14 +137,13 @@ def planted_optimum(planted: PlantedDrift | None, cost_bps: float, num_bars: int
 def oracle_policy(
     market: MarketTensors, layout: SplittingLayout, cost_bps: float, *, horizon: int = 2000
 ) -> Callable[[Tensor], Tensor]:
-    """The optimal policy as a callable, obs `[B, D]` -> target weights `[B, N]` (action mode
-    "target").
+    """Build the optimal policy, a function from obs `[B, D]` to target weights `[B, N]` (action
+    mode "target").
 
-    It reads the planted signal and its own holdings from the observation: stays in up stocks it
-    holds, and leaves one that turned down for the cheapest good alternative (another up stock, or
-    cash, or nothing when leaving does not pay). The decision is the one with `horizon` bars to go,
-    which is stationary long before that. Raises DataError when the market has no planted signal
-    among its features.
+    The policy reads the planted signal and its holdings from the observation. It keeps up stocks,
+    and leaves a stock that turned down for another up stock or for cash if that pays. It decides as
+    with `horizon` bars to go; the decision is stationary long before that. Raises DataError when
+    the market has no planted signal among its features.
     """
     planted = market.provenance.planted_drift
     if planted is None or planted.feature not in market.feature_names:

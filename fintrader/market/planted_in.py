@@ -1,14 +1,14 @@
-"""A signal of known strength in real bars: the positive control of any claim that something was
-learnt from them.
+"""A signal of known strength in real bars: the positive control of any claim to have learnt from
+them.
 
 The bars stay as they are. One more feature, `signal`, has a given information coefficient: its
 correlation over the members at a bar with their return over the next `horizon` bars, averaged over
 bars. An agent or rule that cannot use it cannot use any weaker signal. With a
 coefficient of 0 it is noise, the negative control.
 
-Otherwise it looks ahead on purpose, never past its window: from the open after bar t (where a
-decision at t fills) over `horizon` bars, or to the last bar of the window where that is nearer. A
-market made so has a `PlantedSignal` in its provenance.
+With any other coefficient the signal looks ahead on purpose, but never past its window: from the
+open after bar t (where a decision at t fills) over `horizon` bars, or to the last bar of the window
+where that is nearer. The provenance of such a market has a `PlantedSignal`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class PlantedInSettings(FilesSettings):
 
     kind: Literal["planted_in"] = "planted_in"  # type: ignore[assignment]
     ic: BelowOne = 0.1
-    """Information coefficient: mean over bars of the correlation over members of the signal with
-    their return ahead. 0: noise alone, the negative control."""
+    """Information coefficient: correlation over members between the signal and their return ahead,
+    averaged over bars. 0: noise alone, the negative control."""
     horizon: Count = 20
-    """Bars over which that return is taken."""
+    """Bars over which the return ahead is taken."""
     seed: int = 0
 
     @property
@@ -131,8 +131,8 @@ def return_ahead(open_: Array, member: Array, horizon: int) -> tuple[Array, Arra
 
 
 def _noise(settings: PlantedInSettings, bars: int, symbols: tuple[str, ...]) -> Array:
-    """`[T, N]`: an AR(1) of deviation 1 for each symbol, the same whatever other symbols there
-    are."""
+    """`[T, N]`: an AR(1) of deviation 1 for each symbol, independent of the choice of other
+    symbols."""
     from scipy.signal import lfilter  # slow to load
 
     noise = np.empty((bars, len(symbols)))
@@ -143,10 +143,11 @@ def _noise(settings: PlantedInSettings, bars: int, symbols: tuple[str, ...]) -> 
     return noise
 
 
-def _correlation(one: Array, other: Array, known: Array) -> Array:
-    """Correlate two `[T, N]` over the `known` of each row, `[T]`; 0 where either is constant."""
-    one, other = (relative(values, known, "zscore") for values in (one, other))
-    return np.asarray((one * other).sum(axis=1) / np.maximum(known.sum(axis=1), 1))
+def _correlation(a: Array, b: Array, known: Array) -> Array:
+    """Correlate a and b `[T, N]` over the `known` cells of each row, `[T]`; 0 where either is
+    constant."""
+    a, b = (relative(values, known, "zscore") for values in (a, b))
+    return np.asarray((a * b).sum(axis=1) / np.maximum(known.sum(axis=1), 1))
 
 
 def _weight(ic: float, correlation: Array) -> float:

@@ -1,5 +1,4 @@
-"""Bars symbol by symbol onto the grid: which symbols a market may hold, and each one's bars, read
-once."""
+"""Read bars onto the grid, symbol by symbol and once each, and choose a market's symbols."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def candidates_of(
     grid: SessionGrid,
 ) -> tuple[dict[str, Array], dict[str, str]]:
     """Map the symbols that may be in the market, sorted, to their member days `[S]` bool, and the
-    others to the reasons against them; bars are not read for it."""
+    others to the reasons against them. Reads no bars."""
     universe = settings.universe
     universe.refuse_missing(feed.symbols)
     candidates = sorted(universe.symbols or feed.symbols)
@@ -55,9 +54,8 @@ def candidates_of(
             f"no symbol of the source was a member from {grid.dates[0]} to {grid.dates[-1]}; check "
             "data.universe.members, tickers_as_of and aliases"
         )
-    kept = {
-        name: own for name, own in member.items() if own.any() or name in universe.symbols
-    }  # what was named is there
+    # symbols that the settings name are kept in any case
+    kept = {name: own for name, own in member.items() if own.any() or name in universe.symbols}
     return kept, {name: "never a member in the range" for name in candidates if name not in kept}
 
 
@@ -70,8 +68,8 @@ def read_all(
     columns: ColumnStore,
     progress: Progress,
 ) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """Fill the columns; the chosen symbols, and why other candidates (symbol -> member days `[S]`)
-    were left out: for too few days, and for anything else.
+    """Fill the columns; return the chosen symbols, and symbol -> reason of those left out: for too
+    few days, and for anything else. candidates: symbol -> member days `[S]` bool.
 
     The choice depends on the bars (`universe.min_coverage`, `max_symbols`), and every symbol is
     read once. A symbol with too few bars gets no column. Once `max_symbols` columns are taken, a
@@ -104,13 +102,13 @@ def read_all(
             column_of[symbol] = column
             happened = place_actions(reader.actions, [symbol], grid)[symbol]
             own = delay_extras(symbol_bars(merged, grid, reader.sessions_over), settings, grid)
-            one, adjusted, events = hold_through(own, happened, grid)
+            held, adjusted, events = hold_through(own, happened, grid)
             reader.events[symbol] = events
             table = ft.symbol_features(adjusted, names, later, np.float32)
-            columns.fill(column, one, table, events)
+            columns.fill(column, held, table, events)
             undefined = ft.count_undefined(names, table, later, own.extras)
             reader.history[symbol] = own.first, own.first + undefined
-            reader.ended |= {symbol} if one.ended else set()
+            reader.ended |= {symbol} if held.ended else set()
     if not coverage.share:
         raise DataError(f"no bar from {grid.dates[0]} to {grid.dates[-1]}; choose other dates")
     kept, sparse, small = choose(universe, coverage)
@@ -132,7 +130,7 @@ def carry_extras(bars: Bars, known_at: Mapping[str, str]) -> Bars:
 
 def delay_extras(bars: SymbolBars, settings: DataSettings, grid: SessionGrid) -> SymbolBars:
     """Show each extra column as it was known at the close of each bar (`features.known_at`), NaN
-    before anything was.
+    before the first known value.
 
     Raises DataError where a column of times holds none.
     """
@@ -155,7 +153,7 @@ def delay_extras(bars: SymbolBars, settings: DataSettings, grid: SessionGrid) ->
 
 
 _FIRST_TIME = 10 * 365 * 1440 * MINUTE_NS
-"""Numbers below it, nanoseconds since 1970, count something else."""
+"""Least number of nanoseconds since 1970 that is taken for a time."""
 
 
 def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:
@@ -173,7 +171,7 @@ def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:
 
 
 def count_finished(grid: SessionGrid, newest: int) -> int:
-    """Count the sessions that are over, for all that bars show: the newest begins at `newest`."""
+    """Count the sessions that are over, as far as bars show. newest: start of the newest bar."""
     last = grid.minutes[grid.first_bar[1:] - 1]
     half_hour = 30 * MINUTE_NS  # the last minutes of a session may be silent
     over = (last <= newest) | (last + grid.bar_minutes * MINUTE_NS <= newest + half_hour)
@@ -181,8 +179,8 @@ def count_finished(grid: SessionGrid, newest: int) -> int:
 
 
 class Reader:
-    """One symbol's bars on the grid: cleaned, as traded, put together; remembers what was
-    repaired."""
+    """Reader of symbols' bars onto the grid: cleaned, as traded, aggregated. It counts the
+    repairs."""
 
     def __init__(self, settings: DataSettings, feed: Feed, grid: SessionGrid) -> None:
         self.settings = settings
@@ -191,7 +189,7 @@ class Reader:
         self.ended: set[str] = set()
         """Symbols whose bars stop for good before the grid's end."""
         self.events: dict[str, list[tuple[int, float, float]]] = {}
-        """Bar, split and dividend of what happened to each symbol."""
+        """Bar, split and dividend of each event, by symbol."""
         self.history: dict[str, tuple[int, int]] = {}
         """Each symbol's first bar, and the first with full feature windows."""
         source = settings.source
@@ -204,7 +202,7 @@ class Reader:
         made_up = isinstance(settings.source, SyntheticSettings)
         dates = grid.dates
         regular = grid
-        if settings.hours == "extended":  # what is rare in a session is usual before and after it
+        if settings.hours == "extended":  # the gate judges regular hours only
             regular = session_grid(
                 settings.calendar, dates[0].item(), dates[-1].item(), settings.bar_minutes
             )
@@ -220,23 +218,22 @@ class Reader:
         self._ahead[first] = self.read(first)
 
     def read(self, symbol: str) -> Bars:
-        """Sorted rows whose `ts` is the number of the grid's bar."""
+        """Read a symbol's sorted rows; `ts` becomes the number of the grid's bar."""
         if symbol in self._ahead:
             return self._ahead.pop(symbol)
         bars, counts = clean(self.gate.settle(self.feed.bars(symbol)))
         bars = as_traded(bars, factor_column(self.settings))
         bars = carry_extras(bars, self.settings.features.known_at)
         if self.settings.start is not None or self.settings.end is not None:
-            quarter = 6 * 60 * MINUTE_NS  # faults outside start and end do not count
+            margin = 6 * 60 * MINUTE_NS  # faults outside start and end do not count
             minutes = self.grid.exchange_minutes
-            bars = bars.take((bars.ts >= minutes[0] - quarter) & (bars.ts <= minutes[-1] + quarter))
+            bars = bars.take((bars.ts >= minutes[0] - margin) & (bars.ts <= minutes[-1] + margin))
         days = self.evidence.look(bars)
         if self.is_end_labelled and has_opening_prints(days):
             bars, counts["opening_print"] = merge_opening_prints(bars, days)
-        around = (
-            days.wide.mean() > 0.5 if len(days.session) else False
-        )  # then it is no fault of a day
-        self.gate.see(bars.take(self.gate.grid.locate(bars.ts) >= 0) if around else bars)
+        # bars outside the sessions of most days are no fault of single days
+        is_wide = days.wide.mean() > 0.5 if len(days.session) else False
+        self.gate.see(bars.take(self.gate.grid.locate(bars.ts) >= 0) if is_wide else bars)
         merged, left_out = to_grid(bars, self.grid)
         counts |= left_out
         self.repairs[symbol] = counts

@@ -1,9 +1,8 @@
-"""Bars of several symbols on the grid of the last sessions, which go on as bars come.
+"""Bars of several symbols on the grid of the last sessions, extended as bars arrive.
 
-A build reads a whole table; a live loop receives some bars at a time. `RecentBars` holds the
-columns that a build makes of a window, bit for bit. The build's functions make them, for the
-symbols of which an earlier bar, an action or the end has changed; bars that only go on are
-appended.
+A build reads a whole table; a live loop receives a few bars at a time. `RecentBars` holds the
+columns that a build would make of the window, bit for bit. New bars are appended. The build's
+functions make a symbol's columns again when an earlier bar, an action or its end has changed.
 """
 
 from __future__ import annotations
@@ -48,16 +47,18 @@ class RecentBars:
         count = len(self.symbols)
         self._first = np.zeros(count, dtype=np.int64)
         self._last = np.zeros(count, dtype=np.int64)
-        """Columns of each symbol's first and newest bar; `_stop`: of the first after its end."""
+        """`_first`, `_last`: columns of each symbol's first and newest bar; `_stop`: of the first
+        bar after its end."""
         self._stop = np.zeros(count, dtype=np.int64)
         self._happened: dict[str, Mapping[object, tuple[float, float]]] = {}
         self._factors = np.ones((3, count))
-        """Growth of a share's price, number, and price as a market holds it."""
+        """`[3, N]` factors that adjust new prices, numbers of shares, and closes in float32 as a
+        market holds them."""
 
     def __getitem__(self, name: str) -> Array:
-        """`[N, T]`: `COLUMNS` adjusted forward, as traded with `held_` before them, `tradable`, `steps`
-        (log returns), `level` and `returns` (closes and log returns of the closes that a market
-        holds), and the extra columns."""
+        """Return a column `[N, T]`: one of `COLUMNS`, adjusted forward, or as traded with `held_`
+        before its name; `tradable`; `steps` (log returns); `level` and `returns` (closes as a
+        market holds them, adjusted, and their log returns); or an extra column."""
         return self._columns[name][:, self._start : self._start + self.size]
 
     @property
@@ -66,9 +67,10 @@ class RecentBars:
         return bool((self._first <= self._start).all())
 
     def bars(self, wanted: int) -> SymbolBars:
-        """All symbols' bars, adjusted forward; of the last, features are `wanted`."""
+        """Return all symbols' bars, adjusted forward; features are needed for the last `wanted`
+        bars."""
         columns: Any = {name: self[name] for name in (*COLUMNS, "tradable")}
-        one = SymbolBars(
+        bars = SymbolBars(
             symbol="",
             first=0,
             ended=False,
@@ -78,8 +80,8 @@ class RecentBars:
             wanted=wanted,
             **columns,
         )
-        vars(one)["steps"] = self["steps"]
-        return one
+        vars(bars)["steps"] = self["steps"]
+        return bars
 
     def advance(
         self,
@@ -89,9 +91,8 @@ class RecentBars:
         actions: Sequence[Action],
         member: Array,
     ) -> None:
-        """Go on to the first `size` bars of a window. new: the clean bars, as traded, that were
-        received since the last call, with the numbers of this object's symbols; member: `[S, N]`
-        bool."""
+        """Advance to the first `size` bars of the window on `grid`. new: the clean bars, as traded,
+        received since the last call, numbered by this object's symbols; member: `[S, N]` bool."""
         anew = self._roll(grid, size)
         done = self.size
         at = grid.locate(new.ts)
@@ -130,7 +131,7 @@ class RecentBars:
         self._columns["mean"][0, rows] = mean_return(returns, days)
 
     def _roll(self, grid: SessionGrid, size: int) -> Array:
-        """Let the window begin with the grid; mark the symbols `[N]` to be read again."""
+        """Let the window begin with the grid; return a mask `[N]` of the symbols to read again."""
         drop = self.size
         if self.size:
             drop = min(int(np.searchsorted(self.grid.minutes, grid.minutes[0])), self.size)
@@ -189,7 +190,7 @@ class RecentBars:
         latest = np.maximum.accumulate(np.where(there, np.arange(shape[1]), -1), axis=1)
 
         def place(values: Array, before: Array, known: Array = latest) -> Array:
-            """Place rows, and carry the last of them."""
+            """Place rows, and carry each forward."""
             block = np.zeros(shape)
             block[cells] = values
             carried = np.take_along_axis(block, np.maximum(known, 0), axis=1)
@@ -219,7 +220,7 @@ class RecentBars:
     def _fill(
         self, number: int, happened: Mapping[int, tuple[float, float]], finished: int
     ) -> None:
-        """Make a symbol's columns of all its bars of the window."""
+        """Make a symbol's columns from all its bars of the window."""
         symbol = self.symbols[number]
         merged, _ = to_grid(self._read(symbol), self.grid)
         first = self._start

@@ -1,8 +1,8 @@
-"""Columns on one scale: across the members at each bar, or by mean and deviation of the training
+"""Scale columns: across the members at each bar, or by mean and standard deviation of the training
 window.
 
-A market holds the statistics by which it was scaled (`Normalisation`); a later one can be scaled
-by the same.
+A market stores the statistics of its scaling (`Normalisation`); a later market can be scaled by
+them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _BLOCK = 4096
 FEWEST = 3
-"""With fewer members a cross-section says nothing."""
+"""Fewest members that a cross-section needs."""
 
 
 def cross_section(
@@ -37,12 +37,12 @@ def cross_section(
     how: Literal["zscore", "rank"],
     clip: float,
 ) -> None:
-    """In place: `columns` of `[T, N, F]` relative to the members (`[T, N]` bool) whose value is
-    known at that bar.
+    """Express `columns` of `[T, N, F]` relative to the members (`[T, N]` bool) with a known value
+    at that bar, in place.
 
     `zscore` is (x - mean) / std, cut off at ±clip. `rank` is (r - (n + 1) / 2) / sqrt((n² - 1) /
-    12), where r is the rank of 1 to n, equal values sharing theirs: mean 0 and deviation 1 whatever
-    n is. 0 for all other cells, where all values are equal, and with fewer than three members.
+    12), where r is the rank from 1 to n (equal values share one): mean 0 and deviation 1 for every
+    n. 0 for all other cells, where all values are equal, and with fewer than three members.
     """
     for column in columns:
         block = values[:, :, column].astype(np.float64)
@@ -57,9 +57,8 @@ def relative(values: Array, known: Array, how: Literal["zscore", "rank"]) -> Arr
     if how == "rank":
         from scipy.stats import rankdata  # slow to load
 
-        ranks = rankdata(
-            np.where(known, values, np.inf), axis=1
-        )  # what is unknown comes after everything known
+        # unknown values rank last
+        ranks = rankdata(np.where(known, values, np.inf), axis=1)
         centred = np.where(known, ranks - (count + 1) / 2, 0.0)
         spread = np.sqrt(np.maximum(count**2 - 1, 1) / 12)
     else:
@@ -114,8 +113,8 @@ def _average(
 
 
 def apply_scale(values: Array, mean: Array, spread: Array, scaled: Array, clip: float) -> None:
-    """In place: (x − mean) / std of `[T, N, F]`, `scaled` columns cut off at ±clip; 0 where
-    undefined."""
+    """Apply (x − mean) / std to `[T, N, F]` in place; cut `scaled` columns off at ±clip, and write
+    0 where undefined."""
     from fintrader.bars import kernels
 
     low = np.where(scaled, -clip, -np.inf)
@@ -140,7 +139,7 @@ def read_statistics(path: str) -> Normalisation:
     DataError for any other file.
     """
     setting = "data.features.normalisation"
-    reason: object = "it was scaled by none"
+    reason: object = "it holds no statistics"
     found = None
     if path.endswith(".safetensors"):
         found = read_description(path)[0].normalisation
@@ -172,11 +171,10 @@ def fit_scales(
     train: tuple[int, int],
     settings: FeatureSettings,
 ) -> tuple[Array, Array]:
-    """Means and deviations `[F]` of the columns of `[T, N, F]`: those of `scale`, or the stored
-    ones that `settings` name.
+    """Return the means and deviations `[F]` of the columns of `[T, N, F]`: from `scale`, or as
+    stored in the file that `settings` name.
 
-    Raises DataError where the stored statistics are of other columns, or of columns scaled by other
-    rules.
+    Raises DataError if the stored statistics lack a column, or were made by other rules.
     """
     if settings.normalisation is None:
         return scale(values, train, scaled)
@@ -185,16 +183,14 @@ def fit_scales(
     remedy = "build with the same data.features as the market of data.features.normalisation"
     lacking = [name for name in names if name not in scales]
     if lacking:
-        raise DataError(
-            f"the stored statistics say nothing of {', '.join(lacking)} ({part}); {remedy}"
-        )
+        raise DataError(f"the stored statistics have no {', '.join(lacking)} ({part}); {remedy}")
     for name in ("clip", "cross_sectional"):
         theirs, own = (getattr(one, name) for one in (stored, settings))
         if theirs != own:
             raise DataError(f"the stored statistics are for {name} {theirs}, not {own}; {remedy}")
     chosen = [scales[name] for name in names]
-    for name, one, is_scaled in zip(names, chosen, scaled, strict=True):
-        if not is_scaled and one != ColumnScale(0.0, 1.0):
+    for name, column, is_scaled in zip(names, chosen, scaled, strict=True):
+        if not is_scaled and column != ColumnScale(0.0, 1.0):
             raise DataError(
                 f"{name} was standardised in the market of the stored statistics and is not here;"
                 f" {remedy}"

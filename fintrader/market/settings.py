@@ -48,28 +48,27 @@ class DataSettings(Settings):
 
     source: SourceSettings = SyntheticSettings()
     path: PathText | None = None
-    """Bars of a `files` source: a table, a zip archive or a folder of tables, a
-    glob pattern, or an fsspec URL of one; `data/bars` by default. Set, it replaces any other
-    source."""
+    """Bars of a `files` source: a table, a zip archive or a folder of tables, a glob pattern, or an
+    fsspec URL of one; `data/bars` by default. If set, it replaces any other source."""
     start: dt.date | None = None
-    """First day: of files the first one with bars by default, of a synthetic market 2019-01-02; a
+    """First day; by default the first with bars for files, 2019-01-02 for a synthetic market. A
     vendor needs it."""
     end: dt.date | None = None
-    """Last day, included; the last one with bars by default, of a vendor yesterday."""
+    """Last day, included; by default the last with bars, for a vendor yesterday."""
     calendar: str = "XNAS"
     """The exchange's calendar, as exchange_calendars calls it (XNAS, XNYS, ..., or 24/7 for markets
     that never close)."""
     hours: Hours = "regular"
     """`extended` keeps bars before the open and after the close: 04:00 to 20:00 in New York, to
     17:00 on a half day. `clock` is for bars of full hours where sessions open at half past: the
-    first one begins before the open."""
+    first bar begins before the open."""
     bar_minutes: int = Field(1, ge=1, le=1440)
-    """Length of the market's bars; minute bars are put together inside each session."""
+    """Length of the market's bars; shorter bars are aggregated inside each session."""
     universe: UniverseSettings = UniverseSettings()
     benchmark: PathText | None = None
     """CSV or Parquet file (a path or an fsspec URL) of the index to compare with, which is named
-    after the file: date (or ts) and close. Times without a zone are in the calendar's. None: the
-    synthetic index, or all symbols in equal weights."""
+    after the file: date (or ts) and close. Times without a zone are in the calendar's zone. None:
+    the synthetic index, or all symbols in equal weights."""
     daily: PathText | None = None
     """Daily bars of the same symbols from another source (a table, a folder, a glob pattern or a
     URL; their layout is detected), with which the build compares opening prints and days."""
@@ -78,14 +77,14 @@ class DataSettings(Settings):
     actions: PathText | None = None
     """CSV file or fsspec URL of splits and dividends: symbol, day, split, dividend_usd (the last
     two may be empty), or ticker, ex_date, kind (split, dividend), value. It overrides the vendor: a
-    split of 1 or a dividend of 0 cancels one. Without any, a split looks like a loss
-    and dividends are never paid."""
+    split of 1 or a dividend of 0 cancels one. Without actions, a split looks like a loss and
+    dividends are never paid."""
     waive: tuple[str, ...] = ()
-    """Faults that stop the build (see `data quality`) and may pass: a kind everywhere
-    (`excursion_day`), of a symbol (`excursion_day:AAPL`) or of one day
-    (`excursion_day:AAPL:2016-01-04`). The report lists what passed."""
+    """Faults that would stop the build (see `data quality`) but are accepted: a kind everywhere
+    (`excursion_day`), in one symbol (`excursion_day:AAPL`) or on one day
+    (`excursion_day:AAPL:2016-01-04`). The report lists the accepted faults."""
     store: PathText | None = None
-    """Folder or fsspec URL that keeps the bars as chunks; `bars` beside the cache of markets by
+    """Folder or fsspec URL that keeps the bars as chunks; `bars` next to the cache of markets by
     default."""
 
     _names = field_validator("features", mode="before")(read_names)
@@ -119,11 +118,11 @@ class DataSettings(Settings):
                 " its hours"
             )
         if self.start is not None and self.end is not None and self.end < self.start:
-            raise ValueError("end lies before start; swap the two dates")
+            raise ValueError("end is before start; swap the two dates")
         return self
 
     def effective(self) -> DataSettings:
-        """Resolve the source: that of files where `path` is set, with the extra columns that
+        """Resolve the source: a `files` source where `path` is set, with the extra columns that
         features need."""
         source = self.source
         if self.path is not None and not isinstance(source, FilesSettings):
@@ -175,13 +174,14 @@ def read_settings(
 
 
 def raw_features(settings: DataSettings) -> tuple[str, ...]:
-    """Features that stay as they are: the planted signal, unless it is named as an extra column."""
+    """List the features that are not scaled: the planted signal, unless it is named as an extra
+    column."""
     planted = planted_column(settings)
     return () if planted is None or planted in settings.features.extra else (planted,)
 
 
 def planted_column(settings: DataSettings) -> str | None:
-    """Return the feature that knows something of the returns ahead on purpose."""
+    """Return the feature that is planted to predict returns; None without one."""
     source = settings.source
     is_planted = isinstance(source, PlantedInSettings) or (
         isinstance(source, SyntheticSettings) and source.planted is not None
@@ -190,9 +190,8 @@ def planted_column(settings: DataSettings) -> str | None:
 
 
 def list_trusted_columns(settings: DataSettings) -> tuple[str, ...]:
-    """List the features and context that others computed, from columns of the bars, from files and
-    from data of a function's own, without saying when their values were known
-    (`features.known_at`); no test shows it."""
+    """List the features and context from columns of the bars, from files and from a function's own
+    data that have no `features.known_at`: no test shows when their values became known."""
     taken = settings.features
     others = (*taken.extra, *taken.daily, *filter(reads_data, taken.names))
     trusted = [name for name in others if taken.known_at.get(name, TRUSTED) == TRUSTED]

@@ -31,7 +31,7 @@ from fintrader.yaml_text import parse_yaml
 
 _CROSS_SECTION = 5
 _JUDGED = 120
-"""From this many symbols on, and sessions before the test, agents are judged on bars that they were
+"""Fewest symbols, and sessions before the test, with which agents are judged on bars that they were
 not trained on."""
 _HALF_YEAR = 126
 _FOLDS = 3
@@ -39,7 +39,7 @@ _UPDATES = 40
 _TEXT = """\
 # Made by `fintrader init` from {symbols} symbols, {first} to {last}.
 #   fintrader run {path}
-# What was found, and how sure it is:
+# What the detection found, and how sure each line is:
 {findings}seed: 7
 device: auto
 
@@ -55,20 +55,20 @@ data:
 {features}\
   windows:                     # the test is 20 % of the sessions; below half a year, up to 40 %
 {windows}\
-    embargo_sessions: {embargo}        # that belong to no window, before validation and test
+    embargo_sessions: {embargo}        # sessions in no window, before validation and before test
 
 env:
   num_envs: {num_envs}
   episode_bars: {episode}
   decision_interval: {decide:<10} # bars from one decision to the next
-  cost_bps: 20                 # of each trade; what you pay, spread included
+  cost_bps: 20                 # your cost of each trade, spread included
 {fractional}{volume}{env}
 agent:
 {agent}
 tournament:
   pods: {pods}                      # independent seeds; more pods and steps search longer
-  fresh: 1.0                   # none inherits: on one machine a tournament finds nothing better
-  search: {{}}                   # none is varied
+  fresh: 1.0                   # no pod inherits: on one machine that finds nothing better
+  search: {{}}                   # no setting is varied between pods
   pool_size: 2
   workers: 2
   budget: {{env_steps: {env_steps}}}
@@ -83,7 +83,7 @@ _CAREFUL = {
     context: []
 """,
     "env": """\
-  randomise: {costs: [1.5, 1.5]} # dearer in training: choosier
+  randomise: {costs: [1.5, 1.5]} # higher costs in training: fewer trades
   benchmark: equal_weight      # held where there is no evidence for anything else
   reward: active_mean_variance
   risk_aversion: 20
@@ -91,8 +91,8 @@ _CAREFUL = {
 """,
     "tournament": f"""\
   metric: information_ratio    # against the benchmark
-  validation_folds: {_FOLDS}          # judged where it was not trained, in training and validation
-  ensemble_shrinkage: james_stein  # towards the benchmark, as far as the evidence does not reach
+  validation_folds: {_FOLDS}          # blocks, each scored by a learner that did not train on it
+  ensemble_shrinkage: james_stein  # towards the benchmark, the more the weaker the evidence
 """,
 }
 """Parts of the configurations for real bars (`configs/walkforward_daily.yaml`,
@@ -100,10 +100,10 @@ _CAREFUL = {
 _ONE_SESSION = "  metric: return               # one session of validation has no Sharpe ratio\n"
 _FRACTIONAL = "  fractional: true             # fractions of coins\n"
 _NO_VOLUME = (
-    "  participation: none          # the bars hold no volume, of which an order takes a part\n"
+    "  participation: none          # orders are not limited by volume: the bars have none\n"
 )
 _AGENT = """\
-  algo: apg                    # climbs the gradient of what it earns, through the account
+  algo: apg                    # follows the gradient of its reward through the account
   num_steps: {decisions:<17} # decisions it looks ahead: a whole episode
   learning_rate: 2.0e-2
   gamma: 1.0
@@ -115,7 +115,7 @@ _AGENT = """\
   feature_noise: 1.0
   network: {{hidden: [4], activation: tanh}}
 """
-"""An agent that tilts away from the benchmark, regularised."""
+"""A regularised agent that tilts away from the benchmark."""
 _AGENT_ALONE = """\
   algo: ppo
   head: {kind: aim}            # one symbol: hold it or cash; there is nothing to tilt to
@@ -123,8 +123,8 @@ _AGENT_ALONE = """\
 
 
 def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
-    """Write the configuration after building a market of the first bars through it. Raises
-    ConfigError for an existing file, unless forced, and DataError for bars that make no market."""
+    """Build a market of some of the bars with the configuration, then write it. Raises ConfigError
+    for an existing file, unless forced, and DataError for bars that make no market."""
     refuse_existing(path, force=force)
     text = render_yaml(found, path)
     settings = validate(DataSettings, parse_yaml(text, str(path))["data"], str(path))
@@ -146,24 +146,24 @@ def write_config(found: Detection, path: Path, *, force: bool = False) -> Path:
 
 @contextlib.contextmanager
 def _without_log() -> Iterator[None]:
-    """Silence the log of bars: the detection has named their faults, and those of a part may not
-    hold for the whole."""
+    """Silence the log of bars: the detection has named their faults, and a part may have faults
+    that the whole has not."""
     logs = [logging.getLogger(name) for name in ("fintrader.bars", "fintrader.market")]
-    before = [one.disabled for one in logs]
-    for one in logs:
-        one.disabled = True
+    before = [log.disabled for log in logs]
+    for log in logs:
+        log.disabled = True
     try:
         yield
     finally:
-        for one, was_disabled in zip(logs, before, strict=True):
-            one.disabled = was_disabled
+        for log, was_disabled in zip(logs, before, strict=True):
+            log.disabled = was_disabled
 
 
 def _build_slice(settings: DataSettings, feed: Feed, days: Sequence[dt.date]) -> None:
     """Build a market of some bars as a run does. Raises DataError."""
     train, validation, test = _cut_windows(days)
     windows = WindowSettings(train=train, validation=validation, test=test, embargo_sessions=0)
-    # single faults do not stop it: those that are known stand in the configuration, to be decided
+    # no fault stops this build: the configuration lists the known ones for the user to decide
     update = {"windows": windows, "waive": tuple(sorted(STOPPING))}
     try_build(settings.model_copy(update=update), feed)
 
@@ -188,7 +188,7 @@ def _plan(found: Detection, windows: Sequence[tuple[dt.date, dt.date]]) -> _Plan
     whole = found.session_minutes
     market = 5 if length < 5 and 5 % length == 0 and len(found.sessions) >= 10 else length
     daily = market >= whole
-    bars = 1 if daily else -(-whole // market)  # of a session
+    bars = 1 if daily else -(-whole // market)  # bars of a session
     train = sum(windows[0][0] <= day <= windows[0][1] for day in found.sessions)
     judged = sum(windows[0][0] <= day <= windows[1][1] for day in found.sessions)
     if len(found.symbols) >= _CROSS_SECTION and judged >= _JUDGED:
@@ -223,7 +223,7 @@ def render_yaml(found: Detection, path: Path) -> str:
             f"#   {one.setting}: {one.value} ({one.sure}: {one.why})" for one in found.findings
         ),
         market=plan.market,
-        bars_are="a session a bar" if plan.is_daily else "bars of the market, put together",
+        bars_are="one bar a session" if plan.is_daily else "length of the market's bars",
         hours=found.hours,
         calendar=found.calendar,
         bars=_join(_render_data(found)),
@@ -296,7 +296,7 @@ def _render_waivers(found: Detection) -> str:
 
 
 def _cut_windows(sessions: Sequence[dt.date]) -> list[tuple[dt.date, dt.date]]:
-    """The first and the last day of the three windows."""
+    """Cut the sessions into three windows; return the first and the last day of each."""
     count = len(sessions)
     if count < FEWEST:
         raise BarError(
@@ -305,9 +305,9 @@ def _cut_windows(sessions: Sequence[dt.date]) -> list[tuple[dt.date, dt.date]]:
         )
     # Few sessions show nothing in a test, and their annual figures are extrapolations.
     tested = min(0.4, max(0.2, _HALF_YEAR / count))
-    one = min(max(1, round((0.8 - tested) * count)), count - 2)
-    two = min(max(one + 1, round((1 - tested) * count)), count - 1)
-    edges = [(0, one - 1), (one, two - 1), (two, count - 1)]
+    validation = min(max(1, round((0.8 - tested) * count)), count - 2)
+    test = min(max(validation + 1, round((1 - tested) * count)), count - 1)
+    edges = [(0, validation - 1), (validation, test - 1), (test, count - 1)]
     return [(sessions[first], sessions[last]) for first, last in edges]
 
 

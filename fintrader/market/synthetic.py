@@ -1,7 +1,7 @@
 """The synthetic market, and its events: jumps, halts, splits, dividends, listings.
 
-Each happens to stocks of its own, chosen by the seed, so that every one can be told apart in the
-bars.
+Splits, dividends and listings each happen to different stocks, chosen by the seed, so that the bars
+show each of them separately.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class RandomEvents:
     def apply(
         self, prices: dict[str, Array], volume: Array, grid: SessionGrid, symbols: tuple[str, ...]
     ) -> list[Action]:
-        """Turn prices and volumes `[T, N]` into those as traded, in place; returns what a vendor
-        would announce."""
+        """Apply splits and dividends to prices and volumes `[T, N]`, in place; return the actions
+        that a vendor would announce."""
         announced = []
         for stock, session, ratio, share in self.actions:
             row = int(grid.first_bar[session])
@@ -104,8 +104,8 @@ class RandomEvents:
 def draw(
     events: Mapping[EventKind, float], seed: int, grid: SessionGrid, num_symbols: int
 ) -> RandomEvents:
-    """Events of a market. Raises DataError when there are fewer stocks or sessions than events
-    need."""
+    """Draw the events of a market. Raises DataError when there are fewer stocks or sessions than
+    events need."""
     number = {name: int(value) for name, value in events.items()}
     happens = sum(number[name] for name in ("splits", "dividends", "delistings", "late_listings"))
     if (
@@ -115,7 +115,7 @@ def draw(
     ):
         raise DataError(
             f"{happens} splits, dividends, delistings and late listings need as many stocks (there"
-            f" are {num_symbols}), and halts a session each"
+            f" are {num_symbols}) and 4 sessions, and each halt needs a session"
         )
     random = create_numpy_generator(seed, "synthetic", "events")
     stocks = iter(random.permutation(num_symbols).tolist())
@@ -144,7 +144,7 @@ def draw(
     if events["jumps"] > 0:
         hit = random.random((grid.num_sessions, num_symbols)) < events["jumps"]
         spread = events["jump_size"]
-        # mean one: nothing to be gained by holding over nights
+        # of mean one, so that holding overnight earns nothing
         size = spread * random.standard_normal(hit.shape) - spread**2 / 2
         jumps[grid.first_bar[:-1]] = np.where(hit, size, 0.0)
     return RandomEvents(jumps, listed, halted, tuple(actions))
@@ -166,29 +166,29 @@ class SyntheticSettings(Settings):
         Annotated[Mapping[Literal["drift_bps", "switch"], float], fill_mapping(PLANTED)] | None
     ) = PLANTED
     """The predictable part: a two-state Markov drift in every stock, independent of all others.
-    `drift_bps`: expected return per bar, in basis points, plus this in the state up and minus this
-    in the state down; `switch`: probability per bar that the state changes (nights change nothing).
-    The extra column `signal` holds the state at the bar's close, +1 or -1. None: nothing is
+    `drift_bps`: expected return per bar, in basis points, in the state up, and its negative in the
+    state down; `switch`: probability per bar that the state changes (a night counts as no bar). The
+    extra column `signal` holds the state at the bar's close, +1 or -1. None: nothing is
     predictable."""
     walk: Annotated[Mapping[WalkKey, float], fill_mapping(WALK)] | None = None
-    """Independent bars, whose law is known exactly: no index, regime or shape of the day, and from
-    100 USD on a constant volatility; a stock below 25 or above 400 USD is split to about 100 before
-    the next session. `drift_bps`: expected return of a bar, in basis points;
-    `path_steps`: normal steps within a bar, whose extremes are its high and low; `wick_bps`: mean
-    distance of single trades beyond these, exponentially distributed, without a trace in the close;
-    `volume`: shares a bar."""
+    """Independent bars with an exactly known law: constant volatility from a first price of 100
+    USD, without a common factor, regimes or a shape of the day. A stock below 25 or above 400 USD
+    is split to about 100 before the next session. `drift_bps`: expected return of a bar, in basis
+    points; `path_steps`: normal steps within a bar, whose extremes are its high and low;
+    `wick_bps`: mean distance of single trades beyond these extremes, exponentially distributed,
+    without effect on the close; `volume`: shares per bar."""
     signals: Mapping[str, Annotated[Mapping[SignalKey, float], fill_mapping(DECAY)]] = Field(
         default_factory=dict
     )
-    """`walk` only: extra columns, normal with variance 1 and independent of each other, that decay
-    by half in `half_life` bars and each add `bps` basis points to the next bar's expected return
-    for every unit."""
+    """Extra columns of a `walk` that predict returns: independent AR(1) processes with variance 1
+    and a half-life of `half_life` bars. Each unit adds `bps` basis points to the next bar's
+    expected return."""
     events: Annotated[Mapping[EventKind, float], fill_mapping(EVENTS)] = EVENTS
-    """Frequency of events; 0 by default. `jumps`: probability per stock and session
-    that its price jumps with the first bar, by `jump_size` (standard deviation of the logarithm);
-    `halts`: market-wide halts of `halt_bars` bars; `splits`, `dividends` (1 % of the price, once),
-    `delistings`, `late_listings`: the number of stocks that have one. (Half days are the
-    calendar's.)"""
+    """Frequency of events; 0 by default. `jumps`: probability per stock and session that its price
+    jumps with the first bar, by `jump_size` (standard deviation of the logarithm); `halts`:
+    market-wide halts of `halt_bars` bars; `splits`, `dividends` (1 % of the price, once),
+    `delistings`, `late_listings`: the number of stocks that have one. Half days come from the
+    calendar."""
 
     @field_validator("planted")
     @classmethod
@@ -233,14 +233,15 @@ class SyntheticSettings(Settings):
 def synthetic_grid(
     settings: SyntheticSettings, calendar: str, bar_minutes: int, start: dt.date = START
 ) -> SessionGrid:
-    """The first `num_sessions` sessions on or after `start`."""
+    """Lay the grid of the first `num_sessions` sessions on or after `start`."""
     days = settings.num_sessions * 3 // 2 + 15  # 252 of a year's 365 are sessions
     try:
         whole = session_grid(calendar, start, start + dt.timedelta(days=days), bar_minutes)
         last = whole.dates[settings.num_sessions - 1].item()
     except (OverflowError, IndexError) as error:
         raise DataError(
-            f"{calendar} has not {settings.num_sessions} sessions from {start} on"
+            f"{calendar} has fewer than {settings.num_sessions} sessions from {start} on; lower"
+            " data.source.num_sessions or set an earlier data.start"
         ) from error
     return session_grid(calendar, start, last, bar_minutes)
 
@@ -258,8 +259,8 @@ class SyntheticMarket:
 
 
 def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
-    """Bars on every bar of `grid`, less the missing ones. Raises DataError when events need more
-    stocks."""
+    """Generate a row for each bar of `grid` that is not missing. Raises DataError when events need
+    more stocks."""
     if settings.walk is not None:
         return generate_walk(settings, settings.walk, grid)
     num_bars = grid.num_bars
@@ -281,8 +282,8 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     own_scale = 1e-4 * settings.volatility_bps * volatility[:, None]
     steps = index_steps[:, None] * beta + own_scale * noise("stocks", num_bars, num_symbols)
     steps -= ((index_scale[:, None] * beta) ** 2 + own_scale**2) / 2
-    happening = draw(settings.events, settings.seed, grid, num_symbols)
-    steps += happening.jumps
+    events = draw(settings.events, settings.seed, grid, num_symbols)
+    steps += events.jumps
     extras: dict[str, Array] = {}
     if settings.planted is not None:
         state = drift_states(settings, num_bars)
@@ -298,13 +299,13 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
     volume = np.floor(VOLUME_USD / first * surge) + 1
 
     prices = {"open": open_, "high": high, "low": low, "close": close}
-    return _assemble(settings, grid, prices, volume, extras, index, happening)
+    return _assemble(settings, grid, prices, volume, extras, index, events)
 
 
 def generate_walk(
     settings: SyntheticSettings, walk: Mapping[Any, float], grid: SessionGrid
 ) -> SyntheticMarket:
-    """Bars of independent geometric walks, from 100 USD: `walk` of the settings describes them."""
+    """Generate bars of independent geometric walks, as `SyntheticSettings.walk` describes them."""
     random = partial(create_numpy_generator, settings.seed, "walk")
     shape = (grid.num_bars, settings.num_symbols)
     extras: dict[str, Array] = {}
@@ -316,9 +317,9 @@ def generate_walk(
     if settings.planted is not None:
         extras[SIGNAL] = drift_states(settings, grid.num_bars)
         expected[1:] += 1e-4 * settings.planted["drift_bps"] * extras[SIGNAL][:-1]
-    happening = draw(settings.events, settings.seed, grid, settings.num_symbols)
+    events = draw(settings.events, settings.seed, grid, settings.num_symbols)
     scale = 1e-4 * settings.volatility_bps
-    drift = expected + happening.jumps - scale**2 / 2
+    drift = expected + events.jumps - scale**2 / 2
 
     # Step by step through each bar, all bars at once: only its extremes are kept.
     count = int(walk["path_steps"])
@@ -339,7 +340,7 @@ def generate_walk(
     index = 1000.0 * np.exp(np.cumsum(now.mean(axis=1)))
     volume = np.full(shape, walk["volume"])
     splits = _split_far_prices(prices, grid)
-    return _assemble(settings, grid, prices, volume, extras, index, happening, splits)
+    return _assemble(settings, grid, prices, volume, extras, index, events, splits)
 
 
 def _split_far_prices(
@@ -376,7 +377,7 @@ def _assemble(
     volume: Array,
     extras: Mapping[str, Array],
     index: Array,
-    happening: RandomEvents,
+    events: RandomEvents,
     splits: Sequence[tuple[int, int, float]] = (),
 ) -> SyntheticMarket:
     """Apply events and missing bars to prices, volumes and extra columns `[T, N]`; `splits` (stock,
@@ -385,9 +386,9 @@ def _assemble(
     random = create_numpy_generator(settings.seed, "synthetic", "missing")
     present = random.random((num_bars, num_symbols)) >= settings.missing
     present[0] = True
-    present &= happening.listed & ~happening.halted[:, None]
+    present &= events.listed & ~events.halted[:, None]
     symbols = tuple(f"S{number:03d}" for number in range(num_symbols))
-    actions = happening.apply(prices, volume, grid, symbols)
+    actions = events.apply(prices, volume, grid, symbols)
     for stock, session, ratio in splits:
         day = grid.dates[session].item()
         actions.append(Action(symbol=symbols[stock], day=day, split=ratio, dividend_usd=0.0))
@@ -412,7 +413,8 @@ def _assemble(
 
 
 class SyntheticFeed(MemoryFeed):
-    """The market's bars, made when they are needed: not for a market that is built already."""
+    """Feed of a synthetic market, which is generated on first use only: a market in the cache needs
+    no bars."""
 
     def __init__(
         self,
@@ -424,18 +426,18 @@ class SyntheticFeed(MemoryFeed):
         self.inputs = {"kind": "synthetic"}
         self._settings = settings
         self._lay_grid = partial(synthetic_grid, settings, calendar, bar_minutes, start or START)
-        self._made = False
+        self._is_made = False
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Make the bars, once. Raises DataError."""
-        if not self._made:
+        if not self._is_made:
             with (progress or SILENT).task("make the synthetic market", total=1) as task:
                 grid = self._lay_grid()
-                made = generate(self._settings, grid)
-                super().__init__(made.bars, self.inputs)
-                self.actions = made.actions
-                self._index = grid.minutes, made.index
-                self._made = True
+                market = generate(self._settings, grid)
+                super().__init__(market.bars, self.inputs)
+                self.actions = market.actions
+                self._index = grid.minutes, market.index
+                self._is_made = True
                 task.advance()
 
     def index(self, grid: SessionGrid) -> Array | None:

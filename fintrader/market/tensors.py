@@ -50,7 +50,7 @@ WHOLE = "whole"
 
 
 def list_arrays(tensors: Iterable[tuple[str, Tensor]]) -> list[StoredArray]:
-    """The kinds and shapes of tensors, for a safetensors file."""
+    """List the kinds and shapes of tensors, for a safetensors file."""
     return [
         StoredArray(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in tensors
@@ -58,13 +58,13 @@ def list_arrays(tensors: Iterable[tuple[str, Tensor]]) -> list[StoredArray]:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """A tensor's bytes, where they lie if that is on the host and in one piece."""
+    """View a tensor's bytes; copy them only from a device or if they are not contiguous."""
     array: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
 class Events(NamedTuple):
-    """Splits and cash dividends, E of them, by bar and then asset; at most one of each asset a
+    """`E` splits and cash dividends, sorted by bar and then asset; at most one per asset and
     bar."""
 
     bar: Tensor
@@ -79,7 +79,7 @@ class Events(NamedTuple):
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, int, float, float]] = ()) -> Events:
-        """Events of rows (bar, asset, split, dividend), in any order, on CPU."""
+        """Make events from rows (bar, asset, split, dividend) in any order, on CPU."""
         bar, asset, split, dividend = list(zip(*sorted(rows), strict=True)) or ((), (), (), ())
         whole = (torch.tensor(values, dtype=torch.int64) for values in (bar, asset))
         return cls(
@@ -87,17 +87,17 @@ class Events(NamedTuple):
         )
 
     def within(self, start: int, stop: int) -> Events:
-        """Those of bars `[start, stop)`, counted from `start`."""
+        """Select the events of bars `[start, stop)`; their bars count from `start`."""
         here = (self.bar >= start) & (self.bar < stop)
         return Events(self.bar[here] - start, *(value[here] for value in self[1:]))
 
     def growth(self, close: Tensor) -> Tensor | None:
-        """`[T, N]` float64: what one share of the first bar has become by each bar, dividends
-        reinvested at the close before their ex-date; None without events. `close [T, N]` are prices
-        as traded."""
+        """`[T, N]` float64: number of shares at each bar that one share of the first bar has
+        become, dividends reinvested at the close before their ex-date; None without events.
+        `close [T, N]` are prices as traded."""
         if not len(self.bar):
             return None
-        inner = self.bar > 0  # what happened before the first bar changes nothing after it
+        inner = self.bar > 0  # an event at the first bar changes no later return
         bar, asset, split, dividend = (value[inner] for value in self)
         share = torch.nan_to_num(dividend / close[bar - 1, asset].double(), nan=0.0)
         steps = torch.ones(close.shape, dtype=torch.float64, device=close.device)
@@ -110,7 +110,7 @@ class BarSpan(NamedTuple):
 
     symbols: tuple[str, ...]
     first: int
-    """Start of the first bar, nanoseconds since 1970 UTC; `last`: of the last."""
+    """`first` and `last`: starts of the first and the last bar, nanoseconds since 1970 UTC."""
     last: int
 
     def overlaps(self, other: BarSpan) -> bool:
@@ -147,19 +147,20 @@ class MarketTensors:
     """A market of `N` assets over `T` bars, on one device.
 
     Bar `t` covers the minute(s) that begin at `minutes[t]`; everything in row `t` is known once
-    that bar has closed. Prices are as traded. A row without a trade carries the last past close
-    with `tradable` False (adjusted on an ex-date); before a symbol's first bar and after its last
-    one there is no price (NaN). A symbol whose last price lies before the end of the data has
-    ended: the environment sells it at that bar (`last_bar`).
+    that bar has closed. Prices are as traded. A row without a trade holds the last close (adjusted
+    on an ex-date), with `tradable` False; before a symbol's first bar and after its last bar its
+    prices are NaN. A symbol whose last price comes before the end of the data has ended: the
+    environment sells it at that bar (`last_bar`).
     """
 
     open: Tensor
     """`[T, N]` float32, USD."""
     high: Tensor
-    """`[T, N]` float32, USD: the highest price of the bar, the last close where there was no
+    """`[T, N]` float32, USD: the highest price of the bar, or the last close if there was no
     trade."""
     low: Tensor
-    """`[T, N]` float32, USD: the lowest price of the bar, likewise."""
+    """`[T, N]` float32, USD: the lowest price of the bar, or the last close if there was no
+    trade."""
     close: Tensor
     """`[T, N]` float32, USD; NaN where the symbol is not listed."""
     volume: Tensor
@@ -188,21 +189,21 @@ class MarketTensors:
     events: Events = field(default_factory=Events.of)
     """Splits and dividends; prices before and after them are as traded."""
     shares_outstanding: Tensor | None = None
-    """`[T, N]` float32, shares that exist as known on the bar's day, NaN where unknown; None
-    without any."""
+    """`[T, N]` float32: shares outstanding as known on the bar's day, NaN where unknown; None
+    without such data."""
     normalisation: Normalisation | None = None
     """Statistics by which features and context were scaled; None where unknown."""
     provenance: Provenance = field(default_factory=Provenance)
     """The market's source, time zone, sessions a year, and the effects of its build."""
     cut_from: tuple[str, ...] = ()
-    """Windows of the split that its bars lie in, as `("train",)`; a cut of a cut keeps them. Empty
-    for a market that was never split, and for bars between its windows."""
+    """Windows of the split that the market's bars are in, such as `("train",)`; further cuts keep
+    them. Empty for a market that was never split, and for bars between windows."""
 
     guesses: tuple[str, ...] = ()
     """Settings that were detected in the file or table of bars, in words; not stored."""
 
     trusted: InitVar[bool] = False
-    """Skip the look at every value: for arrays that were checked before. Shapes, kinds and events
+    """Skip the check of every value, for arrays that were checked before. Shapes, kinds and events
     are always checked."""
 
     def __post_init__(self, trusted: bool) -> None:
@@ -253,9 +254,9 @@ class MarketTensors:
         raise AttributeError(f"a market has no {name!r}; {hint}")
 
     def __getitem__(self, symbol: str) -> pd.DataFrame:
-        """Return one symbol as a table: open, high, low, close (USD, as traded), volume (shares), tradable,
-        member, and its features and context as agents see them; index: the bars' starts in the
-        exchange's time zone. Raises MarketError for an unknown symbol."""
+        """Return one symbol as a table: open, high, low, close (USD, as traded), volume (shares),
+        tradable, member, and features and context as agents see them; index: starts of the bars in
+        the exchange's time zone. Raises MarketError for an unknown symbol."""
         import pandas as pd  # slow to load
 
         if symbol not in self.symbols:
@@ -266,7 +267,7 @@ class MarketTensors:
         whole = {name: getattr(self, name) for name in cells} | dict(self.columns())
         times = pd.DatetimeIndex(self.timestamps(), name="time").tz_localize("UTC")
         return pd.DataFrame(
-            # Context columns have one asset, which is that of all symbols.
+            # A context column `[T, 1]` is the same for all symbols.
             {name: cell[:, asset % cell.shape[1]].cpu().numpy() for name, cell in whole.items()},
             index=times.tz_convert(self.timezone),
         )
@@ -325,7 +326,7 @@ class MarketTensors:
 
     @property
     def sessions_a_year(self) -> int:
-        """By which rates are annualised: 252, or 365 of a calendar that never rests
+        """Number by which rates are annualised: 252, or 365 for a calendar without days off
         (`calendar.sessions_a_year`)."""
         return self.provenance.sessions_a_year
 
@@ -344,7 +345,7 @@ class MarketTensors:
         """`[N]` int64: the last bar at which the symbol has a price (T - 1 unless it ended
         earlier), -1 if never."""
         last = torch.full((self.num_assets,), self.num_bars - 1, device=self.device)
-        ended = self.close[-1].isnan().nonzero().flatten()  # the others need no look at all bars
+        ended = self.close[-1].isnan().nonzero().flatten()  # the other symbols end with the data
         steps = torch.arange(1, self.num_bars + 1, device=self.device).unsqueeze(1)
         last[ended] = (~self.close[:, ended].isnan() * steps).amax(dim=0) - 1
         return last
@@ -352,13 +353,13 @@ class MarketTensors:
     @property
     def adjusted_close(self) -> Tensor:
         """`[T, N]` float64: closes whose changes are returns, splits and dividends included; equal
-        to `close` at the first bar, so that nothing before an ex-date depends on it."""
+        to `close` at the first bar, so that no value before an ex-date depends on the event."""
         growth = self.events.growth(self.close)
         close = self.close.double()
         return close if growth is None else close * growth
 
     def to(self, device: torch.device | str) -> MarketTensors:
-        """Copy the market to another device; return this one if it is there."""
+        """Copy the market to another device; return this market if it is there already."""
         try:
             moved: Any = {name: tensor.to(device) for name, tensor in self.arrays()}
         except RuntimeError as error:
@@ -369,9 +370,9 @@ class MarketTensors:
         return replace(self, **moved, events=events, trusted=True)
 
     def window(self, start: int, stop: int) -> MarketTensors:
-        """Bars `[start, stop)` as a view, which knows the windows it was cut from.
+        """Cut out bars `[start, stop)` as a view, which knows the windows it was cut from.
 
-        Raises MarketError when that is empty or outside the market.
+        Raises MarketError for a range that is empty or outside the market.
         """
         if isinstance(start, str) or not 0 <= start < stop <= self.num_bars:
             raise MarketError(
@@ -398,15 +399,16 @@ class MarketTensors:
         )
 
     def _windows_within(self, start: int, stop: int) -> tuple[str, ...]:
-        """Windows that bars `[start, stop)` lie in: those the market was cut from, else its own."""
+        """List the windows that contain bars `[start, stop)`: those the market was cut from, else
+        its own."""
         if self.cut_from or self.windows is None:
             return self.cut_from
         edges = self.windows._asdict().items()
         return tuple(name for name, (first, end) in edges if start < end and first < stop)
 
     def split(self, *given: object, **named: object) -> Split:
-        """Train, validation and test. Raises MarketError when the market was built without
-        windows, and for any argument: windows belong to the build."""
+        """Return train, validation and test. Raises MarketError for a market built without windows,
+        and for any argument, because windows are set in the build."""
         if given or named:
             raise MarketError(
                 "windows are set where a market is built, so that its features are scaled by"
@@ -419,8 +421,8 @@ class MarketTensors:
         return Split(*(self.window(start, stop) for start, stop in self.windows))
 
     def arrays(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and tensor of each array with a row for each bar; those that may lack are left out
-        where they do."""
+        """Yield name and tensor of each array with a row for each bar; absent optional arrays are
+        left out."""
         for name in _KINDS:
             if name not in _OPTIONAL or getattr(self, name) is not None:
                 yield name, getattr(self, name)
@@ -431,14 +433,14 @@ class MarketTensors:
             yield EVENT + name, tensor
 
     def columns(self) -> Iterator[tuple[str, Tensor]]:
-        """Name and values of each feature `[T, N]` and each context column `[T, 1]`."""
+        """Yield name and values of each feature `[T, N]` and each context column `[T, 1]`."""
         for k, name in enumerate(self.feature_names):
             yield name, self.features[..., k]
         for k, name in enumerate(self.context_names):
             yield name, self.context[:, k : k + 1]
 
     def to_numpy(self, name: str) -> np.ndarray[Any, Any]:
-        """One of its arrays, or `adjusted_close` or `last_bar`, on the host."""
+        """Return an array, `adjusted_close` or `last_bar` on the host."""
         array: np.ndarray[Any, Any] = getattr(self, name).cpu().numpy()
         return array
 
@@ -450,7 +452,7 @@ class MarketTensors:
         """SHA-256 over every array's bytes and all names: equal if and only if the markets are
         equal."""
         digest = hashlib.sha256(header_text(self.description).encode())
-        for name, tensor in self._stored():
+        for name, tensor in self._list_stored():
             digest.update(name.encode())
             digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()
@@ -469,7 +471,7 @@ class MarketTensors:
         *,
         trusted: bool = False,
     ) -> MarketTensors:
-        """Put a description and the arrays by name together."""
+        """Make a market from its description, its arrays by name and its events."""
         values: Any = {one.name: getattr(description, one.name) for one in _DESCRIBED}
         windows = description.windows
         values["windows"] = None if windows is None else Windows(*windows)
@@ -479,19 +481,19 @@ class MarketTensors:
     def save(self, path: Path | str) -> str:
         """Write one safetensors file atomically; returns the content hash, which the file holds
         too."""
-        whole = {name: bytes_of(tensor) for name, tensor in self._stored()}
+        whole = {name: bytes_of(tensor) for name, tensor in self._list_stored()}
         header = header_text(self.description)
-        return write_market(path, header, list_arrays(self._stored()), whole)
+        return write_market(path, header, list_arrays(self._list_stored()), whole)
 
     @classmethod
     def load(
         cls, path: Path | str, device: torch.device | str = "cpu", *, verify: bool = False
     ) -> MarketTensors:
-        """Read what `save` wrote (memory-mapped, so in no time). `verify` recomputes the content
-        hash over all arrays.
+        """Read a market that `save` wrote, memory-mapped and thus at once. `verify` recomputes the
+        content hash over all arrays, and compares the file's header to the bit.
 
-        It also compares the file's own header to the bit. Raises MarketError when the file is
-        missing, truncated, of another format, or fails verification.
+        Raises MarketError when the file is missing, truncated, of another format, or fails
+        verification.
         """
         description, _ = read_description(path)
         try:
@@ -517,7 +519,7 @@ class MarketTensors:
 
     @staticmethod
     def stored_hash(path: Path | str) -> str:
-        """The content hash that a market file claims, without reading its arrays. Raises
+        """Return the content hash in a market file's header, without reading its arrays. Raises
         MarketError."""
         return read_description(path)[1]
 
@@ -542,7 +544,7 @@ class MarketTensors:
             if tensor.dtype != _KINDS[name]:
                 raise MarketError(f"{name} is {tensor.dtype}, expected {_KINDS[name]}")
             if tensor.device != self.close.device:
-                raise MarketError(f"{name} lies on {tensor.device}, close on {self.close.device}")
+                raise MarketError(f"{name} is on {tensor.device}, close on {self.close.device}")
         if len(self.symbols) != assets or len(set(self.symbols)) != assets:
             raise MarketError(f"{len(set(self.symbols))} distinct symbols for {assets} assets")
 
@@ -571,20 +573,20 @@ class MarketTensors:
             for value, kind in kinds
         ):
             raise MarketError(
-                "events need bar and asset as int64, split and dividend as float64, as many of"
-                " each, on the device of the prices"
+                "events need bar and asset as int64, split and dividend as float64, of equal"
+                " length and on the device of the prices"
             )
         if not len(bar):
             return
         if not (_inside(bar, self.num_bars) & _inside(asset, self.num_assets)):
             raise MarketError(
-                f"an event lies outside the market's {self.num_bars} bars and {self.num_assets}"
+                f"an event is outside the market's {self.num_bars} bars and {self.num_assets}"
                 " assets"
             )
         if not ((bar * self.num_assets + asset).diff() > 0).all():
-            raise MarketError("events must come by bar and then asset, one of an asset a bar")
+            raise MarketError("events must be sorted by bar and then asset, one per asset and bar")
         before = self.close[(bar - 1).clamp(min=0), asset].double()
-        # nothing is adjusted by a missing price
+        # any dividend is possible before the first price
         before[(bar == 0) | before.isnan()] = math.inf
         wrong = ~is_possible(split, dividend, before)
         if wrong.any():
@@ -593,7 +595,7 @@ class MarketTensors:
             refuse_event(self.symbols[int(asset[first])], self._day(int(bar[first])), *event)
 
     def _day(self, bar: int) -> str:
-        """Find the day of a bar in the exchange's own time zone, or in UTC where that is none."""
+        """Find the day of a bar in the exchange's time zone, or in UTC if that zone is unknown."""
         start = int(self.minutes[bar])
         try:
             zone = ZoneInfo(self.timezone)

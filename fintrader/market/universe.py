@@ -26,34 +26,36 @@ INDICES = ("nasdaq100", "sp500", "dow30")
 
 
 class UniverseSettings(Settings):
-    """Filters are computed on the training window only: to choose by later data would be to look
-    ahead."""
+    """A market's symbols and members. Filters use the training window only, because a choice by
+    later data would look ahead."""
 
     symbols: tuple[Ticker, ...] = ()
-    """Exactly these (all that the source has, when empty)."""
+    """Symbols of the market; empty: all that the source has."""
     min_coverage: Fraction = 0.0
-    """Keep symbols that traded on at least this share of their days in the training window: those
-    from their first bar there to their last, and of `members` the member days. A symbol without
-    such a day, which lists or joins later, is kept."""
+    """Keep symbols that traded on at least this share of their days in the training window. A
+    symbol's days run from its first bar there to its last; with `members`, only member days count.
+    A symbol without such a day, which is listed or joins later, is kept."""
     max_symbols: Count | None = None
-    """Largest number of symbols kept: those with the highest turnover in the training window."""
+    """Largest number of symbols; those with the highest turnover in the training window are
+    kept."""
     members: PathText | None = None
     """Members by date: those of an index (nasdaq100, sp500 or dow30), or a CSV of your own (path or
     URL): ticker, member_from, member_to (last day, included, or empty). None: all symbols are
-    members. NASDAQ-100 since 2007-02-01 is a table of our own, the others are the package
-    index-constitution's (extra `indices`)."""
+    members. nasdaq100 (since 2007-02-01) comes with fintrader, the others with the package
+    index-constitution (extra `indices`)."""
     tickers_as_of: dt.date | None = None
     """Date of the bars' tickers, for files that use one ticker per company in all years (META in
     2016). None: each bar has the ticker of its own day; a vendor's bars have today's tickers."""
     aliases: Mapping[Ticker, Ticker] = Field(default_factory=dict)
-    """Symbols of the bars that the list calls otherwise, like {BKNG: PCLN}: of all their bars."""
+    """Symbols of the bars -> their names in the list of members, like {BKNG: PCLN}, for all their
+    bars."""
     shares_outstanding: PathText | None = None
-    """CSV (path or URL) of shares outstanding: symbol, from (a date), shares. A number counts from
-    its date on until the next one; a split needs a row of its own at its ex-date."""
+    """CSV (path or URL) of shares outstanding: symbol, from (a date), shares. A number applies from
+    its date until the next; a split needs its own row at the ex-date."""
 
     @property
     def index(self) -> str | None:
-        """Name of the index whose members count."""
+        """Name of the index in `members`; None without one."""
         return self.members if self.members in INDICES else None
 
     def refuse_missing(self, available: Collection[str]) -> None:
@@ -67,7 +69,7 @@ class UniverseSettings(Settings):
 
     @property
     def membership(self) -> str | None:
-        """Path of the list of members."""
+        """Path of the user's list in `members`; None without one."""
         return self.members if self.index is None else None
 
 
@@ -83,25 +85,26 @@ class Coverage:
         self.turnover_usd: dict[str, float] = {}
 
     def add(self, symbol: str, at: Array, close: Array, volume: Array, member: Array) -> None:
-        """Take in one symbol: `at` is the bar of the grid of each row, `[R]`, in order; `member`
-        `[S]` bool its days as a member."""
+        """Add one symbol. at: `[R]`, each row's bar on the grid, in order; member: `[S]` bool, its
+        days as a member."""
         inside = (at >= self.train[0]) & (at < self.train[1])
         traded = np.unique(self.session[at[inside]])
-        # an expensive share trades in few minutes of a day, a young one on few days of the window
+        # days, because an expensive share trades in few minutes; from the first bar on, because a
+        # young share trades on few days of the window
         days = member[traded[0] : traded[-1] + 1] if len(traded) else member[:0]
         self.share[symbol] = float(member[traded].sum() / days.sum()) if days.any() else 1.0
         self.turnover_usd[symbol] = float((close[inside] * volume[inside]).sum())
 
     def rank(self, symbol: str) -> tuple[float, str]:
-        """Sort symbols by turnover, the highest first, equal ones by name."""
+        """Return a key that sorts symbols by turnover, the highest first, and then by name."""
         return -self.turnover_usd[symbol], symbol
 
 
 def choose(
     settings: UniverseSettings, coverage: Coverage
 ) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """The chosen symbols of those added, sorted, and why others were left out: for too few days,
-    and for too little turnover.
+    """Choose among the symbols added; return them sorted, and symbol -> reason of those left out:
+    for too few days, and for too little turnover.
 
     Raises DataError when an explicit symbol was not added, or nothing is left.
     """
@@ -122,8 +125,8 @@ def choose(
 
 
 def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | None:
-    """Ticker of the own list, or company of the index, -> its intervals of membership; None when
-    all symbols are members.
+    """Load the intervals of membership, by ticker of the user's list or by company of the index;
+    None when all symbols are members.
 
     Raises DataError for a list that cannot be read.
     """
@@ -170,7 +173,7 @@ def member_days(
     dates: Array,
     aliases: Mapping[str, str],
 ) -> Array:
-    """`[S, N]` bool: whether each symbol belongs to the universe on each session's day."""
+    """`[S, N]` bool: True where a symbol belongs to the universe on the session's day."""
     table = np.ones((len(dates), len(symbols)), dtype=bool)
     if membership is None:
         return table
@@ -187,7 +190,7 @@ Shares = Mapping[str, Sequence[tuple[dt.date, float]]]
 
 
 def load_shares(settings: UniverseSettings) -> Shares | None:
-    """Shares outstanding, None when no file is given. Raises DataError for a file or line that
+    """Load the shares outstanding; None without a file. Raises DataError for a file or line that
     cannot be used."""
     if settings.shares_outstanding is None:
         return None
@@ -232,7 +235,7 @@ def share_days(symbols: Sequence[str], shares: Shares, dates: Array) -> Array:
 
 _QUARTER = 63
 _EXITS = 0.04
-"""Share of an index that leaves it in a year: of the S&P 500 from 2010 to 2024."""
+"""Share of an index's members that leave it in a year, as in the S&P 500 from 2010 to 2024."""
 _UNLIKELY = 0.05
 
 
@@ -243,11 +246,11 @@ def missing_members(
     aliases: Mapping[str, str],
     listed: Mapping[str, Array] | None = None,
 ) -> dict[str, float]:
-    """Members that lack bars on some of the days `[S]` -> the days that they lack as a share of all
+    """Map members that lack bars on some of the days `[S]` to their missing days, as a share of all
     member-days.
 
-    `symbols`: those with any bars. `listed`: the days with a price, `[S]` bool, for some of them.
-    `aliases`: symbol of the bars -> its name in `membership`, where they differ.
+    `symbols`: those with any bars. `listed`: days with a price, `[S]` bool, for some of these
+    symbols. `aliases`: symbol of the bars -> its name in `membership`, where they differ.
     """
     if membership is None:
         return {}
@@ -278,13 +281,13 @@ def survivorship(
     """Judge whether a universe holds survivors only, and by how much that flatters it.
 
     close: `[S, N]` last close of each session; member: `[S, N]` bool; index: `[S]` level at each
-    session's end. A universe of several names is suspect if none leaves it in a
-    quarter or longer, or much fewer than leave an index (entries prove nothing), or if more than a twentieth of its member-days has no
-    bars.
+    session's end. A universe of several names is suspect if over a quarter or longer none of them
+    leaves it, or far fewer than leave an index (entries prove nothing); and if more than a
+    twentieth of its member-days has no bars.
 
     `bias_per_year` is the yearly log growth of the names that are still members at the end, in
-    equal weights, less that of the index, or else of the members of each day. None where neither is
-    known: bars of survivors cannot tell what the others would have done.
+    equal weights, less the growth of the index, or else of the members of each day. None where
+    neither is known, because bars of survivors do not show the returns of the other names.
     """
     sessions, names = close.shape
     missing = missing or {}
@@ -326,8 +329,8 @@ def survivorship(
 
 
 def _growth(returns: Array, held: Array, sessions_a_year: int) -> float | None:
-    """Yearly log growth of equal weights in what is `held` (`[S - 1, N]` both), None when nothing
-    ever is."""
+    """Yearly log growth of equal weights in the names `held`; returns and held: `[S - 1, N]`. None
+    if no name is ever held."""
     days = (held & np.isfinite(returns)).any(axis=1)
     if not days.any():
         return None

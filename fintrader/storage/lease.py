@@ -48,7 +48,7 @@ class ProcessIdentity:
     host: str
     pid: int
     born: int
-    """Start of the process, as `system.read_process_start` has it."""
+    """Start of the process, as `system.read_process_start` returns it."""
     kernel: str
     """Boot and process namespace, within which `pid` is unique; empty where unknown."""
 
@@ -233,7 +233,7 @@ def _acquire_token(objects: ObjectStore, above: int) -> int:
     while True:
         last = find_newest_token(objects)
         if last:
-            _wait_for_its_end(objects, last)
+            _wait_for_end(objects, last)
         token = max(last, above) + 1
         if not _try_claim(objects, token):
             continue
@@ -258,7 +258,7 @@ def _acquire_token(objects: ObjectStore, above: int) -> int:
             return token
 
 
-def _wait_for_its_end(objects: ObjectStore, token: int) -> None:
+def _wait_for_end(objects: ObjectStore, token: int) -> None:
     """Return once the holder of `token` has released it, is dead, or has not renewed it for
     `LAPSE_SECONDS`. Raises RunError as soon as it renews."""
     last_beat: int | None = None
@@ -304,7 +304,7 @@ def _read_record(objects: ObjectStore, token: int) -> LeaseRecord | None:
         return None
     try:
         value = json.loads(data)
-        if value == {}:  # for a moment, the probe for conditional writes stands in its place
+        if value == {}:  # for a moment, the probe for conditional writes replaces the record
             return LeaseRecord(token, beat=-1, id=replace(describe_process(), kernel=""))
         return from_json(LeaseRecord, value)
     except (ValueError, RecordError):

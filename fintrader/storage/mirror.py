@@ -10,7 +10,7 @@
       null_model/…, folds/<nn>/…               the pods and events of tournaments inside the run
     <store>/.markets/<hash>.json, objects/<sha256>   built markets, by content and by inputs
 
-Each object is named by its hash or carries it, so that truncation and changes are detected. The
+Each object is named by its hash or contains it, so that truncation and changes are detected. The
 newest index describes all files of the run together: after a kill midway, the previous index
 counts. Pieces and indices carry the token of the lease under which they were written, and readers
 take the highest, so that a holder that lost the run changes nothing.
@@ -136,11 +136,12 @@ class Mirror:
             held.listing -= {f"objects/{digest}"}
 
     def find_unnamed(self) -> tuple[set[str], list[str]]:
-        """Find the hashes that a pulled run names, and its objects that none of them names.
+        """Find the hashes that a pulled run names, and its objects that it does not name.
 
-        Such an object may be named the next moment, unless this process holds the run.
+        Unless this process holds the run, such an object may be named a moment later.
         """
-        objects = self.objects.list_names("objects")  # before the records, which come after them
+        # listed first, because a record comes after its objects
+        objects = self.objects.list_names("objects")
         records = (name for name in self.objects.list_names() if not _CONTENT.search(name))
         texts = [
             *filter(None, self.objects.map(self.objects.get, records)),

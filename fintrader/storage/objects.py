@@ -1,8 +1,8 @@
 """Whole objects below one folder: put, get, create once, list; on local paths, `s3://`, `gs://` and
-whatever else fsspec reaches.
+all other stores that fsspec reaches.
 
 Runs, markets and bars need two guarantees of a store: a put is atomic (a reader sees a whole object
-or none), and `create` writes an object only where none stands. For the second S3 offers
+or none), and `create` writes an object only where none exists. For the second guarantee S3 offers
 `If-None-Match`, Google's storage a generation, a local disk a hard link.
 """
 
@@ -87,8 +87,8 @@ class ObjectStore:
     def __init__(self, where: str | Path, *, patience: float | None = None) -> None:
         """Open the folder `where`: a local path (also as `file:///…`), or a URL that fsspec knows.
 
-        `patience`: seconds for which an unreachable store is retried; None stands for
-        `PATIENCE_SECONDS`, or within `allow_outages` for its budget.
+        `patience`: seconds for which an unreachable store is retried; None means
+        `PATIENCE_SECONDS`, or within `allow_outages` its budget.
         """
         self.url = check_no_secret(str(where)).rstrip("/") or "/"
         self.patience = patience

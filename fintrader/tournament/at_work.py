@@ -54,11 +54,11 @@ class Sign:
 
     process: ProcessIdentity
     slot: str = ""
-    """Slot that its launcher gave it."""
-    said: tuple[float, int, str] = (0.0, 0, "")
+    """Slot that the launcher gave the pod."""
+    progress: tuple[float, int, str] = (0.0, 0, "")
     """Share of the budget, env-steps, note."""
-    lost: tuple[Reason, str] | None = None
-    """Reason and detail of its failure."""
+    failure: tuple[Reason, str] | None = None
+    """Reason and detail of the pod's failure; None while it works."""
 
 
 @contextlib.contextmanager
@@ -81,36 +81,34 @@ def lock_pod(
         while not try_lock(lock):
             before, known = _read_sign(path) or before, before
             if before is not None and before != known:
-                report(*before.said)
+                report(*before.progress)
             time.sleep(LOOK_SECONDS)
         last = None if before is None else _read_sign(path)
-        if (
-            last is not None and last.lost is not None and last.lost[0] != "fenced"
-        ):  # `fenced`: the earlier orchestrator lost the run; the pod did not fail
+        # `fenced`: the earlier orchestrator lost the run; the pod did not fail
+        if last is not None and last.failure is not None and last.failure[0] != "fenced":
             _write(file, None)
-            raise OrphanLost(*last.lost)
+            raise OrphanLost(*last.failure)
         own = Sign(describe_process(), context.slot)
         written = 0.0
         _write(file, own)
 
-        def tell(share: float, env_steps: int, note: str) -> None:
+        def sign_and_report(share: float, env_steps: int, note: str) -> None:
             nonlocal written
             if time.monotonic() - written >= SIGN_SECONDS:
                 written = time.monotonic()
                 _write(file, Sign(own.process, own.slot, (share, env_steps, note)))
             report(share, env_steps, note)
 
-        context.report = tell
+        context.report = sign_and_report
         try:
             yield
         except Exception as error:
-            lost = (reason_of(error), f"{type(error).__name__}: {error}"[:2000])
-            _write(file, Sign(own.process, own.slot, lost=lost))
+            failure = (reason_of(error), f"{type(error).__name__}: {error}"[:2000])
+            _write(file, Sign(own.process, own.slot, failure=failure))
             raise
         else:
-            _write(
-                file, None
-            )  # this process may live on; its sign must not count for the next lock holder
+            # this process may live on; its sign must not count for the next lock holder
+            _write(file, None)
         finally:
             context.report = report
 
@@ -139,7 +137,7 @@ def end(folder: Path, signal_number: signal.Signals, *, spared_pid: int = 0) -> 
     sign = read_holder(folder)
     if (
         sign is None
-        or sign.lost
+        or sign.failure
         or not sign.process.is_here
         or sign.process.pid in (os.getpid(), spared_pid)
     ):

@@ -52,8 +52,8 @@ def compile_kernels(spec: PodSpec, context: PodContext) -> None:
 def take_turns(
     folder: Path, parts: Mapping[str, Callable[[], object]], report: Callable[[], None]
 ) -> None:
-    """Do each part while no other process of this machine does it, in any order; report before
-    each part, and while all that is left is taken."""
+    """Do each part, in any order, while no other process of this machine does it; report before
+    each part, and while other processes do all that are left."""
     left = dict(parts)
     with contextlib.ExitStack() as stack:
         locks = {

@@ -41,7 +41,7 @@ FILE = "ensemble.json"
 
 @dataclass(frozen=True)
 class Shrinkage:
-    """The part of their tilts that the members keep, and the evidence for it."""
+    """Part of their tilts that an ensemble's members keep, and the evidence for it."""
 
     how: str
     kappa: float
@@ -49,7 +49,7 @@ class Shrinkage:
     """t-statistic of the pooled returns in excess of the benchmark's."""
     sessions: int
     tracking_error: float | None
-    """Tracking error of a year, as the tilts were learned."""
+    """Annual tracking error of the members before their tilts are scaled."""
     tilt_scale: float
     """Factor of the tilts: kappa, times the scale to the wanted tracking error."""
 
@@ -65,7 +65,8 @@ class StoredEnsemble:
     founders: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
     correlations: tuple[tuple[float | None, ...], ...] = ()
-    """`[K, K]`: of the daily validation returns in excess of the benchmark's."""
+    """`[K, K]`: correlations of the members' daily validation returns in excess of the
+    benchmark's."""
 
 
 def read_ensemble(run: RunFolder) -> StoredEnsemble:
@@ -82,11 +83,11 @@ def read_ensemble(run: RunFolder) -> StoredEnsemble:
 
 
 def choose(rows: Sequence[FinishedPod], size: int) -> list[FinishedPod]:
-    """Choose `size` of the rows, or all where there are fewer: the best, then each time the one
+    """Choose `size` of the rows, or all if there are fewer: first the best, then each time the row
     that adds most to the members' pooled score (`score_pooled`).
 
-    Deterministic: ties go to the higher rank. In a classic environment, whose episodes cannot be
-    pooled, the best rows.
+    Ties go to the higher rank. In a classic environment episodes cannot be pooled, so the best rows
+    are chosen.
     """
     left = list(rows)
     chosen: list[FinishedPod] = []

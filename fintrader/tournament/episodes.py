@@ -1,7 +1,7 @@
-"""Episodes of a classic environment that score policies, in the place of a market's windows.
+"""Episodes of a classic environment that score policies, as windows do in a market.
 
-Every pod of a tournament plays the same validation episodes. Their seeds and those of the test
-episodes follow from the hash of the run's `environment.json`, and are none of training's, which lie
+Every pod of a tournament plays the same validation episodes. Seeds of validation and test episodes
+are derived from the hash of the run's `environment.json`. Training never uses them: its seeds are
 below `LEAST_EVALUATION_SEED`.
 """
 
@@ -21,8 +21,8 @@ TEST_EPISODES = 100
 
 
 def draw_seeds(data_hash: str) -> tuple[range, range]:
-    """Seeds of the validation episodes, which choose pods, and of the test episodes, which only the
-    chosen policies play."""
+    """Derive the seeds of the validation episodes, which choose pods, and of the test episodes,
+    which only the chosen policies play."""
     first = LEAST_EVALUATION_SEED + int(data_hash[:7], 16)
     end = first + VALIDATION_EPISODES
     return range(first, end), range(end, end + TEST_EPISODES)

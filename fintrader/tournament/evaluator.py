@@ -1,4 +1,5 @@
-"""The evaluator: a policy's score on the validation window or held-out blocks, on nothing else.
+"""The evaluator: scores a policy on the validation window or on held-out blocks, and on no other
+bars.
 
 It uses the backtest's `simulate`, so selection and final report share one function. The daily
 returns are cut into equal parts; the score is
@@ -88,7 +89,7 @@ def evaluate(
     if isinstance(env, GymnasiumSettings):
         played = play_episodes(*parts[0], env, progress)
         mean = float(np.mean(played))
-        # The returns of episodes stand in the place of daily ones.
+        # The returns of episodes take the place of daily returns.
         error = standard_error(played)
         return Evaluation(mean, (mean,), {"standard_error": error}, played, (), None)
     result = _join_blocks(
@@ -146,7 +147,7 @@ class ValidationCurve:
         terms: EvaluationTerms,
         make_progress: Callable[[float, int], Progress],
     ) -> None:
-        """`terms`: those of the pod's score; `make_progress(share, env_steps)` makes a `Progress`
+        """`terms`: terms of the pod's score; `make_progress(share, env_steps)` makes a `Progress`
         that sends heartbeats.
 
         Scores of earlier attempts at the pod are kept.
@@ -178,9 +179,9 @@ class ValidationCurve:
                 self.env,
                 self.terms,
                 progress=self.make_progress(share, env_steps),
-                measures=False,  # several would take longer than the simulation
+                measures=False,  # all metrics would take longer than the simulation
             )
-        except ConfigError:  # one fold is too short for the metric: score only all together
+        except ConfigError:  # one fold is too short for the metric; all folds together are not
             self.next = math.inf
             return
         self.add(point, mark, env_steps, fold)

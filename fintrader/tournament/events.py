@@ -94,12 +94,12 @@ class EventLog:
         data = read_bytes(path) if path.exists() else b""
         if data and not data.endswith(b"\n"):
             refuse_second_name(path)
-            with open_file(path, "rb+") as file:  # mend it
+            with open_file(path, "rb+") as file:  # cut the torn line off
                 file.truncate(data.rfind(b"\n") + 1)
                 os.fsync(file.fileno())
 
     def append(self, *events: TournamentEvent) -> None:
-        """Write the events with one sync. Each that has no time gets the present one."""
+        """Write the events with one sync. An event without a time gets the current time."""
         if not events:
             return
         now = round(time.time(), 3)
@@ -129,12 +129,12 @@ class EventLog:
     def check_owner(self, tournament: str) -> None:
         """Raise TournamentError unless this log belongs to the tournament with that seal, or to
         none."""
-        sitting = find_last_start(self.records)
-        if sitting is not None and sitting.of != tournament:
+        start = find_last_start(self.records)
+        if start is not None and start.of != tournament:
             raise TournamentError(
                 f"{self.path} is the log of another tournament; `fintrader verify"
-                f" {self.path.parent} --repair` sets it aside, and the run's own command goes on"
-                " from its results"
+                f" {self.path.parent} --repair` sets it aside, and the run's own command then"
+                " continues from its results"
             )
 
     def order(self, results: Mapping[str, PodResult]) -> list[str]:

@@ -163,7 +163,7 @@ class FoldLearners:
     def show(self, curve: ValidationCurve, progress: TrainProgress) -> None:
         """Offer the learner in training to the curve, on its validation block."""
         number, policy, before = self.at_work
-        if number < len(self.blocks):  # the last one saw everything
+        if number < len(self.blocks):  # the last learner has no block
             share = progress.fraction * len(self.names) - before
             curve.offer((policy, self.blocks[number].held_out), share, progress.env_steps, number)
 
@@ -190,7 +190,7 @@ class FoldLearners:
         return self.policies[-1]
 
     def list_parts(self) -> list[tuple[ActorPolicy, MarketTensors]]:
-        """Pair each other learner's policy with its validation block."""
+        """Pair each block with the policy of the learner that did not train on it."""
         return [
             (policy, block.held_out)
             for policy, block in zip(self.policies[:-1], self.blocks, strict=True)
@@ -205,7 +205,8 @@ class FoldLearners:
         return found
 
     def take(self, state: Mapping[str, Tensor]) -> None:
-        """Load such a state into the policies. Raises CheckpointError when it does not fit."""
+        """Load a state, as `state` returns it, into the policies. Raises CheckpointError when it
+        does not fit."""
         policies = []
         for number, name in enumerate(self.names):
             learner = self._make_learner(number)

@@ -39,7 +39,7 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Generator:
-    """Maker of specs, from inputs that a tournament never alters."""
+    """Makes specs, from inputs that a tournament never changes."""
 
     settings: TournamentSettings
     agents: tuple[Settings, ...]
@@ -48,7 +48,7 @@ class Generator:
     seed: int
     data_hash: str
     inherited: tuple[FinishedPod, ...] = ()
-    """Pods of an earlier run, best first, from which the first ones here start."""
+    """Pods of an earlier run, best first, from which this run's first pods start."""
 
     def __post_init__(self) -> None:
         check_search(self.settings.search, self.agents)
@@ -190,10 +190,10 @@ class Generator:
 
 
 def rank_softmax(count: int, temperature: float, uniform: float) -> int:
-    """Rank in `0..count-1` drawn with p(rank) = exp(-rank / temperature) / sum; `uniform` lies in
-    [0, 1).
+    """Rank in `0..count-1` drawn with p(rank) = exp(-rank / temperature) / sum; `uniform`: a number
+    in [0, 1).
 
-    Inverts the distribution function, a truncated geometric one, in constant time.
+    Inverts the distribution function of a truncated geometric distribution, in constant time.
     """
     return min(
         int(-temperature * math.log1p(uniform * math.expm1(-count / temperature))), count - 1

@@ -1,8 +1,8 @@
 """The leaderboard: in memory for the generator, and as an SQLite index for readers.
 
 One orchestrator writes the index over the run's immutable files; WAL mode lets readers (the app,
-`fintrader status`) look meanwhile. The database follows from the files: a damaged or missing one is
-rebuilt from the store (`fintrader verify RUN --repair`).
+`fintrader status`) read meanwhile. The database is derived from the files: if damaged or missing,
+it is rebuilt from the store (`fintrader verify RUN --repair`).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Leaderboard:
     rows: list[FinishedPod] = field(default_factory=list)
     """Best first, at most `size`."""
     parents: list[FinishedPod] = field(default_factory=list)
-    """Rows that others can start from, best first."""
+    """Rows that other pods can start from, best first."""
     applied: list[FinishedPod] = field(default_factory=list)
     """Every result, in the order in which they were applied."""
     keys: set[tuple[str, int]] = field(default_factory=set)
@@ -69,7 +69,7 @@ class Leaderboard:
     @property
     def trials(self) -> int:
         """Number of trials that the winner was chosen from: looks at the validation window, summed
-        over pods with a score (one a pod, unless training stops early)."""
+        over pods with a score (one per pod, unless training stops early)."""
         return sum(entry.result.looks for entry in self.applied if entry.result.score is not None)
 
     @property
@@ -152,8 +152,8 @@ class LeaderboardIndex:
         """Rebuild every row from the store."""
         with self.connection as connection:
             connection.execute("BEGIN IMMEDIATE")
-            # Drop the tables instead of emptying them: another version's have other columns, and
-            # foreign tables must go, too.
+            # Drop the tables instead of emptying them: those of another version have other columns,
+            # and foreign tables must go, too.
             found = connection.execute(
                 "SELECT type, name FROM sqlite_master WHERE name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
             )
@@ -242,7 +242,7 @@ def open_or_replace(path: Path) -> tuple[LeaderboardIndex, bool]:
     """Open the leaderboard at `path`; move it aside first if it is damaged or cannot be written.
     Returns True if it was moved.
 
-    Raises UnsafePathError for a link in the place of one of its files.
+    Raises UnsafePathError if one of its files is a link.
     """
     for ending in ("", *_SIDE_FILES):
         place = Path(f"{path}{ending}")

@@ -39,7 +39,7 @@ class Lease:
     """Lease in the run's store."""
 
     def check(self, *, ask_store: bool = False) -> None:
-        """Raise TournamentError, or RunError by the run's store, when another orchestrator has
+        """Raise TournamentError, or RunError from the run's store, when another orchestrator has
         taken over. `ask_store`: ask the store now."""
         if read_token(self.run) != self.token:
             raise TournamentError(

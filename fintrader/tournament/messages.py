@@ -1,6 +1,6 @@
 """Messages between the processes of a tournament: tasks to the workers, and their reports.
 
-Over a pipe each is a line of JSON (`fintrader.records`); Ray carries them as they are.
+Over a pipe each message is a line of JSON (`fintrader.records`); Ray sends them as they are.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class PodTask:
     device: str = "cpu"
     slot: str = ""
     nodes: int = 1
-    """Nodes of a cluster that it spans."""
+    """Nodes of a cluster that the pod spans."""
     need: dict[str, float] = field(default_factory=dict)
-    """Resources that it takes on each node of a cluster."""
+    """Resources that the pod takes on each node of a cluster."""
     evaluate_elsewhere: bool = False
     trained: TrainedPod | None = None
     """Pod to evaluate; None: train."""
@@ -62,7 +62,7 @@ class ReadyMessage:
 
 @dataclass(frozen=True)
 class StartMessage:
-    """A task has started on a cluster; with `joined`, the ranks of another node have."""
+    """A task has started on a cluster; with `joined`, ranks have started on a further node."""
 
     node: str
     host: str

@@ -28,7 +28,7 @@ def open_store(run: RunFolder, mirror: Mirror | None) -> RunStore:
 
 
 class MirroredStore(RunStore):
-    """`RunStore` of which the copy in the object store counts."""
+    """A `RunStore` whose files in the object store take precedence."""
 
     def __init__(self, run: RunFolder, mirror: Mirror) -> None:
         super().__init__(run)
@@ -100,7 +100,7 @@ class MirroredStore(RunStore):
         return self.mirror.objects.map(self.write_spec, specs)
 
     def write_spec(self, spec: PodSpec) -> PodSpec:
-        """Write to the object store first; the version that stands there is copied here."""
+        """Write the spec to the object store, and copy the version that it then holds here."""
         self._write_copy(
             self.locate_spec(spec.pod),
             self.mirror.create_pod_file(spec.pod, "spec.json", spec.to_json()),
@@ -148,9 +148,8 @@ class MirroredStore(RunStore):
             text = self.mirror.create_pod_file(pod, "result.json", own, files)
         publish(self.locate_result(pod), text.encode())
         remove(self._locate_unpublished(pod))
-        with contextlib.suppress(
-            StorageError
-        ):  # what remains of it is cleared away at the next start
+        # the next start clears away the rest
+        with contextlib.suppress(StorageError):
             clear(self.mirror, pod)
         return self.read_result(pod)
 
@@ -159,7 +158,7 @@ class MirroredStore(RunStore):
         return result
 
     def has_result(self, pod: str) -> bool:
-        """Fetch a pod's result from the object store, if it has one; a damaged one is set aside
+        """Fetch a pod's result from the object store, if it has one; a damaged result is set aside
         there."""
         if super().has_result(pod):
             return True

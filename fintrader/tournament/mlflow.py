@@ -39,8 +39,8 @@ BATCH = 1000
 
 def export(run: RunFolder, out: Path | None = None) -> ExportSummary:
     """Write `run` as an experiment named after it to the server at `MLFLOW_TRACKING_URI`, or to the
-    SQLite file `out` (mlflow.db in the run unless given); an earlier export of the same tournament is
-    replaced.
+    SQLite file `out` (mlflow.db in the run unless given); an earlier export of the same tournament
+    is replaced.
 
     Works while the tournament runs. Raises TournamentError when the folder holds no tournament, or
     the server or the file cannot be written.
@@ -98,8 +98,8 @@ def _write(run: RunFolder, address: str) -> ExportSummary:
         curve = read_jsonl(run.pod(name) / "metrics.jsonl")
         scalars = list_pod_scalars(spec, results.get(name), curve)
         write(name, {MLFLOW_PARENT_RUN_ID: parent}, scalars, **flatten_hyper(spec))
-    # Only now: a kill in between leaves both, and the next export removes them.
-    for one in earlier:
-        client.delete_run(one.info.run_id)
+    # Only now: a kill in between leaves both exports, and the next one removes them.
+    for export_before in earlier:
+        client.delete_run(export_before.info.run_id)
     view = f"mlflow ui --backend-store-uri {address}"
     return ExportSummary(address, len(specs), written, view)

@@ -70,7 +70,7 @@ class MonotonicClock:
 FAILURES_ALLOWED = 3
 """Pods that may fail before any succeeds, beyond those run in parallel."""
 FROM_OUTSIDE = ("killed", "node")
-"""Reasons that are not a pod's fault: it is retried without limit."""
+"""Reasons that are not a pod's fault: the pod is retried without limit."""
 LAUNCHES = 32
 """Most pods started in one turn, so that turns stay short; the next turn follows at once."""
 LINE_A_RESULT = 100
@@ -114,7 +114,7 @@ class Orchestrator:
         self.specs: list[PodSpec] = []
         self.pending = PendingResults(scheduler)
         self.waiting: list[PodSpec] = []
-        self._made: list[PodSpec] = []
+        self._drafts: list[PodSpec] = []
         """Specs that are not stored yet, and so not trained."""
         self.orphans: frozenset[str] = frozenset()
         """Pods that an earlier orchestrator left at work."""
@@ -193,7 +193,7 @@ class Orchestrator:
         whole = dict[str, PodResult]()
         found = [spec for spec in self.specs if self.store.has_result(spec.pod)]
         needed = list_needed(self.specs, {spec.pod for spec in found})
-        for spec in reversed(found):  # a pod before its parent, which it may need again
+        for spec in reversed(found):  # children first: a damaged child needs its parent's files
             try:
                 result = whole[spec.pod] = self.store.read_result(spec.pod)
                 if result.spec != self.store.read_spec_digest(spec.pod):
@@ -226,14 +226,13 @@ class Orchestrator:
         self.recover()
         if not (self.finished or self._has_room()):
             raise TournamentError(
-                "no capacity: tournament.devices are all absent; name others, or `cpu`"
+                "no capacity: this machine has none of tournament.devices; name others, or `cpu`"
             )
         for event in self.log.records[reported:]:
             progress.event(to_json(event), "")
         reported = len(self.log.records)
-        total = max(
-            self.settings.pods, len(self.leaderboard.applied)
-        )  # `pods` may have been lowered since
+        # `pods` may have been lowered since
+        total = max(self.settings.pods, len(self.leaderboard.applied))
         with progress.task(title, total=total, unit="pods") as task:
             progress.show(self._render)
             task.resume_at(len(self.leaderboard.applied))
@@ -384,12 +383,12 @@ class Orchestrator:
     def _make(self) -> None:
         spec = self.scheduler.make(len(self.specs), self.leaderboard, self.generator)
         self.specs.append(spec)
-        self._made.append(spec)
+        self._drafts.append(spec)
 
     def _settle(self) -> None:
         """Store the new specs. An earlier orchestrator's spec of a pod takes precedence."""
-        made = self._made
-        self._made = []
+        made = self._drafts
+        self._drafts = []
         for draft, spec in zip(made, self.store.write_specs(made), strict=True):
             self.specs[spec.index] = spec
             self.waiting.append(spec)
@@ -446,7 +445,7 @@ class Orchestrator:
         self._states = {}
 
     def _check_hopeless(self) -> None:
-        """Stop when no pod can succeed."""
+        """Raise TournamentError when no pod can succeed."""
         applied = self.leaderboard.applied
         failed = self.leaderboard.failed
         under_way = max(
@@ -473,8 +472,8 @@ class Orchestrator:
         return self.launcher.is_elastic or self.launcher.measure_capacity() > 0
 
     def _report(self, progress: Progress, reported: int) -> int:
-        """Print a line for each mishap since `reported`, and each result of a small tournament;
-        logs get all."""
+        """Print a line for each mishap since `reported`, and for each result of a small tournament;
+        all events go to the log."""
         for event in self.log.records[reported:]:
             is_small = self.settings.pods <= LINE_A_RESULT and isinstance(event, ResultEvent)
             is_printed = is_small or isinstance(

@@ -117,7 +117,7 @@ def _publish(store: RunStore, spec: PodSpec, context: PodContext, result: PodRes
 def _store_result(
     store: RunStore, spec: PodSpec, context: PodContext, result: PodResult
 ) -> PodResult:
-    """Store the result; return the one that stands, which may be an earlier one."""
+    """Store the result; return the stored one, which may be an earlier attempt's."""
     if store.is_replaced(spec):
         raise Fenced(f"{spec.pod}: {context.run.root} holds another run by now")
     store.keep_unpublished(result)
@@ -184,7 +184,8 @@ def describe_failure(error: BaseException, pod: str = "") -> FailureMessage:
 
 
 def find_reason(error: BaseException) -> Reason:
-    """Find the reason of a loss: our errors carry it, others are classified by type."""
+    """Find the reason of a loss: fintrader's errors name it, other errors are classified by
+    type."""
     if isinstance(error, FintraderError):
         return cast(Reason, error.reason)
     if isinstance(error, MemoryError) or _is_out_of_gpu_memory(error):
@@ -209,7 +210,7 @@ def _is_out_of_gpu_memory(error: BaseException) -> bool:
 
 
 def main() -> None:
-    """Serve pods until the launcher is gone, and the last one a while longer."""
+    """Serve pods until the launcher is gone, and the last pod for a while longer."""
     with logs.use_format():
         logs.print_as_records()
         serve()
@@ -272,7 +273,7 @@ def _run_task(task: PodTask, channel: Channel, is_alone: threading.Event) -> boo
     except BaseException as error:
         if isinstance(error, StorageError):
             print(error, file=sys.stderr)  # needs no traceback
-        elif not logs.is_structured():  # then the pod's own log has it
+        elif not logs.is_structured():  # structured logs have the traceback already
             traceback.print_exc(file=sys.stderr)
         failure = describe_failure(error, pod)
         channel.send(failure)

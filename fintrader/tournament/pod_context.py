@@ -22,30 +22,30 @@ WITHOUT_WAITING = OperationsSettings(takeover=False, store_seconds=0.0, outage_s
 
 @dataclass
 class PodContext:
-    """Needs of a body besides its spec: places of files, and a way to give signs of life."""
+    """Inputs of a body besides its spec: places of files, and a callback for signs of life."""
 
     run: RunFolder
     market: Path
     mirror: Mirror | None = None
     """The run's copy in an object store, if it has one."""
     device: str = "cpu"
-    """Torch device; several joined by `+` (threads of one process) or by `/` (a process each)."""
+    """Torch device; several joined by `+` (threads of one process) or by `/` (one process each)."""
     token: int | None = None
-    """The orchestrator's fencing token; once the run has gone elsewhere, its pods publish
-    nothing."""
+    """The orchestrator's fencing token; once a higher token exists, the pod publishes nothing."""
     attempt: int = 1
     report: Callable[[float, int, str], None] = lambda share, env_steps, note: None
     """Share of the budget, env-steps, note. A pod that stays silent for too long is taken for
     hung."""
     folder: Path = Path()
     hosts: Sequence[Host] = ()
-    """The machines of a pod that spans several, this one first; the devices are then theirs, one
-    after another."""
+    """Machines of a pod that spans several, this one first; `device` then lists the devices of all,
+    host by host."""
     operations: OperationsSettings = WITHOUT_WAITING
     slot: str = ""
-    """Slot that its launcher gave it."""
+    """Slot that the launcher gave the pod."""
     evaluate_elsewhere: bool = False
-    """The body may leave the last evaluation to an evaluator, by returning a `TrainedPod`."""
+    """True if the body may leave the last evaluation to an evaluator, by returning a
+    `TrainedPod`."""
 
     def open_store(self) -> RunStore:
         """Open the run's files."""

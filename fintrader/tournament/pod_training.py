@@ -96,9 +96,10 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
 
 
 class Looks:
-    """A pod's scores on its way, and its state at the best score: one file, replaced as a whole.
+    """A pod's scores during training, and its state at the best score: one file, replaced as a
+    whole.
 
-    Stored scores stand after a kill, because the resumed training is further on and would score
+    Stored scores are kept after a kill, because the resumed training is further on and would score
     differently.
     """
 
@@ -106,9 +107,9 @@ class Looks:
         """Raises CheckpointError when the file is damaged."""
         self.path = path
         self.state: dict[str, Tensor] = {}
-        """Networks, optimisers and normalisers of the best."""
+        """Networks, optimisers and normalisers at the best score."""
         self.evaluations: dict[float, Evaluation] = {}
-        """By share of the budget."""
+        """Evaluations by share of the budget."""
         if path.exists():
             self.state, header = read_tensors(path, LOOKS_FORMAT)
             stored = from_json(dict[str, Evaluation], header["evaluations"])
@@ -220,7 +221,7 @@ def _store_scored(
         market = split.train
         bars = BarSpan(market.symbols, market.span.first, seen_until)
         meta |= {"seen_until": seen_until, "seen": [bars.to_json()]}
-    # The same bytes whether the pod stores it or an evaluator that trained nothing.
+    # An evaluator, which trained nothing, stores the same bytes as the pod would.
     save_policy(policy, context.folder / "policy.safetensors", meta, market=market)
     return trained.add_evaluation(**vars(final))
 

@@ -52,7 +52,7 @@ def spawn(
 def send_task(process: subprocess.Popen[str], task: PodTask | RankTask) -> None:
     """Send a spawned process a task."""
     assert process.stdin is not None
-    with suppress(BrokenPipeError):  # it has just died: its reader will say so
+    with suppress(BrokenPipeError):  # the process has just died, which its reader reports
         process.stdin.write(json.dumps(to_json(task)) + "\n")
         process.stdin.flush()
 

@@ -47,7 +47,7 @@ CATALOGUE: dict[str, MetricFamily] = {
         "Pods by state: planned, waiting, running, arrived, done, failed",
         ("run", "state"),
     ),
-    "fintrader_pods_wanted": MetricFamily("gauge", "Pods the tournament is to train in all"),
+    "fintrader_pods_wanted": MetricFamily("gauge", "Pods that the tournament trains in all"),
     "fintrader_capacity_pods": MetricFamily("gauge", "Pods that can run in parallel now"),
     "fintrader_launches": MetricFamily("counter", "Pods started, restarts included"),
     "fintrader_submissions": MetricFamily(
@@ -107,10 +107,10 @@ class Watch:
         self._observe = observe
         self.env_steps = 0
         self.last_turn = 0.0
-        """Unix time; 0 before the first."""
+        """Unix time of the last turn; 0 before the first."""
         self._samples: list[tuple[str, tuple[str, ...], float]] = []
-        """Family, labels without `run`, value: replaced whole, so a scrape sees the numbers of one
-        turn."""
+        """Family, labels without `run`, and value of each number of a turn. The list is replaced as
+        a whole, so that a scrape never mixes turns."""
         self._events: Counter[str] = Counter()
         self._losses: Counter[str] = Counter()
         self._results: Counter[str] = Counter()

@@ -1,8 +1,9 @@
 """Checks of a tournament's folder: recompute everything that can be derived, and compare.
 
-Specs, results, the event log and `tournament.json` carry seals. Beyond seals, specs follow from the
-seed and the results before them, the leaderboard's database from specs, results and log, and the
-ensemble from the leaderboard. `repair.py` makes those again and sets changed files aside.
+Specs, results, the event log and `tournament.json` carry seals. Other parts are derived: specs from
+the seed and the results before them, the leaderboard's database from specs, results and log, and
+the ensemble from the leaderboard. `repair.py` makes derived files again and sets changed files
+aside.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ attempt learned something else."""
 
 
 class StoredTournament:
-    """A tournament's folder: its intact parts, and the problems of the others."""
+    """A tournament's folder: its intact parts, and the problems of damaged parts."""
 
     def __init__(self, run: RunFolder, generator: Generator | None = None) -> None:
         """Read every record. `generator` None: it is made from `tournament.json`, if the agents
@@ -101,7 +102,7 @@ class StoredTournament:
     def reject_foreign_records(self) -> None:
         """Move intact specs and results of other pods or runs to `bad_specs` and `bad_results`."""
         if self.foreign_file:
-            return  # explains the rest, and is mended first
+            return  # it explains all other problems, and is repaired first
         scores = {event.pod: event.score for event in select_events(self.events, ResultEvent)}
         dropped = dropped_pods(self.events)
         for pod, result in list(self.results.items()):
@@ -161,7 +162,7 @@ class StoredTournament:
 
     @property
     def trials(self) -> int:
-        """Looks at the validation window, of all results that have a score."""
+        """Number of looks at the validation window, over all results that have a score."""
         return sum(result.looks for result in self.results.values() if result.score is not None)
 
     @property
@@ -191,13 +192,14 @@ class StoredTournament:
 
     @cached_property
     def foreign_file(self) -> str:
-        """Name of the file, log or `tournament.json`, that is of another tournament; else `""`."""
+        """Name of the file, log or `tournament.json`, that belongs to another tournament; else
+        `""`."""
         try:
             known = self.store.read_identity()
         except TournamentError:
             return ""
-        sitting = find_last_start(self.events)
-        if sitting is None or sitting.of == self.store.read_identity_digest():
+        start = find_last_start(self.events)
+        if start is None or start.of == self.store.read_identity_digest():
             return ""
         return "events.jsonl" if self._has_specs_from(known) else "tournament.json"
 
@@ -218,7 +220,7 @@ class StoredTournament:
     def derive_specs(self) -> dict[str, PodSpec]:
         """Make the specs again from seed, number and the results before them, by pod.
 
-        A pod is left out where those results are not known. Raises TournamentError as
+        Pods whose earlier results are not known are left out. Raises TournamentError as
         `make_generator`.
         """
         generator = self.make_generator()
@@ -285,7 +287,7 @@ def find_tournaments(home: RunFolder) -> list[RunFolder]:
 
 
 def has_specs_of(run: RunFolder, generator: Generator) -> bool:
-    """Tell whether the specs in a folder are those that `generator` makes."""
+    """Check that the specs in a folder are those that `generator` makes."""
     stored = StoredTournament(run, generator)
     derived = stored.derive_specs()
     return bool(derived) and all(
@@ -310,8 +312,10 @@ def check_tournament(
         raise TournamentError(f"{run.root} is running; verify it when it has ended")
     wrong = run.list_misplaced()
     if wrong:
-        problems = tuple(f"{path} stands where something else belongs" for path in wrong)
-        return Recount((_describe("files", "every path with the kind of thing there", problems),))
+        problems = tuple(f"{path} is not the kind of file that belongs there" for path in wrong)
+        return Recount(
+            (_describe("files", "every path with the kind of file that belongs there", problems),)
+        )
     stored = StoredTournament(run)
     stored.reject_foreign_records()
     checks = [
@@ -328,8 +332,8 @@ def check_tournament(
 
 def _describe(name: str, compares: str, problems: Iterable[str], result: str = "") -> Check:
     remedy = (
-        "`fintrader verify RUN --repair` makes the files again that follow from the rest and sets"
-        " the others aside; then the run's own command trains the missing pods"
+        "`fintrader verify RUN --repair` makes derived files again and sets changed files aside;"
+        " then the run's own command trains the missing pods"
     )
     return Check(name, compares, tuple(problems), result, remedy)
 
@@ -382,7 +386,7 @@ def _check_log(stored: StoredTournament, must_be_finished: bool) -> Check:
     is_whole = bool(ends) and applied.keys() == stored.results.keys()
     if is_whole and stored.events[-1] == ends[-1] and ends[-1].trials != stored.trials:
         problems.append(
-            f"events.jsonl finished with {ends[-1].trials} trials, and the results make"
+            f"events.jsonl finished with {ends[-1].trials} trials, but the results make"
             f" {stored.trials}"
         )
     return _describe(
@@ -490,7 +494,7 @@ def check_index(stored: StoredTournament) -> Check:
 def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[str]:
     """List the differences between a database and the one made again.
 
-    Unless it must be whole, it may hold less.
+    Unless it `must_be_whole`, the database may lack rows.
     """
     schema = "SELECT type, name, sql FROM sqlite_master ORDER BY name"
     if read_cells(here, schema) != read_cells(again, schema):
@@ -508,11 +512,11 @@ def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[
         late = f"{here.name} is behind the results: {', '.join(behind[:5])} ..."
         return [late] if must_be_whole else []
     boards = [[row.pod for row in read_leaderboard(path)] for path in (here, again)]
-    return [] if boards[0] == boards[1] else [f"{here.name} has another order"]
+    return [] if boards[0] == boards[1] else [f"{here.name} ranks the pods in another order"]
 
 
 def _is_equal(row: StoredPod, expected: StoredPod | None) -> bool:
-    """Compare two rows of a pod, but for its progress; one without a result may be incomplete."""
+    """Compare two rows of a pod, except its progress; a row without a result may be incomplete."""
     return expected is not None and all(
         getattr(expected, name) == value
         for name, value in vars(row).items()
@@ -528,8 +532,8 @@ def check_ensemble(stored: StoredTournament, settings: TournamentSettings | None
         return _describe("ensemble", compares, (), "none yet")
     if not described.is_file():
         return _describe("ensemble", compares, (f"{described} is missing",))
-    if settings is None:  # how many members are wanted stands in the configuration alone
-        return _describe("ensemble", compares, (), "not made again: no settings say how")
+    if settings is None:  # only the configuration has the number of members
+        return _describe("ensemble", compares, (), "not made again: no settings were given")
     problems = []
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder)

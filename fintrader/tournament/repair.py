@@ -33,7 +33,7 @@ def repair(run: RunFolder, settings: TournamentSettings | None = None) -> list[s
     done: list[str] = []
     with leases.acquire(run, find_mirror(run.root), patience_seconds=0.0):
         done += [
-            f"{path.relative_to(run.root)}: in the place of another kind of file; now"
+            f"{path.relative_to(run.root)}: another kind of file belongs there; it is now"
             f" {move_aside(path).name}"
             for path in run.list_misplaced()
         ]

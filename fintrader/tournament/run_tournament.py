@@ -1,4 +1,4 @@
-"""One tournament from its settings to its ensemble, restartable any time.
+"""One tournament from its settings to its ensemble, restartable at any time.
 
 `run_tournament` takes the lease, checks that the folder belongs to this tournament, races the pods
 in the reconcile loop (`orchestrator.py`), and builds the ensemble. A repeated call resumes,
@@ -94,7 +94,7 @@ def run_tournament(
 
     Raises TournamentError when another process runs this tournament, the folder belongs to another
     one, there is no capacity, no pod succeeds, or the disk is full; ConfigError for an impossible
-    search space. Stored results survive all of them.
+    search space. Stored results survive all these errors.
     """
     mirror = find_mirror(folder.root)
     generator = Generator(settings, tuple(agents), env.model_dump(mode="json"), seed, data_hash)
@@ -137,7 +137,7 @@ def replay(source: RunFolder, settings: TournamentSettings, **options: Any) -> F
     """Race `source` again, each pod after the same results. Byte-equal on the CPU with step
     budgets.
 
-    `options` are further arguments of `run_tournament` (its `folder` is the new one), except the
+    `options` are further arguments of `run_tournament`, such as the new run's `folder`, except the
     scheduler.
 
     Raises TournamentError when the source is unfinished or has failed pods (a kill cannot be
@@ -157,8 +157,10 @@ def replay(source: RunFolder, settings: TournamentSettings, **options: Any) -> F
             f"{source.root}: {', '.join(lost)} failed; replay a run without failed pods"
         )
     adopted = {event.pod for event in select_events(events, AdoptionEvent)}
-    given = {spec.index: spec for spec in specs if spec.pod in adopted}
-    scheduler = Replay([spec.seen for spec in specs], applied, make_scheduler(settings), given)
+    adopted_specs = {spec.index: spec for spec in specs if spec.pod in adopted}
+    scheduler = Replay(
+        [spec.seen for spec in specs], applied, make_scheduler(settings), adopted_specs
+    )
     options["inherit"] = lambda target: copy_warm_start(target, store)
     return run_tournament(
         settings.model_copy(update={"pods": len(specs)}), scheduler=scheduler, **options
@@ -207,7 +209,7 @@ def _finish(
 
 def list_changeable(settings: TournamentSettings) -> frozenset[str]:
     """List the settings that a resumed tournament may change: none of them alters a pod that
-    exists. In halving the number of pods does."""
+    exists. In halving the number of pods does, so it is fixed."""
     return _CHANGEABLE - ({"pods"} if settings.order == "halving" else set())
 
 

@@ -26,7 +26,7 @@ class ExportSummary:
     pods: int
     scalars: int
     view: str
-    """Command that shows it."""
+    """Command that shows the export."""
 
 
 def list_pod_scalars(
@@ -55,7 +55,7 @@ def list_pod_scalars(
 
 
 def flatten_hyper(spec: PodSpec) -> dict[str, Any]:
-    """The searched settings and where the pod came from, as plain values."""
+    """Return the searched settings and the origin of a pod, as plain values."""
     values = {"algo": str(spec.agent.get("algo", "")), "origin": spec.origin, **spec.hyper}
     return {
         name: value if isinstance(value, bool | int | float) else str(value)
@@ -66,8 +66,8 @@ def flatten_hyper(spec: PodSpec) -> dict[str, Any]:
 def list_race_scalars(
     events: Sequence[TournamentEvent], results: Mapping[str, PodResult]
 ) -> Iterator[Scalar]:
-    """The race over the number of results: each score, the best so far, the env-steps and losses
-    until then."""
+    """List the race over the number of results: each score, and the best score, env-steps and
+    losses so far."""
     best = -math.inf
     steps = 0
     lost = 0

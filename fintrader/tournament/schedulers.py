@@ -17,13 +17,13 @@ class Scheduler:
     free slot gets a pod made from the leaderboard of that moment."""
 
     def count_needed(self, index: int) -> int | None:
-        """Count the results that pod `index` is to see, neither more nor fewer; None: those that
-        have arrived when a slot is free."""
+        """Count the results that pod `index` sees, exactly; None: those that have arrived when a
+        slot is free."""
         return None
 
     def find_position(self, pod_index: int) -> int | None:
-        """Find the position of this pod's result in the order of application; None: as it
-        arrives."""
+        """Find the position of this pod's result in the order of application; None: in order of
+        arrival."""
         return None
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
@@ -57,7 +57,7 @@ class Generational(Submission):
         return index // self.pool_size * self.pool_size
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
-        """Continue the best unchanged; make each other pod a copy of one of them with moved
+        """Continue the best pods unchanged; derive each other pod from one of them, with perturbed
         settings."""
         generation, number = divmod(index, self.pool_size)
         best = self._choose_best(leaderboard, generation - 1) if generation else []
@@ -87,7 +87,7 @@ class Halving(Scheduler):
     """Successive halving (Jamieson and Talwalkar, 2016, https://arxiv.org/abs/1502.07943), whose
     last pod has falling step sizes. A rung waits for the whole rung before it.
 
-    Of four schedules by rungs and ten without, this one reached most of the optimum
+    Of four schedules with rungs and ten without, this one came closest to the optimum
     (docs/results.md).
     """
 
@@ -114,8 +114,8 @@ class Halving(Scheduler):
         return pod_index
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
-        """Continue the pod of the rung before that has this pod's place in its rung; where none is
-        left, start another one."""
+        """Continue the pod that has this pod's rank in the rung before; start a new pod if there is
+        none."""
         rung = self.find_rung(index)
         first, times = self.rungs[rung]
         before = leaderboard.applied[self.rungs[rung - 1][0] : first] if rung else []
@@ -140,8 +140,8 @@ def _is_able(entry: FinishedPod) -> bool:
 class Replay(Scheduler):
     """Order of another run: the results that each pod had seen, and their order of application.
 
-    `given`: specs that the run adopted from an earlier orchestrator, by number, whose seen results
-    are not on its log.
+    `adopted_specs`: specs that the run adopted from an earlier orchestrator, by number, whose seen
+    results are not on its log.
     """
 
     def __init__(
@@ -149,15 +149,15 @@ class Replay(Scheduler):
         seen: Sequence[int],
         applied: Sequence[int],
         inner: Scheduler,
-        given: Mapping[int, PodSpec],
+        adopted_specs: Mapping[int, PodSpec],
     ) -> None:
         self.inner = inner
-        self.given = given
+        self.adopted_specs = adopted_specs
         self.positions = {index: position for position, index in enumerate(applied)}
         self.seen = list(seen)
-        # A given pod may have seen more results than this order applies before it. It saw neither
-        # its own result nor a later pod's.
-        for index in given:
+        # An adopted pod may have seen more results than this order applies before it. It saw no
+        # result of itself or of a later pod.
+        for index in adopted_specs:
             after = (position for pod, position in self.positions.items() if pod >= index)
             self.seen[index] = min(self.seen[index], *after, len(applied))
 
@@ -168,7 +168,7 @@ class Replay(Scheduler):
         return self.positions.get(pod_index, pod_index)
 
     def make(self, index: int, leaderboard: Leaderboard, generator: Generator) -> PodSpec:
-        return self.given.get(index) or self.inner.make(index, leaderboard, generator)
+        return self.adopted_specs.get(index) or self.inner.make(index, leaderboard, generator)
 
 
 def make_scheduler(settings: TournamentSettings) -> Scheduler:
@@ -181,7 +181,7 @@ def make_scheduler(settings: TournamentSettings) -> Scheduler:
 
 
 class PendingResults:
-    """Results that arrived and are not applied: in the scheduler's order, else as they arrived."""
+    """Results that are not applied yet, in the scheduler's order, or else in order of arrival."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -193,7 +193,7 @@ class PendingResults:
         return len(self._queue) + len(self._by_position)
 
     def add(self, result: PodResult) -> None:
-        """Add a result; of several of one pod the last one counts."""
+        """Add a result; it replaces an earlier result of the same pod."""
         position = self._scheduler.find_position(int(result.pod[1:]))
         if position is None:
             self._queue[result.pod] = result

@@ -31,7 +31,7 @@ LOOKS = 10
 
 
 def count_spanned(device: str) -> int:
-    """Devices that one pod spans: 2 for `cuda:0+1`, `cuda:0/1` and `cpu/cpu`."""
+    """Count the devices that one pod spans: 2 for `cuda:0+1`, `cuda:0/1` and `cpu/cpu`."""
     return len(device.replace("/", "+").split("+"))
 
 
@@ -48,7 +48,7 @@ class Range(Settings):
     @model_validator(mode="after")
     def _possible(self) -> Range:
         if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low >= self.high:
-            raise ValueError(f"impossible range: low {self.low} must lie below high {self.high}")
+            raise ValueError(f"impossible range: low {self.low} must be below high {self.high}")
         if self.log and self.low <= 0:
             raise ValueError(f"impossible range: a logarithmic range needs low > 0, got {self.low}")
         return self
@@ -82,8 +82,8 @@ class OperationsSettings(Settings):
     """Times a lost pod (hung, out of memory, NaN, an error) is started again before it counts as
     failed. A pod whose process or node was ended from outside is always started again."""
     store_seconds: NonNegativeFloat = 120.0
-    """Only with `store`: seconds between copies of a pod's training state in the store. One more is
-    made when its node is drained. 0: never."""
+    """Only with `store`: seconds between copies of a pod's training state in the store. Another
+    copy is made when its node is drained. 0: never."""
     outage_seconds: NonNegativeFloat = 3600.0
     """Only with `store`: seconds to wait for a store that does not answer. Pods train on meanwhile
     and keep their results on their disk."""
@@ -123,34 +123,33 @@ class TournamentSettings(Settings):
     """Defaults suit a small machine; `configs/` holds settings for larger ones."""
 
     pods: Count = 8
-    """Pods to train in all: the number of trials the winner is chosen from."""
+    """Number of pods to train, which is the number of trials that the winner is chosen from."""
     budget: Budget = Budget(env_steps=100_000)
     """Training of each pod."""
     workers: Count | None = None
-    """Pods at work at once; None: one a core, or one for each device named. `fintrader status
-    --workers` changes it."""
+    """Pods at work at once; None: one per core, or one for each device named.
+    `fintrader status --workers` changes it."""
     devices: tuple[str, ...] = ("auto",)
-    """`auto` (CUDA if there is any, else cpu), `cpu` (a pod a core), `cuda`, `cuda:0`, `cuda:0+1`
-    (both at once, as threads of one process), `cuda:0/1` (a process each, fused by NCCL), `cpu/cpu`
-    (two, fused by gloo). A device that is
-    named twice takes two pods."""
+    """`auto` (CUDA if there is any, else cpu), `cpu` (one pod per core), `cuda`, `cuda:0`,
+    `cuda:0+1` (both at once, as threads of one process), `cuda:0/1` (one process each, fused by
+    NCCL), `cpu/cpu` (two processes, fused by gloo). A device that is named twice takes two pods."""
 
     replicas: Count | None = None
-    """Learners of one pod, averaged every so often; None: one for each device that a pod spans.
-    With fewer devices than learners they take turns."""
+    """Learners of one pod, averaged `fusions` times; None: one for each device that a pod spans.
+    Learners take turns if there are fewer devices."""
     fusions: Count = 8
     """Times the learners of a pod are averaged."""
 
     order: Literal["arrival", "submission", "generations", "halving"] = "arrival"
     """`arrival`: results count as they arrive, and no pod waits for another; `submission`: pod k
-    sees those of pods <= k - pool_size and waits for them, so that one seed always gives one
-    leaderboard; `generations`: the best of each generation are copied over the rest of it;
-    `halving`: of 25 `pods` 16 start fresh and train shortly; the best 6 go on as they are, of these
-    the best 2, and then the best one for a third of all training, with falling step sizes (it sets
-    `anneal`). All take as much training as in another order."""
+    waits for the results of pods <= k - pool_size and sees no others, so that one seed always gives
+    one leaderboard; `generations`: the best of each generation are copied over the rest of it;
+    `halving`: of 25 `pods`, 16 start fresh and train briefly; the best 6 continue unchanged, then
+    the best 2 of these, then the best one, for a third of all training and with falling step sizes
+    (it sets `anneal`). In total they train as much as in the other orders."""
     pool_size: Count = 2
-    """With `order: submission` and `generations`: pods under way at once, which are one generation.
-    More workers than this find no work."""
+    """With `order: submission` and `generations`: pods at work at once, which is also the size of a
+    generation. Further workers stay idle."""
     survivors: Count = 1
     """Only with `order: generations`: pods of a generation that continue and are copied over the
     others."""
@@ -158,9 +157,9 @@ class TournamentSettings(Settings):
     leaderboard_size: Count = 16
     """Rows of the leaderboard, hence the number of possible parents."""
     fresh: Fraction = 1.0
-    """Share of pods that start from scratch once parents exist. 1: a race of seeds, than
-    which nothing was found better (docs/results.md); below 1 pods descend from each other, e.g.
-    0.25 with a `search`."""
+    """Share of pods that start from scratch once parents exist. 1: a race of seeds; nothing
+    better was found (docs/results.md). Below 1, pods descend from each other, e.g. 0.25 with a
+    `search`."""
     founders: Count = 2
     """Results on the leaderboard before a pod becomes a parent."""
     temperature: PositiveFloat = 1.0
@@ -170,34 +169,34 @@ class TournamentSettings(Settings):
     """Probability that a child's hyper-parameter is drawn anew instead of perturbed."""
     search: dict[str, Space] = Field(default_factory=dict)
     """Dotted field of the agent's settings -> its range (low, high, log), or a list of the values
-    to choose from, in their natural order. Algorithms without the field pass it over. Fields of
+    to choose from, in their natural order. Algorithms without the field ignore it. Fields of
     `network` shape the weights: they are drawn for fresh pods, and children keep them."""
 
     metric: Metric = "sharpe"
-    """Metric of the validation window's daily returns; `utility`: annual mean-variance
-    utility with risk aversion 1; `information_ratio`: against the benchmark portfolio
-    (`env.benchmark`) at costs, which scores 0; the size of the bets does not count;
-    `active_utility`: the objective of `env.reward: active_mean_variance`; their size counts. In a
-    classic environment there is only `return`, the mean undiscounted one of validation episodes."""
+    """Metric of the validation window's daily returns; `utility`: annual mean-variance utility with
+    risk aversion 1; `information_ratio`: against the benchmark portfolio (`env.benchmark`) at
+    costs, which scores 0; the size of bets does not count; `active_utility`: the objective of
+    `env.reward: active_mean_variance`, for which it counts. A classic environment has only
+    `return`, the mean undiscounted return of validation episodes."""
     validation_folds: int | None = Field(None, ge=2)
     """None: score pods on the validation window. K: cut training and validation window into K
     blocks of sessions. A pod then has K learners, each trained on the other blocks and scored on
     its own, and one learner trained on all blocks, which is published. The learners share the
-    budget evenly; the windows' embargo lies around each block."""
+    budget evenly; each block has the windows' embargo on both sides."""
     validation_windows: Count = 1
-    """Equal parts of the validation window that are scored separately. Of several, the score is the
-    mean less its standard error."""
+    """Equal parts of the validation window that are scored separately. The score of several parts
+    is their mean less its standard error."""
     early_stopping: Literal["none", "best_validation"] = "none"
-    """`best_validation`: a pod is scored after every tenth of its budget, and publishes what it had
-    learned when it scored best. Every such look counts as a trial."""
+    """`best_validation`: a pod is scored after every tenth of its budget, and publishes its state
+    at the best score. Every such look counts as a trial."""
 
     ensemble_size: Count = 4
     """Members of the final ensemble: the best pod, then each time the one that adds most to the
     score of the members' pooled validation returns."""
     ensemble_shrinkage: Literal["none", "james_stein"] = "none"
     """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt`
-    heads), t being the t-statistic of their pooled validation returns in excess of it; 0 where that
-    is not positive."""
+    heads), where t is the t-statistic of their pooled validation returns in excess of the
+    benchmark's; 0 if t is not positive."""
     ensemble_tracking_error: PositiveFraction | None = None
     """Annual tracking error to which the members' tilts are scaled before the shrinkage, measured
     on their pooled validation returns (factor at most 4). None: tilts keep their learned size.
@@ -216,7 +215,7 @@ class TournamentSettings(Settings):
 
     @field_validator("devices")
     @classmethod
-    def _some(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_devices(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
         if not devices:
             raise ValueError("name at least one device, or 'auto'")
         return devices
@@ -229,8 +228,8 @@ class TournamentSettings(Settings):
 
     @property
     def looks(self) -> tuple[float, ...]:
-        """Shares of the budget after which a pod's score is looked at because the best checkpoint
-        is wanted."""
+        """Shares of the budget after which a pod is scored to find its best state; empty without
+        `early_stopping`."""
         return (
             tuple(k / LOOKS for k in range(1, LOOKS))
             if self.early_stopping == "best_validation"
@@ -253,8 +252,8 @@ class TournamentSettings(Settings):
         spans = sorted({count_spanned(device) for device in self.devices})
         if self.replicas is None and len(spans) > 1:
             raise ValueError(
-                f"devices join {' and '.join(map(str, spans))} devices to a pod; join as many in"
-                f" each, or set replicas to {spans[-1]} or more"
+                f"devices join {' and '.join(map(str, spans))} devices to a pod; join the same"
+                f" number in each, or set replicas to {spans[-1]} or more"
             )
         if self.replicas is not None and self.replicas < spans[-1]:
             raise ValueError(
@@ -269,8 +268,8 @@ class TournamentSettings(Settings):
             )
         if self.ensemble_tracking_error is not None and self.ensemble_shrinkage == "none":
             raise ValueError(
-                "ensemble_tracking_error sizes what the evidence leaves; set ensemble_shrinkage to"
-                " james_stein too"
+                "ensemble_tracking_error needs ensemble_shrinkage; set that to james_stein, or"
+                " leave ensemble_tracking_error out"
             )
         if self.order == "generations" and self.survivors >= self.pool_size:
             raise ValueError(

@@ -31,7 +31,7 @@ def other_version(path: Path, error: RecordError) -> RunError:
 
 
 class _SealedRecord:
-    """Base of records that lie in a sealed JSON file each."""
+    """Base of records that are stored in one sealed JSON file each."""
 
     def to_json(self) -> str:
         """Return the file's text. Equal records give equal texts."""
@@ -84,7 +84,7 @@ class Rival:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSpec(_SealedRecord):
-    """Training that a pod is to do. A pure function of the root seed, the pod's number and the
+    """Description of a pod's training: a pure function of the root seed, the pod's number and the
     results before it."""
 
     pod: str
@@ -95,14 +95,14 @@ class PodSpec(_SealedRecord):
     parent: str | None = None
     """Pod whose networks and optimiser it starts from; `run:pod` for one of an earlier run."""
     snapshot: str | None = None
-    """SHA-256 of that parent's snapshot."""
+    """SHA-256 of the parent's snapshot."""
     seen: int = 0
     """Results that had been applied to the leaderboard when this spec was made."""
     generation: int = 0
-    """Generation, or rung; else distance from the founders."""
+    """Number of the generation or rung; in other orders, distance from the founders."""
     rung: int = 0
-    """Rung of halving. Pods of a higher one rank before those of lower ones, whose scores are of
-    short trainings, and the best of many."""
+    """Rung of halving. Pods of a higher rung rank before those of lower rungs, whose scores come
+    from shorter training and are the best of many."""
     agent: SettingsValues
     hyper: SettingsValues = field(default_factory=dict)
     """The searched settings of the agent, by dotted name."""
@@ -118,7 +118,7 @@ class PodSpec(_SealedRecord):
     replicas: int = 1
     """Learners that are fused (learner fusion); one is plain training."""
     fusions: int = 8
-    """Number of fusions."""
+    """Number of times that the replicas are averaged."""
     data_hash: str = ""
     rivals: tuple[Rival, ...] = ()
     """Players of the teams from the second on; none: the pod's own policy plays all teams."""
@@ -130,7 +130,7 @@ class PodSpec(_SealedRecord):
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The pods of the same run whose snapshots it reads: parent and rivals."""
+        """Pods of the same run whose snapshots this pod reads: parent and rivals."""
         inherits_here = self.parent is not None and ":" not in self.parent
         return (*([str(self.parent)] if inherits_here else []), *(one.pod for one in self.rivals))
 
@@ -142,8 +142,8 @@ class PodSpec(_SealedRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class PodResult(_SealedRecord):
-    """Outcome of a pod, written last. The body fills in the results of training, and `pod` the
-    rest."""
+    """Outcome of a pod, written last. The body fills in the results of training, and the module
+    `pod` the rest."""
 
     pod: str
     epoch: int = 0
@@ -152,7 +152,7 @@ class PodResult(_SealedRecord):
     reason: Reason = ""
     detail: str = ""
     spec: str = ""
-    """Digest of the spec it belongs to."""
+    """Digest of the spec that the result belongs to."""
     score: float | None = None
     """Score that the leaderboard sorts by; None ranks last."""
     window_scores: tuple[float | None, ...] = ()
@@ -179,11 +179,11 @@ class PodResult(_SealedRecord):
     started: float = 0.0
     finished: float = 0.0
     seconds: float = 0.0
-    """Training and evaluation, resumed parts included where the body knows them; 0: `pod`
-    measures it."""
+    """Training and evaluation, resumed parts included where the body knows them; 0: the module
+    `pod` measures the time."""
     device: str = ""
     location: str = ""
-    """Machine and device that trained it (`process.describe_location`)."""
+    """Machine and device that trained the pod (`process.describe_location`)."""
     attempts: int = 1
 
     @property

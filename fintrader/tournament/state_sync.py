@@ -1,12 +1,11 @@
-"""A pod's training state in the run's store, so that a machine with an empty disk goes on in the
-middle.
+"""A pod's training state in the run's store, so that a machine with an empty disk can resume it.
 
     pods/<id>/state.json         the files of the state: name -> hash; written after them
     pods/<id>/state/<sha256>     the files
 
 The files are those that `train` and learner fusion write into the pod's folder. They are read in an
-order in which no file precedes one that it depends on: training states first, then their logs, then
-fused rounds and scores on the way. Any attempt's state is as good as another's, since a
+order in which each file comes after those that it depends on: training states, then their logs,
+then fused rounds and scores during training. Any attempt's state is as good as another's, since a
 pod is a function of its spec; so the last writer counts, and when something is missing the pod
 begins from its spec. A pod that has a result has no state there.
 """
@@ -40,7 +39,7 @@ from fintrader.storage.mirror import Mirror
 from fintrader.tournament.spec import PodSpec
 
 MARKER = ".stored.json"
-"""In a pod's folder: the hash of the `state.json` that was written or read here last."""
+"""File in a pod's folder with the hash of the `state.json` that was last written or read here."""
 STATE = "state.safetensors"
 LOG = "metrics.jsonl"
 _TURNS = {STATE: 0, LOG: 1}
@@ -58,7 +57,7 @@ class TrainingState:
     """The state of one pod, here and in the store."""
 
     def __init__(self, mirror: Mirror, pod: str, digest: str, folder: Path) -> None:
-        """`digest`: of the pod's spec."""
+        """`digest`: hash of the pod's spec."""
         self.objects = mirror.objects
         self.digest = digest
         self.folder = folder
@@ -102,7 +101,7 @@ class TrainingState:
             return bool(files)
 
     def _fetch(self, data: bytes, to: Path) -> dict[str, str]:
-        """All files of a state; none when it belongs to another spec. Raises
+        """Fetch all files of a state; return none for a state of another spec. Raises
         StorageDamagedError."""
         body = unseal(data, self.objects.build_damage_error(f"{self.name}.json"))
         if body["spec"] != self.digest:
@@ -122,7 +121,7 @@ class TrainingState:
         return files
 
     def save(self) -> bool:
-        """Store the present state; return True if anything was new. Raises StorageError."""
+        """Store the current state; return True if anything was new. Raises StorageError."""
         with self._lock:
             taken = self.folder / ".taken"
             try:
@@ -138,7 +137,7 @@ class TrainingState:
                     new,
                 )
             except FileNotFoundError:
-                return False  # the pod has just removed it; the next save gets it
+                return False  # the pod has just removed a file; the next save stores the rest
             finally:
                 remove_tree(taken)
             data = seal({"spec": self.digest, "files": files})
@@ -156,7 +155,7 @@ class TrainingState:
         files = {}
         fused = self.folder.glob("fused-*.safetensors")
         done = {path.stem.removeprefix("fused-") for path in fused}
-        for turn in range(3):  # each listed only when the one before it has been taken
+        for turn in range(3):  # files of a turn are listed after those of the turn before are taken
             for path in self._list_files():
                 if _TURNS.get(path.name, 2) != turn:
                     continue
@@ -171,7 +170,7 @@ class TrainingState:
         return files
 
     def _list_files(self) -> list[Path]:
-        """The files of the state, sorted."""
+        """List the files of the state, sorted."""
         found = sorted(self.folder.rglob("*"))
         return [
             path
@@ -181,7 +180,7 @@ class TrainingState:
 
 
 def _hold(path: Path, copy: Path) -> None:
-    """Keep the present content of `path` as `copy`: by a hard link, or a copy for a growing log."""
+    """Keep the current content of `path` as `copy`: by a hard link, or a copy for a growing log."""
     refuse_irregular(path)
     if path.name != LOG:
         with contextlib.suppress(OSError):
@@ -204,7 +203,7 @@ def synchronise(mirror: Mirror, spec: PodSpec, folder: Path, seconds: float) -> 
 
     def keep() -> None:
         while not ended.wait(seconds):
-            _try(state)
+            _try_save(state)
 
     thread = threading.Thread(target=keep, daemon=True, name="training states")
     _active.add(state)
@@ -220,10 +219,10 @@ def synchronise(mirror: Mirror, spec: PodSpec, folder: Path, seconds: float) -> 
 def save_all() -> None:
     """Store the state of every pod at work in this process, before the process ends."""
     for state in list(_active):
-        _try(state)
+        _try_save(state)
 
 
-def _try(state: TrainingState) -> None:
+def _try_save(state: TrainingState) -> None:
     try:
         if state.save():
             log.info("pod's state is stored")

@@ -42,7 +42,7 @@ from fintrader.tournament.updater import submit
 
 @dataclass(frozen=True)
 class WorkingPod:
-    """A pod at work, by the log that it keeps."""
+    """A pod at work, as its own log shows it."""
 
     pod: str
     attempt: int
@@ -58,10 +58,10 @@ class TournamentStatus:
 
     run: str
     active: bool
-    """An orchestrator drives it."""
+    """True while an orchestrator drives the tournament."""
     finished: bool
     pods: int
-    """Specs that were made."""
+    """Number of specs that were made."""
     applied: int
     requested_results: int | None
     eta_seconds: float | None
@@ -73,7 +73,7 @@ class TournamentStatus:
     losses: dict[str, int]
     """Lost attempts by reason."""
     requested_pods: int | None
-    """Pods that were requested to be at work; None: by the settings."""
+    """Number of pods that was requested to be at work; None: the settings decide."""
     at_work: tuple[WorkingPod, ...]
     leaderboard: tuple[LeaderboardRow, ...]
     ensemble: tuple[str, ...]
@@ -95,7 +95,7 @@ def read_status(run: RunFolder) -> TournamentStatus:
     events = read_events(run.events)
     active = leases.is_held(run, find_mirror(run.root))
     now = time.time()
-    sitting = find_last_start(events)
+    start = find_last_start(events)
     ends = select_events(events, FinishEvent)
     return TournamentStatus(
         run=run.root.name,
@@ -103,7 +103,7 @@ def read_status(run: RunFolder) -> TournamentStatus:
         finished=bool(ends),
         pods=len(pods),
         applied=len(list_applied(events)),
-        requested_results=None if sitting is None else sitting.pods,
+        requested_results=None if start is None else start.pods,
         eta_seconds=_estimate_seconds(events, now) if active else None,
         states=dict(Counter(pod.state for pod in pods)),
         trials=sum(pod.looks or 0 for pod in pods if pod.score is not None),
@@ -121,15 +121,15 @@ def read_status(run: RunFolder) -> TournamentStatus:
 def _estimate_seconds(events: Sequence[TournamentEvent], now: float) -> float | None:
     """Estimate the seconds to the last result: results to come x seconds per result since the
     orchestrator last started."""
-    sitting = find_last_start(events)
-    if sitting is None:
+    start = find_last_start(events)
+    if start is None:
         return None
-    since = events[events.index(sitting) + 1 :]
+    since = events[events.index(start) + 1 :]
     results = len(select_events(since, ResultEvent))
-    to_come = sitting.pods - len(list_applied(events))
+    to_come = start.pods - len(list_applied(events))
     if results == 0 or to_come <= 0 or select_events(since, FinishEvent):
         return None
-    return max(0.0, to_come * (now - sitting.time) / results)
+    return max(0.0, to_come * (now - start.time) / results)
 
 
 def _read_progress(run: RunFolder, pod: StoredPod) -> WorkingPod:
@@ -148,8 +148,8 @@ def _read_progress(run: RunFolder, pod: StoredPod) -> WorkingPod:
 
 
 def read_requested_pods(run: RunFolder) -> int | None:
-    """Read the number of pods that was requested to be at work; None: by the settings. A damaged
-    request counts as none."""
+    """Read the number of pods that was requested to be at work; None: the settings decide. A
+    damaged request is ignored."""
     try:
         pods = int(read_json(run.root / "scale.json")["pods"])
         return pods if pods >= 1 else None
@@ -200,7 +200,8 @@ def read_settings(store: RunStore) -> TournamentSettings:
 
 
 def make_index(run: RunFolder, path: Path | None = None) -> int:
-    """Make the leaderboard again, at `path` unless in its own place, while no orchestrator writes.
+    """Rebuild the leaderboard's database, at `path` or else in its own place, while no orchestrator
+    writes.
 
     Pods that were launched and have not ended count as running. Returns the number of results.
     """
@@ -235,10 +236,10 @@ def _find_states(log: EventLog, results: Mapping[str, PodResult]) -> list[PodSta
     return [state for pod, state in at.items() if pod not in results]
 
 
-def compare(one: RunFolder, other: RunFolder) -> list[str]:
+def compare(first: RunFolder, second: RunFolder) -> list[str]:
     """List the differences between two runs in specs, results and leaderboard, without times and
     machines; empty if equal."""
-    stores = RunStore(one), RunStore(other)
+    stores = RunStore(first), RunStore(second)
     specs_a, specs_b = (store.read_specs() for store in stores)
     results_a, results_b = (store.read_results() for store in stores)
     differences = []
@@ -254,13 +255,13 @@ def compare(one: RunFolder, other: RunFolder) -> list[str]:
         right = results_b.get(pod)
         if (left and left.reproducible) != (right and right.reproducible):
             differences.append(f"{pod}: result")
-    if canonical(one.leaderboard) != canonical(other.leaderboard):
+    if canonical(first.leaderboard) != canonical(second.leaderboard):
         differences.append("leaderboard")
     return differences
 
 
 def require_tournament(run: RunFolder) -> None:
-    """Raises TournamentError when the folder holds none."""
+    """Raise TournamentError when the folder holds no tournament."""
     if not (run.root / "tournament.json").exists():
         raise TournamentError(
             f"{run.root} holds no tournament; start one with `fintrader tournament CONFIG`"

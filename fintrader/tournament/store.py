@@ -9,8 +9,8 @@
 
 Everything else (the SQLite leaderboard, the terminal view) can be made again from these files.
 
-A run may be a working copy of one in an object store. Then `MirroredStore` (`mirrored_store.py`)
-stands in for `RunStore` (`mirrored_store.open_store`).
+A run may be a working copy of one in an object store. Then `mirrored_store.open_store` opens a
+`MirroredStore` instead of a `RunStore`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from fintrader.tournament.spec import PodResult, PodSpec, TournamentIdentity
 POD_FILES = ("policy.safetensors", "metrics.jsonl", "validation.jsonl")
 """Files of a pod besides spec and result: an object store keeps them, too, and `drop` deletes
 them."""
-_OF_A_RESULT = ("policy.safetensors", "failed.safetensors")
-"""Tensors of a pod that stay: its policy, and the networks that it broke down with."""
+_KEPT_TENSORS = ("policy.safetensors", "failed.safetensors")
+"""Tensors of a pod that are kept: its policy, and the networks with which its training failed."""
 
 
 class RunStore:
@@ -75,7 +75,7 @@ class RunStore:
     def keep_training(
         self, spec: PodSpec, folder: Path, seconds: float
     ) -> AbstractContextManager[None]:
-        """Begin with the object store's copy of the pod's training state, and update that every
+        """Begin with the object store's copy of the pod's training state, and update the copy every
         `seconds`."""
         return nullcontext()
 
@@ -88,7 +88,7 @@ class RunStore:
         return path
 
     def fetch_own_market(self, path: Path) -> Path:
-        """Fetch the market that this tournament was begun with, in the same way."""
+        """Return `path` if it exists; else fetch the market with which this tournament began."""
         return path if path.exists() else self.fetch_market(self.read_identity().data_hash, path)
 
     def is_superseded(self, token: int) -> bool:
@@ -129,8 +129,8 @@ class RunStore:
             return ""
 
     def claim(self, identity: TournamentIdentity, follow: Callable[[], bool]) -> None:
-        """Note the inputs of this tournament. Raises TournamentError when the folder holds another
-        one.
+        """Record the inputs of this tournament. Raises TournamentError when the folder holds
+        another one.
 
         `follow`: returns True if the pods in this folder follow from `identity`; called only when
         `tournament.json` is missing or damaged.
@@ -140,8 +140,8 @@ class RunStore:
         except TournamentError:
             if any(self.run.pods.glob("*/spec.json")) and not follow():
                 raise TournamentError(
-                    f"{self.run.root} holds pods and no whole tournament.json, and they do not"
-                    " follow from these settings; give those that it was started with, or use"
+                    f"{self.run.root} holds pods without an intact tournament.json, and these"
+                    " settings make other pods; use the settings that it was started with, or"
                     " another run name"
                 ) from None
             if self.identity_path.exists():
@@ -176,7 +176,7 @@ class RunStore:
         return [self.write_spec(spec) for spec in specs]
 
     def write_spec(self, spec: PodSpec) -> PodSpec:
-        """Write one spec, in the same way. A power cut may lose it until `keep_spec` syncs it,
+        """Write one spec as `write_specs` does. A power cut may lose it until `keep_spec` syncs it
         where the pod runs."""
         path = self.locate_spec(spec.pod)
         data = spec.to_json().encode()
@@ -184,7 +184,7 @@ class RunStore:
             return spec
         try:
             return self.read_spec(spec.pod)
-        except TournamentError:  # half of one, after a power cut
+        except TournamentError:  # cut short by a power cut
             move_aside(path)
             publish(path, data, sync=False)
             return spec
@@ -198,17 +198,17 @@ class RunStore:
                 sync(each)
 
     def read_spec(self, pod: str) -> PodSpec:
-        """Raises TournamentError when it is missing or damaged."""
+        """Read a pod's spec. Raises TournamentError when it is missing or damaged."""
         return PodSpec.from_json(self.locate_spec(pod))
 
     def read_spec_digest(self, pod: str) -> str:
-        """The seal of its stored spec, by which results name it; `read_spec` says whether it is the
-        right one."""
+        """Read the seal of a pod's stored spec, by which results name it; only `read_spec` checks
+        that it is right."""
         with open_file(self.locate_spec(pod)) as file:
             return find_seal(file.read(SEAL_BYTES))
 
     def is_replaced(self, spec: PodSpec) -> bool:
-        """Tell whether this folder now holds another spec of that pod, because another run has
+        """Check whether this folder now holds another spec of that pod, because another run has
         replaced this one."""
         try:
             return self.read_spec_digest(spec.pod) != spec.digest
@@ -216,28 +216,28 @@ class RunStore:
             return False  # a machine may train a pod without its spec in this folder
 
     def write_result(self, result: PodResult) -> PodResult:
-        """Durable and final: the first result of a pod stands. Returns the one that stands."""
+        """Store a pod's result durably, unless it has one already; return the stored result."""
         if publish(self.locate_result(result.pod), result.to_json().encode()):
             return result
         return self.read_result(result.pod)
 
     def read_result(self, pod: str) -> PodResult:
-        """Raises TournamentError when it is missing or damaged."""
+        """Read a pod's result. Raises TournamentError when it is missing or damaged."""
         return PodResult.from_json(self.locate_result(pod))
 
     def has_result(self, pod: str) -> bool:
         return self.locate_result(pod).exists()
 
     def read_specs(self) -> dict[str, PodSpec]:
-        """All pods made so far, by id, in order."""
+        """Read the specs of all pods made so far, by id, in order."""
         return {
             path.parent.name: PodSpec.from_json(path)
             for path in self._list_files_of_pods("spec.json")
         }
 
     def read_unbroken_specs(self) -> list[PodSpec]:
-        """All specs by number, for the orchestrator, up to the first that a power cut damaged or
-        swallowed: that one is made again, and any after it adopted (`write_specs`).
+        """Read the specs in order, up to the first that a power cut damaged or lost: the
+        orchestrator makes that spec again, and adopts any after it (`write_specs`).
 
         Raises TournamentError when a pod that has a result, or one before it, has lost its spec.
         """
@@ -254,14 +254,14 @@ class RunStore:
                 return specs
 
     def read_results(self) -> dict[str, PodResult]:
-        """All results, by pod, in order of the pods."""
+        """Read all results, by pod, in order of the pods."""
         return {
             path.parent.name: PodResult.from_json(path)
             for path in self._list_files_of_pods("result.json")
         }
 
     def _list_files_of_pods(self, name: str) -> list[Path]:
-        """That file of every pod that has it, by the pod's number (p9999 before p10000)."""
+        """List this file of every pod that has it, by the pod's number (p9999 before p10000)."""
         paths = self.run.pods.glob(f"p[0-9]*/{name}")
         return sorted(paths, key=lambda path: (len(path.parent.name), path.parent.name))
 
@@ -284,7 +284,7 @@ class RunStore:
         return self._pods / f"{pod}/policy.safetensors"
 
     def put(self, data: bytes) -> str:
-        """Store `data` under its SHA-256; returns that. Equal data is stored once."""
+        """Store `data` under its SHA-256, and return that hash. Equal data is stored once."""
         digest = hash_bytes(data)
         path = self.locate_snapshot(digest)
         if not is_whole(digest, path):
@@ -308,12 +308,11 @@ class RunStore:
         return data
 
     def has_snapshot(self, digest: str) -> bool:
-        """Tell whether the snapshot is there and whole; of an object store's, whether it is
-        there."""
+        """Check that the snapshot is stored and intact; in an object store, that it is stored."""
         return self._is_stored(digest, self.locate_snapshot(digest))
 
     def has_policy(self, result: PodResult) -> bool:
-        """Tell whether a result's policy is there and whole."""
+        """Check that a result's policy is stored and intact."""
         return result.policy is None or self._is_stored(
             result.policy, self.locate_policy(result.pod)
         )
@@ -325,12 +324,11 @@ class RunStore:
         return "" if self.has_policy(result) else "its policy is missing or damaged"
 
     def has_leftovers(self, result: PodResult) -> bool:
-        """Tell whether anything is left of a pod that `drop` deletes."""
+        """Check whether anything is left that `drop` deletes."""
         return any(path.exists() for path in self._list_leftovers(result))
 
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
-        """Delete a pod's policy, curves and log, and its snapshot unless others have that content,
-        too."""
+        """Delete a pod's policy, curves and log, and its snapshot unless it is in `shared`."""
         for path in self._list_leftovers(result, shared):
             remove(path)
 
@@ -342,7 +340,7 @@ class RunStore:
         return paths
 
     def delete_training_state(self, pod: str) -> None:
-        """Delete the state of a training whose result stands: checkpoints, replay buffers,
+        """Delete the state of a training whose result is stored: checkpoints, replay buffers,
         learners' folders."""
         folder = self._pods / pod
         for path in folder.iterdir() if folder.is_dir() else ():
@@ -350,18 +348,18 @@ class RunStore:
                 remove_tree(path)
             elif (
                 path.suffix == ".safetensors"
-                and path.name not in _OF_A_RESULT
+                and path.name not in _KEPT_TENSORS
                 and ".damaged-" not in path.name
             ):
                 remove(path)
 
     def _is_stored(self, digest: str, path: Path) -> bool:
-        """Tell whether content is stored and intact; overridden for object stores."""
+        """Check that content is stored and intact; overridden for object stores."""
         return is_whole(digest, path)
 
     def sweep(self) -> None:
         """Remove the remains of killed writers: temporaries, and the state of trainings that have a
-        result. Move obstacles in the place of files aside.
+        result. Move misplaced files and folders aside.
 
         Raises UnsafePathError for a symbolic link, which may be there on purpose.
         """
@@ -370,7 +368,7 @@ class RunStore:
             move_aside(path)
         for folder in (self.run.root, self.snapshots, self.run.ensemble, *self.run.pods.glob("*")):
             if folder.is_symlink():
-                continue  # one that was set aside
+                continue  # a link that was set aside
             for path in folder.glob(".*.tmp"):
                 remove(path)
             if folder.parent == self.run.pods and (folder / "result.json").exists():
@@ -378,7 +376,7 @@ class RunStore:
 
 
 def is_whole(digest: str, path: Path) -> bool:
-    """Tell whether a file is there and has that hash."""
+    """Check that a file exists and has this hash."""
     return path.is_file() and hash_file(path) == digest
 
 

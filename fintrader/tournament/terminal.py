@@ -68,7 +68,7 @@ def present_leaderboard(leaderboard: Leaderboard, metric: str) -> Table:
 
 
 def present_pods(progress: Mapping[str, PodProgress], origins: Mapping[str, str]) -> Table:
-    """Present the pods at work: how far they are, and since when."""
+    """Present the pods at work, with their progress and time at work."""
     lines = []
     for pod, at in sorted(progress.items())[:ROWS]:
         elapsed = f"{time.time() - at.since:.0f} s" if at.since else ""
@@ -79,7 +79,7 @@ def present_pods(progress: Mapping[str, PodProgress], origins: Mapping[str, str]
 
 
 def describe(event: TournamentEvent) -> str:
-    """Describe an event in one line; empty for one that is not worth showing."""
+    """Describe an event in one line; empty for an event that is not worth showing."""
     match event:
         case ResultEvent(score=None):
             return f"{event.pod}: failed ({event.reason or 'no score'})"

@@ -1,8 +1,8 @@
 """The updater: applies the result of a pod to the leaderboard.
 
-A leaderboard is a pure function of the sequence of results it was given, and its final rows do not
-even depend on their order, since all results are compared by one total order: rung of halving, then
-score (higher first), then age (earlier pod first).
+A leaderboard is a pure function of the sequence of its results. Its final rows do not even depend
+on that sequence, since all results are compared by one total order: rung of halving, then score
+(higher first), then age (earlier pod first).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _order(entry: FinishedPod) -> tuple[int, float, int, int]:
 
 
 def build_result_event(entry: FinishedPod, number: int, placement: Placement) -> ResultEvent:
-    """Build the event of a result that was applied as number `number` in all."""
+    """Build the event of a result. `number`: number of results applied before it."""
     return ResultEvent(
         pod=entry.spec.pod,
         epoch=entry.result.epoch,

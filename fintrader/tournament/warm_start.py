@@ -61,7 +61,8 @@ class WarmStart:
     policies: dict[str, str]
     """Earlier pod -> SHA-256 of its policy."""
     trials: int
-    """Number of pods that were scored in the earlier run, and in the runs that it began with."""
+    """Number of pods that were scored in the earlier run, and in the runs from which it
+    inherited."""
     seen_until: int
     """Start of the last bar that training or selection used, ns since 1970 UTC."""
     entries: tuple[FinishedPod, ...]
@@ -83,7 +84,7 @@ class WarmStart:
             ) from None
 
     def write(self, folder: RunFolder) -> None:
-        """Store it atomically."""
+        """Store the warm start atomically."""
         write_json(folder.root / FILE, to_json(self))
 
 
@@ -106,12 +107,12 @@ def inherit(
     A second call returns the first result, even if the earlier run is gone.
 
     Raises TournamentError when that run has no finished pods, none of them can be loaded here, it
-    has seen bars of the new test window, or differs from the run begun with; CheckpointError when
-    its files are damaged.
+    has seen bars of the new test window, or it has changed since this run began; CheckpointError
+    when its files are damaged.
     """
     known = WarmStart.read(store.run)
     if known is not None and known.address != address and not store.identity_path.exists():
-        known = None  # another one was asked for before anything began with it
+        known = None  # another run is requested, before any pod began with this one
     if known is not None and all(
         store.has_snapshot(str(entry.result.snapshot)) for entry in known.entries
     ):
@@ -156,9 +157,9 @@ def _take_over(
 ) -> WarmStart:
     if target.settings.validation_folds is not None:
         raise TournamentError(
-            f"{address} cannot start pods of tournament.validation_folds: its own have seen the"
-            " blocks these would be judged on; leave it out here, or start from nothing (no"
-            " --from, no walkforward.warm_start)"
+            f"{address} cannot start pods of tournament.validation_folds: its own pods have seen"
+            " the blocks that would score these; leave validation_folds out here, or start from"
+            " new weights (no --from, no walkforward.warm_start)"
         )
     source = open_store(folder, find_mirror(folder.root))
     ranked = _rank_pods(source)
@@ -299,7 +300,7 @@ def _transfer_state(
     if noise is not None and trained.symbols != here.symbols:
         mean = noise[:count].mean().expand(len(here.symbols))
         moved[_NOISE] = torch.cat([mean, noise[count:]])
-        # Its moments belong to the old assets; it is the last of the optimiser's parameters.
+        # The noise is the optimiser's last parameter; its moments belong to the old assets.
         numbers = (int(name.split(".")[2]) for name in state if name.startswith(_MOMENTS))
         last = f"{_MOMENTS}{max(numbers, default=0)}."
         moment = state.get(f"{last}exp_avg", noise[:0])

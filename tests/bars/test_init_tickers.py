@@ -424,7 +424,7 @@ def test_a_missing_file_is_a_missing_file_and_a_folder_wins(tmp_path, yahoo_of):
         (["AAPL", "--index", "dow30"], "--index names the tickers"),
         ([], "needs FILE|FOLDER, TICKER ... or --index NAME"),
         (["AAPL", "--days", "3", "--start", "2024-01-02"], "omit one"),
-        (["AAPL", "--start", "2999-01-01"], "lies after"),
+        (["AAPL", "--start", "2999-01-01"], "is after"),
         (["AAPL", "SAP.DE"], "AAPL on XNAS, SAP.DE on XETR"),
         (["AAPL", "--bar-minutes", "7"], "--bar-minutes"),
         (["--index", "nasdaq100", "--from", "binance"], "binance has no shares"),
@@ -481,7 +481,7 @@ def test_rows_outside_of_the_calendar_are_refused(yahoo_of):
     done("init", "BTC-USD", "--days", "150")
     done("init", "BTC-USD", "--days", "150", "--calendar", "XNAS", "--out", "named.yaml")
     yahoo_of(coins.assign(ticker="AAPL"))
-    assert "lie outside of the sessions of XNAS" in refused("init", "AAPL", "--days", "150")
+    assert "are outside the sessions of XNAS" in refused("init", "AAPL", "--days", "150")
 
 
 def test_a_rate_limit_holds_in_every_minute(monkeypatch):

@@ -104,7 +104,7 @@ def test_scales_lots_and_moved_times_are_found_where_they_are():
     everybody = table.assign(ts=table.ts + pd.Timedelta("1min"))
     (one,) = merge_suspicions(compared(table, everybody))
     assert (one.symbols, one.symbol_days) == (("AAA", "BBB", "CCC", "DDD"), 32)
-    assert one.detail == "B's bars stand 1 minute later than A's"
+    assert one.detail == "B's bars are 1 minute later than A's"
 
 
 def test_days_that_are_dated_a_session_late_are_found():

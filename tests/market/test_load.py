@@ -209,7 +209,7 @@ def test_an_extra_column_may_be_called_like_a_price(extra, columns, long):
             {},
             "of AAA: column 'high' is missing; found Date, Open$",
         ),
-        (_naive, {}, "carry no time zone; name theirs, timezone="),
+        (_naive, {}, "have no time zone; name it, like timezone="),
         (lambda t: t.iloc[:0], {}, "holds no bar"),
         (lambda t: t.assign(time=t["Date"]), {}, "columns Date, time could all be the time"),
         (
@@ -340,7 +340,7 @@ def test_an_index_that_was_written_to_a_file_is_the_time(days, tmp_path):
 
 def test_an_index_without_names_is_one_clear_error(days):
     levels = pd.MultiIndex.from_arrays([np.arange(len(days)), days["Symbol"], days["Date"].dt.day])
-    with pytest.raises(BarError, match="index of 3 levels cannot stand among its columns"):
+    with pytest.raises(BarError, match="index of 3 levels cannot become columns"):
         load_market(days.drop(columns="Symbol").set_index(levels.set_names([None] * 3)), **DAILY)
 
 

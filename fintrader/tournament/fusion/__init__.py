@@ -1,2 +1,2 @@
-"""Learner fusion: one pod on several devices, in threads of its process or in a process a
+"""Learner fusion: one pod on several devices, in threads of its process, or in one process for each
 device."""

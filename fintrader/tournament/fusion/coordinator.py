@@ -45,8 +45,8 @@ from fintrader.tournament.process import read_messages, send_task, spawn
 from fintrader.tournament.spec import PodSpec, RankLost, Reason
 
 GRACE_SECONDS = 2.0
-"""Seconds to collect further messages after the first failure, since the first rank to report one
-may only have lost its partner."""
+"""Seconds to collect further messages after the first failure, since the first rank that reports
+one may only have lost its partner."""
 PATIENCE_SECONDS = 1800.0
 """Seconds that a rank waits for the others; `operations.patience_seconds` usually ends the pod
 before."""
@@ -64,8 +64,7 @@ class RankAddress:
 
 
 def assign_ranks(devices: Sequence[str], hosts: int) -> list[RankAddress]:
-    """Assign the ranks in order: hosts take turns. `devices` lists those of all hosts, host by
-    host."""
+    """Assign the ranks in order: hosts take turns. devices: those of all hosts, host by host."""
     each = len(devices) // hosts
     return [
         RankAddress(host, devices[host * each + number])
@@ -75,7 +74,7 @@ def assign_ranks(devices: Sequence[str], hosts: int) -> list[RankAddress]:
 
 
 class LocalHost:
-    """This machine."""
+    """This machine, as a host of ranks."""
 
     def __init__(self, address: str = LOOPBACK) -> None:
         self.address = address
@@ -109,7 +108,7 @@ class LocalHost:
 
 
 class RankGroup:
-    """The ranks of one attempt."""
+    """The ranks of one attempt at a pod."""
 
     def __init__(
         self,
@@ -126,9 +125,8 @@ class RankGroup:
         self.ranks = list(ranks)
         self.hosts = hosts
         self.inbox: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
-        listener = socket.create_server(
-            (hosts[0].address, 0), backlog=128
-        )  # torch itself would listen everywhere
+        # torch itself would listen on all addresses
+        listener = socket.create_server((hosts[0].address, 0), backlog=128)
         port = listener.getsockname()[1]
         self.store = dist.TCPStore(  # type: ignore[attr-defined]
             hosts[0].address,
@@ -194,7 +192,7 @@ class RankGroup:
                 reason = ended[number].reason
                 lost: Reason = "node" if reason == "rank" else reason
                 return self._build_loss(number, lost, ended[number].detail)
-        if failed:  # those that only lost the others come last
+        if failed:  # ranks that only lost other ranks come last
             number = min(sorted(failed), key=lambda one: failed[one].reason == "rank")
             return self._build_loss(number, failed[number].reason, failed[number].detail)
         number = min(ended)

@@ -1,4 +1,4 @@
-"""A pod's learners: how they are made, one alone, and several that are fused.
+"""A pod's learners: their factory, a single learner, and several that are fused.
 
 Each replica trains on its own device and accounts for a while; then networks, optimiser moments and
 normalisers are averaged, and every replica continues from the average, as in local SGD
@@ -60,7 +60,7 @@ Maker = Callable[[int, int, torch.device], tuple[Agent, Any]]
 round."""
 Report = Callable[[TrainProgress], None]
 
-# --- out of the pod's spec ------------------------------------------------------------------------
+# --- read from the pod's spec ---------------------------------------------------------------------
 
 
 def build_maker(spec: PodSpec, context: PodContext) -> Maker:
@@ -136,8 +136,8 @@ def read_snapshot(context: PodContext, digest: str) -> dict[str, Tensor]:
 # --- one learner ----------------------------------------------------------------------------------
 
 
-class _Carrier:
-    """Base of learners with one agent that carries the pod's networks."""
+class _Learner:
+    """Base of learners with one agent that holds the pod's networks."""
 
     agent: Agent
 
@@ -155,7 +155,7 @@ class _Carrier:
         """Do nothing: there are no processes, and threads end with their round."""
 
 
-class Single(_Carrier):
+class Single(_Learner):
     """One agent on one device."""
 
     def __init__(
@@ -200,8 +200,8 @@ def write_round(folder: Path, number: int, fused: State, totals: Sequence[TrainR
 
 
 def read_round(folder: Path, number: int) -> tuple[dict[str, Tensor], list[TrainResult]] | None:
-    """Read a stored round; None without one. A damaged one is removed, and fused again from its
-    replicas."""
+    """Read a stored round; None without one. A damaged round is removed, so that it is fused again
+    from its replicas."""
     path = folder / f"fused-{number}.safetensors"
     if not path.exists():
         return None
@@ -224,7 +224,7 @@ def read_rounds(
         yield stored
 
 
-class ThreadFusion(_Carrier):
+class ThreadFusion(_Learner):
     """`replicas` learners fused `rounds` times. After a kill, training continues in the same
     round."""
 
@@ -247,7 +247,7 @@ class ThreadFusion(_Carrier):
         self.totals: list[TrainResult] = []
         self.fused: State | None = parent
         self.agent, _ = make(0, 0, devices[0])
-        """Carries the fused networks."""
+        """Holds the fused networks."""
         if parent is not None:
             self.agent.inherit(parent)
 
@@ -284,9 +284,8 @@ class ThreadFusion(_Carrier):
         """Train all replicas for one round and average them; each resumes by itself after a
         kill."""
         learners = []
-        for replica in range(
-            self.replicas
-        ):  # made one after another: layers draw from the global stream
+        # made one after another: layers draw from the global random stream
+        for replica in range(self.replicas):
             agent, env = self.make(replica, number, self.devices[replica % len(self.devices)])
             if self.fused is not None:
                 agent.inherit(self.fused)

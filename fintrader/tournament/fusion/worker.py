@@ -70,8 +70,8 @@ class Exchange:
         self._device = device if dist.get_backend() == "nccl" else torch.device("cpu")
 
     def gather(self, data: bytes) -> list[bytes]:
-        """Gather every rank's `data`, in the order of the ranks, on every rank; at least one has
-        some."""
+        """Gather every rank's `data`, in the order of the ranks, on every rank; at least one rank's
+        is not empty."""
         sizes = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.world)]
         with translate_errors():
             dist.all_gather(sizes, torch.tensor([len(data)], device=self._device))
@@ -107,7 +107,7 @@ class Rank:
     make: Maker
     exchange: Exchange
     number: int = 0
-    """Of the next round."""
+    """Number of the next round."""
     fused: State | None = None
 
     def begin(self, parent: State | None) -> None:
@@ -137,9 +137,9 @@ class Rank:
             home = locate_replica(self.folder, self.number, replica)
             totals.append(train(agent, env, part, folder=home, on_progress=on_progress))
             states.append(read_agent_state(home))
-        fused, everyone = self.average_replicas(states, totals)
+        fused, all_totals = self.average_replicas(states, totals)
         if self.exchange.rank == 0:
-            write_round(self.folder, self.number, fused, everyone)
+            write_round(self.folder, self.number, fused, all_totals)
         self.fused = fused
         self.number += 1
 
@@ -160,11 +160,11 @@ class Rank:
             fused = {name: tensor.cpu().contiguous() for name, tensor in states[0].items()} | fused
         own_totals = json.dumps([one.to_json() for one in totals]).encode()
         by_rank = [json.loads(data) for data in self.exchange.gather(own_totals)]
-        everyone = [
+        all_totals = [
             TrainResult(**by_rank[replica % world][replica // world])
             for replica in range(self.spec.replicas)
         ]
-        return dict(sorted(fused.items())), everyone
+        return dict(sorted(fused.items())), all_totals
 
 
 def main() -> None:
@@ -248,7 +248,7 @@ def translate_errors() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise RankLost("rank", f"lost the others ({str(error).splitlines()[0]})") from error
+        raise RankLost("rank", f"lost the other ranks ({str(error).splitlines()[0]})") from error
 
 
 if __name__ == "__main__":

@@ -51,8 +51,8 @@ class Launcher(ABC):
     """Base of the places where pods run: local processes, or a cluster."""
 
     is_elastic: bool = False
-    """It may have no room now and grow later; its `check_pods` raises TournamentError when it has
-    waited too long."""
+    """True if the launcher may have no room now and grow later; its `check_pods` raises
+    TournamentError after too long a wait."""
 
     @abstractmethod
     def measure_capacity(self) -> int:

@@ -1,5 +1,5 @@
-"""Local launcher: pods as processes of this machine, one a slot (a core, a GPU, or a part of
-one), and evaluators as further ones."""
+"""Local launcher: runs pods as processes of this machine, one per slot (a core, a GPU, or a part of
+a GPU), and evaluators as further processes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from fintrader.tournament.spec import PodResult, PodSpec, Reason
 FEW_SLOTS = 2
 """Slots up to which pods score themselves, unless the settings say otherwise."""
 SLOTS_OF_AN_EVALUATOR = 8
-"""An evaluator is busy for seconds where a pod trains for minutes."""
+"""Slots per evaluator, which is busy for seconds where a pod trains for minutes."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class _Worker:
     work: _PodAtWork | None = None
     last_message: float = field(default_factory=time.monotonic)
     lost_by: tuple[Reason, str] | None = None
-    """Reason and detail, if this launcher ends it."""
+    """Reason and detail of the loss, if this launcher ends the worker."""
     oom_kills: int = 0
     """The machine's count of kills for lack of memory when this process began."""
     leaves: float | None = None
@@ -129,7 +129,8 @@ class LocalLauncher(Launcher):
         """Raises ConfigError when the run's store exists in this process only."""
         if access.mirror is not None and access.mirror.objects.is_private:
             raise ConfigError(
-                f"store: {access.mirror.objects} exists in one process only, and pods are others"
+                f"store: {access.mirror.objects} exists in this process only, and pods are other"
+                " processes; name a store that they reach"
             )
         self.access = access
         self.body = body
@@ -144,8 +145,8 @@ class LocalLauncher(Launcher):
         self._is_closed = False
 
     def measure_capacity(self) -> int:
-        """Count the slots and the pods under evaluation; those that wait for an evaluator keep
-        room from new ones."""
+        """Count the slots and the pods under evaluation; pods that wait for an evaluator take room
+        from new pods."""
         with self._lock:
             busy = [one for one in self._workers.values() if one.is_evaluator and one.work]
         return len(self.list_slots()) + len(busy)
@@ -180,7 +181,7 @@ class LocalLauncher(Launcher):
                 slot=worker.slot.name,
                 evaluate_elsewhere=self._evaluates_apart(),
             )
-            if task.evaluate_elsewhere:  # its imports are done while the pod trains
+            if task.evaluate_elsewhere:  # started now, to import while the pod trains
                 self._start_evaluator()
             future: Future[PodResult] = Future()
             self._assign(worker, _PodAtWork(task, future, PodProgress(since=time.time())))
@@ -276,7 +277,7 @@ class LocalLauncher(Launcher):
                 if not is_usable(slot):
                     self._workers[slot.name] = self._spawn(slot)
                 return self._workers[slot.name]
-        raise TournamentError("no free slot; submit no more pods than capacity() allows")
+        raise TournamentError("no free slot; submit no more pods than measure_capacity() allows")
 
     def _spawn(self, slot: Slot, *, is_evaluator: bool = False) -> _Worker:
         """Take over a kept worker, or start one."""
@@ -316,7 +317,7 @@ class LocalLauncher(Launcher):
             worker.process.kill()
 
     def _lose(self, worker: _Worker, code: int) -> None:
-        """Give a worker up that ended with this status."""
+        """Drop a worker that ended with this exit status, and fail its pod."""
         with self._lock:
             work = worker.work
             worker.work = None
@@ -360,8 +361,8 @@ _spare: ContextVar[list[_Worker] | None] = ContextVar("fintrader_spare_workers",
 
 @contextmanager
 def keep_workers() -> Iterator[None]:
-    """Inside the block, a launcher takes over the idle workers of those that were closed before: a
-    worker takes seconds to start."""
+    """Inside the block, let a launcher take over the idle workers of launchers closed before, since
+    a worker takes seconds to start."""
     spare: list[_Worker] = []
     token = _spare.set(spare)
     try:
@@ -400,10 +401,10 @@ def _explain_exit(code: int, log: Path, out_of_memory: bool) -> tuple[Reason, st
 
 def list_cuda_devices() -> list[str]:
     """List the CUDA devices that a new process would find, by their names in
-    `CUDA_VISIBLE_DEVICES`, without it `["0", "1"]`.
+    `CUDA_VISIBLE_DEVICES`, or without it by number, like `["0", "1"]`.
 
-    torch asks the driver's library, so a container counts its own cards only, and no context
-    begins.
+    torch asks the driver's library, so a container counts its own cards only, and no CUDA context
+    is created.
     """
     import torch
 
@@ -413,13 +414,13 @@ def list_cuda_devices() -> list[str]:
         there = count_cards(visible, int(time.monotonic() // CARD_SECONDS))
         count = count if there is None else min(count, there)
     names = map(str, range(count)) if visible is None else visible.split(",")
-    # CUDA reads up to the first name that is none.
+    # CUDA stops at the first name that is no device.
     return [name.strip() for name in names][:count]
 
 
 def find_slots(devices: Sequence[str]) -> list[Slot]:
-    """Make a slot for each device that is named, one a core for `cpu`; `auto` means CUDA if there
-    is any, else the CPU. A CUDA device that is named several times has as many slots."""
+    """Make a slot for each device named, and one per core for `cpu`; `auto` means CUDA if there is
+    any, else the CPU. A CUDA device gets a slot for each time it is named."""
     found = list_cuda_devices()
     slots: list[Slot] = []
     for place, device in enumerate(devices):

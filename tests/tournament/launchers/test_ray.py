@@ -268,7 +268,7 @@ def test_a_head_that_refuses_at_once_is_gone_like_one_that_is_silent(monkeypatch
             return "run the same command again on a new cluster" in str(error)
 
     until(gone, "the head counts as gone")
-    assert cluster.silent
+    assert cluster.is_silent
     ended.set()
     cluster.close()
 

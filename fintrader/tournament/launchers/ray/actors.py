@@ -130,7 +130,7 @@ class PodActor:
             context.token = self.token
             try:
                 return train_or_evaluate(self.task, context)
-            except Fenced:  # by the orchestrator that takes this pod over, or by one elsewhere
+            except Fenced:  # fenced by the orchestrator that takes this pod over, or by another
                 with self._change:
                     if not self._change.wait_for(
                         lambda: self.token != context.token, timeout=self.patience

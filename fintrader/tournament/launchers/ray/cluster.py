@@ -113,7 +113,7 @@ def connect(settings: RaySettings) -> bool:
     if manner == "open" and not loopback and not settings.allow_insecure:
         raise TournamentError(
             f"the cluster at {address} runs any code that it is sent; start it with"
-            " RAY_AUTH_MODE=token (see `ray get-auth-token`), or say --launcher.allow-insecure True"
+            " RAY_AUTH_MODE=token (see `ray get-auth-token`), or set --launcher.allow-insecure True"
             " if only you can reach it"
         )
     if loopback:
@@ -124,13 +124,13 @@ def connect(settings: RaySettings) -> bool:
 def wrap_remote(
     function: Callable[..., Any], need: Resources, name: str, *, group: Any = None, bundle: int = 0
 ) -> Callable[..., Any]:
-    """Wrap `function` as Ray's remote generator that takes `need` of a node (of that bundle of a
-    placement group).
+    """Wrap `function` as Ray's remote generator that takes `need` of a node, or of a `bundle` of
+    the placement group `group`.
 
     A call starts the task and returns the stream of what it yields. Ray never retries it. A task
-    with a GPU gets a process for itself, which ends with it: a longer-lived process would keep the
-    GPU's memory, and its next task would stay on that GPU. Ray does this only for GPUs in the
-    decorator, not for those in `options`.
+    with a GPU gets a process for itself, which ends with the task: a longer-lived process would
+    keep the GPU's memory, and its next task would stay on that GPU. Ray does this only for GPUs in
+    the decorator, not for those in `options`.
     """
     options = {**build_options(need), "num_returns": "streaming", "max_retries": 0, "name": name}
     if group is not None:
@@ -149,7 +149,7 @@ def build_options(need: Resources) -> dict[str, Any]:
         "num_gpus": need.get("GPU", 0.0),
         "resources": {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")},
     }
-    if reproducible.is_fixed():  # this node's environment is not that of the others
+    if reproducible.is_fixed():  # other nodes do not have this process's environment
         options["runtime_env"] = {"env_vars": reproducible.VARIABLES}
     return options
 
@@ -171,7 +171,7 @@ def _init(address: str, settings: RaySettings) -> bool:
             ray.shutdown()
         raise TournamentError(f"cannot join the Ray cluster at {address}: {error}") from None
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, handler)  # Ray has put its own in its place
+        signal.signal(signal.SIGTERM, handler)  # Ray has replaced it
     return True
 
 
@@ -280,7 +280,7 @@ class Cluster:
     Ray retries."""
 
     def __init__(self, settings: RaySettings) -> None:
-        self.ours = connect(settings)
+        self.is_ours = connect(settings)
         self.view = read_nodes()
         """Nodes as last read: at most about a second old while the head answers."""
         self._asked_since: float | None = None
@@ -291,7 +291,7 @@ class Cluster:
         self._thread.start()
 
     @property
-    def silent(self) -> bool:
+    def is_silent(self) -> bool:
         """True while the head does not answer."""
         since = self._asked_since
         return since is not None and time.monotonic() - since > REFRESH_SECONDS * 5
@@ -341,10 +341,10 @@ class Cluster:
             self._thread.join()
             with contextlib.suppress(Exception):
                 self._ask_for_more()
-            if self.ours:
+            if self.is_ours:
                 ray.shutdown()
 
-        silent = self.silent
+        silent = self.is_silent
         self.request([])
         self._closing.set()
         leaving = threading.Thread(target=disconnect, daemon=True, name="ray leaving")

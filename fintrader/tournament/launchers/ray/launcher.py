@@ -77,19 +77,19 @@ class _Pod:
     stream: Stream | None = None
     last: Message | None = None
     """Last message of its task, which has yet to end."""
-    evaluating: bool = False
+    is_evaluating: bool = False
     node: str = ""
     """Node on which it runs; empty while Ray looks for one."""
-    others: list[str] = field(default_factory=list)
-    """Further nodes of its ranks."""
+    further_nodes: list[str] = field(default_factory=list)
+    """Further nodes, on which some of its ranks run."""
     pid: int = 0
     last_message: float = field(default_factory=time.monotonic)
-    ready: bool = False
+    is_ready: bool = False
     progress: PodProgress = field(default_factory=PodProgress)
 
     def list_nodes(self) -> list[str]:
         """List its known nodes."""
-        return [self.node, *self.others] if self.node else []
+        return [self.node, *self.further_nodes] if self.node else []
 
 
 class RayLauncher(Launcher):
@@ -134,7 +134,7 @@ class RayLauncher(Launcher):
         self._uses_actors = can_outlive and access.operations.orphan_seconds > 0
         """True if new pods outlive this process."""
         # Also without `takeover`: an earlier orchestrator may have had it.
-        self._left = list_actors(self._namespace, access) if can_outlive else set()
+        self._orphans = list_actors(self._namespace, access) if can_outlive else set()
         """Actors of an earlier orchestrator that this one has not taken over yet, by name."""
         self._streams = Streams()
 
@@ -145,8 +145,8 @@ class RayLauncher(Launcher):
         view = self._cluster.view
         staying = {node.id: node for node in view.staying}
         with self._lock:
-            evaluating = sum(pod.evaluating for pod in self._pods.values())
-            training = [pod.list_nodes() for pod in self._pods.values() if not pod.evaluating]
+            evaluating = sum(pod.is_evaluating for pod in self._pods.values())
+            training = [pod.list_nodes() for pod in self._pods.values() if not pod.is_evaluating]
         leaving = sum(any(node not in staying for node in nodes) for nodes in training)
         size = self.settings.nodes
         in_all = count_groups(
@@ -157,12 +157,15 @@ class RayLauncher(Launcher):
             (count_fits(self.need, node.available) for node in staying.values()), size
         )
         room = (
-            min(in_all, len(training) - leaving + vacant) + evaluating + leaving + len(self._left)
+            min(in_all, len(training) - leaving + vacant)
+            + evaluating
+            + leaving
+            + len(self._orphans)
         )
         return room if self._limit is None else min(room, self._limit)
 
     def list_orphans(self) -> frozenset[str]:
-        return frozenset(name.removesuffix(EVALUATION) for name in self._left)
+        return frozenset(name.removesuffix(EVALUATION) for name in self._orphans)
 
     def resize(self, workers: int | None) -> None:
         """Set the number of pods at once; None: as many as the cluster holds."""
@@ -192,11 +195,11 @@ class RayLauncher(Launcher):
             group = placement_group(
                 bundles, "STRICT_PACK" if len(bundles) == 1 else "STRICT_SPREAD", name=spec.pod
             )
-        pod.evaluating = spec.pod + EVALUATION in self._left
+        pod.is_evaluating = spec.pod + EVALUATION in self._orphans
         with self._lock:
             self._pods[spec.pod] = pod
         self._start(pod, self.need, group)
-        self._left -= {spec.pod, spec.pod + EVALUATION}
+        self._orphans -= {spec.pod, spec.pod + EVALUATION}
         return pod.future
 
     def report_progress(self) -> dict[str, PodProgress]:
@@ -213,11 +216,11 @@ class RayLauncher(Launcher):
         for pod in pods:
             if pod.last is not None:
                 continue  # it has nothing more to send
-            patience = self._hang if pod.ready else max(self._hang, START_SECONDS)
+            patience = self._hang if pod.is_ready else max(self._hang, START_SECONDS)
             if pod.node and now - pod.last_message > patience:
                 self._stop(pod, "hung", f"no sign of life for {self._hang:g} s")
             elif any(self._is_leaving(nodes[node]) for node in pod.list_nodes() if node in nodes):
-                self._stop(pod, "drained", "its node goes")
+                self._stop(pod, "drained", "its node is leaving")
         if self._limit is not None:
             for pod in pods[self._limit :]:
                 self._stop(pod, "drained", "stopped on request")
@@ -229,13 +232,13 @@ class RayLauncher(Launcher):
         if not self._is_superseded():
             for pod in pods:
                 self._stop(pod, "drained", "stopped on request")
-            for name in self._left:
+            for name in self._orphans:
                 kill(name, self._namespace)
-        self._streams.close(wait=not self._cluster.silent)
+        self._streams.close(wait=not self._cluster.is_silent)
         self._cluster.close()
 
     def _is_superseded(self) -> bool:
-        """Check for another orchestrator that has these pods by now."""
+        """Check whether another orchestrator has taken these pods over."""
         if not self._namespace or self.access.token is None:
             return False
         token = self.access.token
@@ -301,11 +304,11 @@ class RayLauncher(Launcher):
         """Submit a pod's task to Ray."""
         pod.last = None
         source: Source
-        name = pod.spec.pod + (EVALUATION if pod.evaluating else "")
-        if self._uses_actors or name in self._left:
+        name = pod.spec.pod + (EVALUATION if pod.is_evaluating else "")
+        if self._uses_actors or name in self._orphans:
             source = ActorSource(start(pod.task, need, name, self._namespace), self.access.token)
         else:
-            name = f"{pod.spec.pod} {'evaluation' if pod.evaluating else 'training'}"
+            name = f"{pod.spec.pod} {'evaluation' if pod.is_evaluating else 'training'}"
             source = TaskSource(wrap_remote(run_task, need, name, group=group)(pod.task))
         pod.stream = Stream(
             source,
@@ -341,14 +344,14 @@ class RayLauncher(Launcher):
         pod.last_message = time.monotonic()
         match message:
             case StartMessage(joined=True):
-                pod.others.append(message.node)
+                pod.further_nodes.append(message.node)
             case StartMessage():
                 pod.node = message.node
                 pod.pid = message.pid
-                pod.others.clear()
+                pod.further_nodes.clear()
                 pod.progress.device = f"{message.host} {pod.task.device}"
             case ProgressMessage():
-                pod.ready = True
+                pod.is_ready = True
                 pod.progress.update(message)
             case _:
                 pod.last = message
@@ -356,13 +359,13 @@ class RayLauncher(Launcher):
     def _settle_pod(self, pod: _Pod, error: Exception | None) -> None:
         """Settle a pod whose task has ended."""
         try:
-            if pod.last is not None:  # whatever happened to the task since
+            if pod.last is not None:  # it counts, whatever happened to the task since
                 self._act(pod, pod.last)
             elif error is not None:
                 self._end(pod, self._explain_loss(pod, error))
             else:
                 self._end(pod, PodFailure("error", "its task ended without a message"))
-        except Exception as problem:  # a pod lost in its handling must not cost the others
+        except Exception as problem:  # an error in the handling of one pod must not stop the others
             self._end(pod, PodFailure("error", f"{type(problem).__name__}: {problem}"))
 
     def _act(self, pod: _Pod, message: Message) -> None:
@@ -372,11 +375,11 @@ class RayLauncher(Launcher):
                     if self._pods.get(pod.spec.pod) is not pod:
                         return  # stopped a moment ago
                     pod.task = replace(pod.task, device="cpu", nodes=1, trained=message.trained)
-                    pod.others.clear()
+                    pod.further_nodes.clear()
                     pod.node = ""
                     pod.pid = 0
-                    pod.ready = False
-                    pod.evaluating = True
+                    pod.is_ready = False
+                    pod.is_evaluating = True
                     pod.progress.note = "evaluating"
                     pod.progress.share = 1.0
                     self._start(pod, self.evaluator)
@@ -387,7 +390,7 @@ class RayLauncher(Launcher):
                     where = f"{pod.progress.device} stored it where this machine does not see it"
                     self._end(
                         pod,
-                        PodFailure("error", f"{where}; runs_dir must lie where all nodes see it"),
+                        PodFailure("error", f"{where}; runs_dir must be where all nodes see it"),
                     )
             case FailureMessage():
                 self._end(pod, PodFailure(message.reason, message.detail))
@@ -406,8 +409,8 @@ class RayLauncher(Launcher):
 
 
 def name_devices(gpus: float, nodes: int) -> str:
-    """Name a pod's devices: Ray shows a task its GPUs only; learners of a pod get one each, in a
-    process each."""
+    """Name a pod's devices. Ray shows a task only its own GPUs; each learner of a pod gets one GPU
+    and one process."""
     if nodes == 1 and gpus <= 1:
         return "cuda" if gpus else "cpu"
     own = [f"cuda:{number}" for number in range(max(int(gpus), 1))] if gpus else ["cpu"]

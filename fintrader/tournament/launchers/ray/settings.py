@@ -20,9 +20,9 @@ class RaySettings(LauncherSettings):
     """`HOST:PORT` of the cluster's head; `auto`: `RAY_ADDRESS`, else the cluster of this machine;
     `local`: a cluster of this machine alone, on loopback, that ends with the command."""
     gpus: NonNegativeFloat | None = None
-    """GPUs of a pod: a part of one, or a whole number. None: 1, or a part of one where
-    `tournament.devices` names a device several times, on a
-    cluster that has GPUs when the run starts (and `device` is not `cpu`), else 0."""
+    """GPUs of a pod: a part of one, or a whole number. None: 0 if the cluster has no GPU when the
+    run starts or `device` is `cpu`; else 1, or a part of one if `tournament.devices` names a device
+    several times."""
     cpus: PositiveFloat = 1.0
     """CPUs of a pod."""
     nodes: Count = 1

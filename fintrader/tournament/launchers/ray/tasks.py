@@ -103,24 +103,24 @@ class Stream:
 
     source: Source
     on_message: Callable[[Any], None]
-    ended: Callable[[Exception | None], None]
+    on_end: Callable[[Exception | None], None]
     """Called once, at the end."""
     group: Any = None
     error: Exception | None = None
-    silent: bool = False
-    """True once stopped: its further messages are dropped."""
+    is_stopped: bool = False
+    """True once stopped: further messages are dropped."""
     deadline: float | None = None
     """Time by which the task must have ended (monotonic seconds); None: no deadline."""
     over: threading.Event = field(default_factory=threading.Event)
     """Set once it has ended and its group is released."""
 
     def set_deadline(self) -> None:
-        """Give the task LEAVE_SECONDS from now to end; a deadline once set stays."""
+        """Give the task LEAVE_SECONDS from now to end; an earlier deadline stays."""
         self.deadline = self.deadline or time.monotonic() + LEAVE_SECONDS
 
     def stop(self) -> None:
         """Kill the task's process. Its group is released when it is gone."""
-        self.silent = True
+        self.is_stopped = True
         self.set_deadline()
         self.source.kill()
 
@@ -174,8 +174,8 @@ class Streams:
                     self._end(stream)
 
     def _take_messages(self, stream: Stream) -> None:
-        """Take the arrived messages. An error is not the end: another may follow and is read as
-        well."""
+        """Take the arrived messages. An error is not the end: another error may follow, and is read
+        too."""
         try:
             messages = stream.source.take()
         except StopIteration:
@@ -187,7 +187,7 @@ class Streams:
             for message in messages:
                 if is_last(message):
                     stream.set_deadline()
-                if not stream.silent:
+                if not stream.is_stopped:
                     stream.on_message(message)
 
     def _end(self, stream: Stream) -> None:
@@ -198,8 +198,8 @@ class Streams:
         if stream.group is not None:
             with suppress(Exception):
                 remove_placement_group(stream.group)
-        if not stream.silent:
-            stream.ended(stream.error)
+        if not stream.is_stopped:
+            stream.on_end(stream.error)
         stream.over.set()
 
 
@@ -213,8 +213,8 @@ def find_run(task: PodTask) -> tuple[RunFolder, Mirror | None]:
         return run, open_mirror(run.root, task.mirror)
     if task.mirror is None:
         raise TournamentError(
-            f"{socket.gethostname()} does not see {run.root}; runs_dir and cache must lie where all"
-            " nodes see them, or the run in a store"
+            f"{socket.gethostname()} does not see {run.root}; runs_dir and cache must be where all"
+            " nodes see them, or the run must be in a store"
         )
     copy = open_working_copy(task.mirror["url"], locate_cache("pods")) / task.mirror["inside"]
     return RunFolder(copy), open_mirror(copy, task.mirror)
@@ -266,10 +266,10 @@ class RayHost:
     group: Any
     bundle: int
     streams: Streams
-    joined: Callable[[StartMessage], None]
-    """Called with the place where the ranks have begun."""
+    on_join: Callable[[StartMessage], None]
+    """Called with the place where the ranks have started."""
     address: str = ""
-    """Never filled in: ranks connect to the first host, and this is never the first."""
+    """Always empty: ranks connect to the first host, and a `RayHost` is never the first."""
     stream: Stream | None = None
 
     def start(self, tasks: Sequence[RankTask], on_message: OnMessage) -> None:
@@ -279,14 +279,14 @@ class RayHost:
 
         def receive(news: StartMessage | RankMessage) -> None:
             if isinstance(news, StartMessage):
-                self.joined(news)
+                self.on_join(news)
                 return
             rank, message = news
             if isinstance(message, EndMessage):
                 ranks.discard(rank)
             on_message(rank, message)
 
-        def ended(error: Exception | None) -> None:
+        def on_end(error: Exception | None) -> None:
             """Report ranks that did not send their end as lost with their task."""
             reason, detail = (
                 explain_error(error)
@@ -300,7 +300,7 @@ class RayHost:
             for rank in sorted(ranks):
                 on_message(rank, EndMessage(None, "", reason, detail))
 
-        self.stream = Stream(TaskSource(serve(self.task, list(tasks))), receive, ended)
+        self.stream = Stream(TaskSource(serve(self.task, list(tasks))), receive, on_end)
         self.streams.add(self.stream)
 
     def stop(self) -> None:
@@ -388,11 +388,11 @@ def work_on_pod(
     work: Callable[[PodContext], Message | None],
     hosts: Sequence[Host] = (),
 ) -> None:
-    """Do `work` on the pod of `task`, and send its signs of life, at most one every
-    REPORT_SECONDS, and the message that it returns.
+    """Do `work` on the pod of `task`; send its signs of life, at most one every REPORT_SECONDS, and
+    then the message that it returns.
 
     The body is imported and the threads are set before, as in a local worker, since results depend
-    on their number. A failure is sent as well; its traceback goes to the run's logs.
+    on the number of threads. A failure is sent, too; its traceback goes to the run's logs.
     """
     last_report = 0.0
 
@@ -417,7 +417,7 @@ def work_on_pod(
 
 
 def train_or_evaluate(task: PodTask, context: PodContext) -> PodResult:
-    """Train a pod, or evaluate a trained one."""
+    """Train a pod, or evaluate a trained pod."""
     if task.trained is not None:
         return evaluate_pod(task.spec, context, task.trained)
     return begin_pod(task.spec, context, task.body)
