@@ -43,7 +43,7 @@ def table() -> dict[str, Any]:
 
 
 def _defaults(model: type[BaseModel], place: str) -> Iterator[tuple[str, Any]]:
-    for name, field in model.model_fields.items():  # a required one has None for a default
+    for name, field in model.model_fields.items():  # a required field has None as default
         value = (
             None
             if field.is_required()

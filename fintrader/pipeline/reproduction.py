@@ -21,17 +21,17 @@ from fintrader.results.backtest_files import read_backtest
 from fintrader.results.verify import Check
 
 TOLERANCE = 1e-6
-"""Relative difference that is allowed if code, packages or processor differ from the report's."""
+"""Largest relative difference, if code, packages or processor differ from the report's."""
 Metrics = Mapping[str, Mapping[str, Any]]
 
 
 def check_report(
     report: Path, *, keep: Path | None = None, data: str | None = None, allow_code: bool = False
 ) -> Iterator[Check]:
-    """Make the run of a report again, in a folder of its own, and compare every metric.
+    """Make the run of a report again, in a separate folder, and compare every metric.
 
-    `keep`: where that folder is to stay (it must not hold the run yet); None: it is removed.
-    `data`: where the bars lie here. Null model, sensitivity and tear sheet change no metric and are
+    `keep`: the folder, which stays and must not hold the run yet; None: a temporary folder.
+    `data`: path of the bars here. Null model, sensitivity and tear sheet change no metric and are
     left out. Code that the configuration names is imported only with `allow_code`.
 
     Raises ReportError for a report that cannot be read, holds no configuration, or was made of
@@ -50,17 +50,17 @@ def check_report(
         raise ReportError(
             f"{where}: its record is damaged (verb {verb!r:.40}, window {window!r:.40})"
         )
-    others = compare_origin(recipe)
-    tolerance = TOLERANCE if others else 0.0
+    deviations = compare_origin(recipe)
+    tolerance = TOLERANCE if deviations else 0.0
     yield Check(
         "origin of the report",
         "commit, packages and processor with those here",
-        result=f"otherwise here: {'; '.join(others)}; so numbers within {tolerance:g} of each other"
-        " (relative) count as equal"
-        if others
+        result=f"different here: {'; '.join(deviations)}; so numbers within {tolerance:g} of each"
+        " other (relative) count as equal"
+        if deviations
         else "the same commit, packages and processor as here",
     )
-    # No existing market is trusted: it is built again, in that folder.
+    # No existing market is trusted: the market is built again, in that folder.
     temporary = tempfile.TemporaryDirectory(prefix="fintrader-reproduce-")
     with temporary if keep is None else contextlib.nullcontext(keep) as home:
 
@@ -129,7 +129,7 @@ def config_from(values: Any, where: str, *, allow_code: bool, **places: Any) -> 
     named = list_code(values)
     if named and not allow_code:
         raise ReportError(
-            f"{where}: its configuration imports {', '.join(named)}; read that code, then say"
+            f"{where}: its configuration imports {', '.join(named)}; read that code, then add"
             " --allow-code True"
         )
     return validate(RunConfig, {**values, **places}, where)
@@ -206,7 +206,7 @@ def _check_bars(config: RunConfig, reported: Any, where: str) -> None:
         built = build_data(config)
     except DataError as error:
         raise ReportError(
-            f"the bars of {where} are not available here ({error}); say where they are: --data PATH"
+            f"the bars of {where} are not available here ({error}); give their path: --data PATH"
         ) from error
     content = MarketTensors.stored_hash(built)
     if content != reported:

@@ -1,4 +1,4 @@
-"""`fintrader plan`: what a run will do before it starts, from the estimates that the app shows.
+"""`fintrader plan`: describe a run before it starts, with the estimates that the app shows.
 Nothing is started, built or downloaded."""
 
 from __future__ import annotations
