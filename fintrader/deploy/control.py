@@ -1,7 +1,7 @@
 """A deployment's files, its role, and requests to it: `fintrader halt`, `resume`, `accept`,
 `flatten`.
 
-Requests are files, so that they outlive both sides.
+Requests are files, so that they outlive the processes that write and read them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ BUNDLE = "bundle.json"
 JOURNAL = "journal.sqlite"
 HEARTBEAT = "heartbeat.json"
 REPORT = "drift.json"
-"""Files of a deployment's folder; the first lies in its folder `bundle`."""
+"""Files of a deployment's folder; the first is in its folder `bundle`."""
 SILENT_SECONDS = 120.0
-"""A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
+"""Age at which a heartbeat counts as missing. A live loop writes one every ten seconds, but a
+broker may delay it."""
 Request = Literal["halt", "resume", "accept", "flatten"]
 
 
@@ -36,7 +37,7 @@ class Heartbeat:
 
 
 def ask(folder: Path, request: Request) -> None:
-    """Leave a request for the process that runs the deployment in `folder`, now or next. Raises
+    """Leave a request for the present or next process of the deployment in `folder`. Raises
     DeployError for a folder without one, and for a deployment that has ended."""
     if not (folder / "bundle" / BUNDLE).is_file():
         raise DeployError(f"{folder} holds no deployment; see --deployments-dir")

@@ -5,10 +5,10 @@ The expected account is the last one on which both agreed, with the fills since 
 splits. Fills are never added up as they come in: the last report of an order counts, so a fill that
 is reported ten times counts once.
 
-A difference is explained by the broker's activities (splits, dividends, fees, deposits), each of
-which counts once, by a split that is not booked yet or whose fraction is paid in cash, or, of cash
-alone, by its size: fees and interest are booked before they are listed. Cash without an explanation
-stays open for the days of `_RECENT`, in which their sum must be as small as fees are.
+Three things explain a difference: the broker's activities (splits, dividends, fees, deposits), each
+of which counts once; a split that is not booked yet, or whose fraction is paid in cash; and, for
+cash alone, a small size, since fees and interest are booked before they are listed. Unexplained
+cash stays open for `_RECENT`, and its sum over that time must be as small as fees are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
 _LOOK_BACK = 300 * SECOND
 _DAY = 86_400 * SECOND
 _RECENT = 7 * _DAY
-"""Time in which cash may be explained later; also that before the first start in which orders of
+"""Time in which cash may be explained later, and time before the first start in which orders of
 another deployment count."""
 _BOOKED_LATER = 3 * _DAY
 """Most days between an activity's day and its booking."""
@@ -60,11 +60,11 @@ class Expected:
     traded_usd: float
     """Notional of the fills since the last agreement."""
     owed: Mapping[str, float] = field(default_factory=dict)
-    """Part of the shares that announced splits add and that may not be booked yet."""
+    """Part of `shares` from announced splits that may not be booked yet."""
 
 
 class Tolerance(NamedTuple):
-    """Largest sum of the cash that nothing explains, of the last seven days."""
+    """Most unexplained cash of the last seven days."""
 
     usd: float = 5.0
     bps: float = 10.0
@@ -84,7 +84,7 @@ class _Balance:
     """Activities that explain a difference."""
     owed: Mapping[str, float] = field(default_factory=dict)
     left_usd: float = 0.0
-    """Cash that nothing explains, of the last days."""
+    """Unexplained cash of the last days."""
 
 
 def expect_holdings(journal: Journal) -> Expected:
@@ -151,14 +151,14 @@ def reconcile(
     An order of the journal that is still open after its time is cancelled, unless it is a stop. So
     is one adopted from another deployment. Nothing else at the broker is ever touched. Orders with
     the id of a deployment (`find_sender`) that the journal does not know, open or recent, were sent
-    by another one: they are a difference. A difference counts once it has outlived three looks, a
-    second (`pause`) apart, between which no order moved: orders and positions are asked for one
-    after the other.
+    by another deployment: they are a difference. A difference counts once it has outlived three
+    looks, a second (`pause`) apart, between which no order moved: orders and positions are asked
+    for one after the other.
 
-    At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state
-    is taken as it is, foreign orders into the journal too, and journalled as an `Adoption`. A
-    `Mismatch` adopts its own findings and no others. Later the findings are returned and journalled
-    as a `Mismatch`. Raises BrokerUnsureError when the broker does not answer.
+    At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state,
+    with foreign orders, is taken over and journalled as an `Adoption`. A `Mismatch` as `adopt`
+    takes over only its own findings. Later the findings are returned and journalled as a
+    `Mismatch`. Raises BrokerUnsureError when the broker does not answer.
     """
     found: tuple[Finding, ...] = ()
     unmoved = 0
@@ -176,7 +176,7 @@ def reconcile(
             _record_agreement(journal, account, at, known, balance)
             return ()
         unmoved = 0 if moved else unmoved + 1
-        if (start and adopt is True) or (unmoved >= 3 and _names(adopt, found)):
+        if (start and adopt is True) or (unmoved >= 3 and _is_accepted(adopt, found)):
             _record_adoption(journal, account, foreign, replace(balance, found=found), at)
             return ()
         if unmoved >= 3:
@@ -197,13 +197,13 @@ def reconcile(
             )
         raise DeployError(
             f"the account differs from the journal ({text}); correct the account, or start with"
-            " --adopt; `fintrader accept` and the name of the deployment take over what is named"
+            " --adopt; `fintrader accept` and the name of the deployment accept these differences"
         )
     return found
 
 
-def _names(accepted: bool | Mismatch, found: Iterable[Finding]) -> bool:
-    """Check that a person has accepted these findings. No other account can be accepted."""
+def _is_accepted(accepted: bool | Mismatch, found: Iterable[Finding]) -> bool:
+    """Check that a person has accepted these findings. Another account is never accepted."""
     return isinstance(accepted, Mismatch) and all(
         finding in accepted.findings and finding.kind != "account" for finding in found
     )
@@ -215,7 +215,7 @@ def _take_up(journal: Journal, broker: Broker, at: int) -> tuple[Sequence[OrderR
     agreed = journal.last(Checkpoint)
     standing = _list_standing(journal, agreed)
     begun = [agreed.time if agreed else at - _RECENT]
-    # Older ones, such as stops, are listed while they stand, and asked for by their ids.
+    # Older orders, such as stops, are listed while open, and asked for by their ids.
     begun += [max(journal.entries(OrderReport, key=name)[0].time, at - _DAY) for name in standing]
     reports = list(broker.orders(max(0, min(begun) - _LOOK_BACK)))
     listed = {report.id for report in reports}
@@ -240,7 +240,7 @@ def _take_up(journal: Journal, broker: Broker, at: int) -> tuple[Sequence[OrderR
 
 
 def _list_standing(journal: Journal, agreed: Entry[Checkpoint] | None) -> set[str]:
-    """List the orders that left and whose end the journal does not know."""
+    """List the orders that were sent and whose end is not in the journal."""
     names = set(agreed.body.standing) if agreed else set()
     later = journal.entries(OrderReport, after=agreed.seq if agreed else 0)
     names.update(entry.key for entry in later)
@@ -270,7 +270,7 @@ def _is_news(known: OrderReport, report: OrderReport) -> bool:
 
 
 def _is_late(journal: Journal, report: OrderReport, at: int) -> bool:
-    """Check that an order of ours is beyond its time, or has none (its decision is in no
+    """Check that an order of ours is beyond its time, or has none (its decision is not in the
     journal)."""
     terms = journal.last(OrderTerms, format_decision_stamp(report.id))
     return terms is None or at >= terms.body.until
@@ -279,7 +279,7 @@ def _is_late(journal: Journal, report: OrderReport, at: int) -> bool:
 def _find_strangers(
     known: Expected, account: BrokerAccount, foreign: Iterable[OrderReport]
 ) -> tuple[Finding, ...]:
-    """Find orders of others, and an account that is another or takes no orders."""
+    """Find foreign orders, and an account that is the wrong one or takes no orders."""
     found: list[Finding] = []
     if account.blocked:
         found.append(
@@ -368,7 +368,7 @@ def _match_shares(
     rows: Sequence[Activity],
     tolerance: Tolerance,
 ) -> _Balance | None:
-    """Explain the shares of a symbol; None where nothing does."""
+    """Explain the shares of a symbol; None where nothing explains them."""
     held = account.shares.get(symbol, 0.0)
     due = known.shares.get(symbol, 0.0)
     owed = known.owed.get(symbol, 0.0)
@@ -388,18 +388,18 @@ def _match_shares(
 
 
 def _pick(rows: Sequence[Activity], name: str, target: float) -> Sequence[Activity]:
-    """Pick the rows whose amounts together come closest to a target: none, all, or, of few rows,
-    what is left of these when one after the other changes sides."""
+    """Pick rows whose amounts sum close to a target: none, all, or, of few rows, the best subset of
+    a search that adds or drops one row at a time."""
 
-    def measure(some: Sequence[Activity]) -> float:
-        total: float = sum(getattr(one, name) for one in some)
+    def measure(subset: Sequence[Activity]) -> float:
+        total: float = sum(getattr(one, name) for one in subset)
         return round(abs(target - total), 6)
 
     picks: list[Sequence[Activity]] = [(), rows]
     while len(rows) <= _FEW and min(map(measure, picks)) > 0.0:
         flips = [
-            [one for one in rows if (one in some) != (one is flip)]
-            for some in picks
+            [one for one in rows if (one in subset) != (one is flip)]
+            for subset in picks
             for flip in rows
         ]
         closer = min(flips, key=measure, default=())
@@ -462,7 +462,7 @@ def _record_adoption(
     balance: _Balance,
     at: int,
 ) -> None:
-    """Journal the account as it is; what explains a part of its differences counts, too."""
+    """Journal the account as it is; activities that explain a part of the difference count, too."""
     if account.blocked:
         raise DeployError(f"the account takes no orders ({account.blocked}); ask the broker why")
     known = expect_holdings(journal)

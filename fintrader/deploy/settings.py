@@ -25,7 +25,7 @@ class AlertSettings(Settings):
 
 
 class PaperSettings(Settings):
-    """Settings of a run that trades on."""
+    """Settings of `fintrader paper`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
     """Name of the deployment and its folder: letters, digits and _.-; the run's name unless set,
@@ -44,7 +44,7 @@ class PaperSettings(Settings):
     """A `challenger` trades the embedded broker next to a champion, whatever `broker` says: it
     never sends an order."""
     speed: Annotated[float, Field(ge=0.0)] = 0.0
-    """Speed of a replay as a multiple of time; 0: as fast as it can."""
+    """Speed of a replay as a multiple of real time; 0: as fast as possible."""
     other_feed: bool = False
     """Trade bars of another source than those the policy was trained on."""
     adopt: bool = False
@@ -60,20 +60,20 @@ class PaperSettings(Settings):
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Serve gauges to Prometheus on this port of the loopback interface."""
     endpoint: str | None = None
-    """A server on this machine in the place of the broker's, for tests. Keys are sent to no other
+    """A server on this machine instead of the broker's, for tests. Keys are sent to no other
     host."""
 
     @property
     def suffix(self) -> str:
-        """End of the deployment's name after the run's: its replay, its shadow and its paper
-        account lie apart."""
+        """End of the deployment's name after the run's, so that replay, shadow and paper account
+        have separate folders."""
         if self.feed == "replay":
             return ""
         return "-shadow" if self.ordered_at == "simulated" else "-paper"
 
     @property
     def ordered_at(self) -> str:
-        """The broker that gets the orders: a challenger's is the embedded one."""
+        """The broker that gets the orders: the embedded one for a challenger."""
         return "simulated" if self.role == "challenger" else self.broker
 
 
