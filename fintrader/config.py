@@ -355,8 +355,8 @@ def list_settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         below = list_models(field.annotation)
         if not below:
             yield f"{prefix}{name}"
-        for one in below:
-            yield from list_settings(one, f"{prefix}{name}.")
+        for inner in below:
+            yield from list_settings(inner, f"{prefix}{name}.")
 
 
 def list_models(annotation: object) -> list[type[BaseModel]]:
@@ -464,11 +464,11 @@ def compare_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
     }
 
 
-def describe_differences(found: Mapping[str, tuple[Any, Any]]) -> str:
+def describe_differences(differences: Mapping[str, tuple[Any, Any]]) -> str:
     """Describe the first five differences of `compare_values`, its values before as `there`."""
     return "; ".join(
         f"{name}: {there!s:.40} there, {here!s:.40} here"
-        for name, (there, here) in list(found.items())[:5]
+        for name, (there, here) in list(differences.items())[:5]
     )
 
 

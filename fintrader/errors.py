@@ -193,8 +193,8 @@ _PLACES = {
 def find_meant(name: str, known: Collection[str]) -> str | None:
     """Find the known name that a misspelt name means: a synonym, a similar spelling, a name
     with its words (`cash`, `initial_cash_usd`), or a name with these initials (`lr`)."""
-    for meant, others in _SYNONYMS.items():
-        if meant in known and name in others.split():
+    for meant, synonyms in _SYNONYMS.items():
+        if meant in known and name in synonyms.split():
             return meant
     lower = {one.lower(): one for one in sorted(known)}
     alike = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.65)

@@ -130,7 +130,7 @@ class RunFolder:
         link. They must be renamed before anything can be written there.
         """
         folders = [self.root / name for name in _FOLDERS]
-        found = [path for path in folders if os.path.lexists(path) and not _is_folder(path)]
+        misplaced = [path for path in folders if os.path.lexists(path) and not _is_folder(path)]
         files = [self.root / name for name in (*_FILES, *_DATABASE)]
         if _is_folder(self.pods):
             for pod in sorted(
@@ -138,21 +138,21 @@ class RunFolder:
             ):
                 if _is_folder(pod):
                     files += [pod / name for name in _POD_FILES]
-                    found += _list_irregular(pod)
+                    misplaced += _list_irregular(pod)
                 else:
-                    found.append(pod)
+                    misplaced.append(pod)
         if _is_folder(self.ensemble):
             files += [self.ensemble / name for name in _IN_ENSEMBLE]
         if _is_folder(self.snapshots):
             files += self.list_snapshots()
         for folder in (self.ensemble, self.snapshots, self.root / "lease", self.root / "logs"):
-            found += _list_irregular(folder)
-        found += [
+            misplaced += _list_irregular(folder)
+        misplaced += [
             path
             for path in files
             if os.path.lexists(path) and (not path.is_file() or path.is_symlink())
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(misplaced))
 
     def refuse_unsafe(self) -> None:
         """Raise UnsafePathError for the first link, pipe or device where fintrader keeps something.
@@ -197,18 +197,18 @@ def _is_folder(path: Path) -> bool:
 def _list_irregular(folder: Path, *, deep: bool = False) -> list[Path]:
     """List the links, pipes and devices in a folder (`deep`: and below) that were not set aside as
     damaged."""
-    found: list[Path] = []
+    irregular: list[Path] = []
     if not _is_folder(folder):
-        return found
+        return irregular
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if "damaged-" in entry.name or entry.is_file(follow_symlinks=False):
                 continue
             if not entry.is_dir(follow_symlinks=False):
-                found.append(Path(entry.path))
+                irregular.append(Path(entry.path))
             elif deep:
-                found += _list_irregular(Path(entry.path), deep=True)
-    return found
+                irregular += _list_irregular(Path(entry.path), deep=True)
+    return irregular
 
 
 class Manifest:
@@ -364,11 +364,11 @@ def _format_now() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python, fintrader and the packages that results depend on."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for package in ("fintrader", *PACKAGES):
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            numbers[package] = version(package)
+    return numbers
 
 
 def commit() -> str | None:

@@ -215,14 +215,14 @@ class _ProgressWriter:
         self.tell(None)
 
     def _describe_live(self) -> dict[str, Any]:
-        found = {
+        progress = {
             "stage": self._name,
             "seconds": round(time.monotonic() - self._began, 3),
             "updated": time.time(),
         }
         task = self._task
         if task is not None:
-            found |= {
+            progress |= {
                 "doing": task.name,
                 "done": task.done,
                 "total": task.total,
@@ -230,7 +230,7 @@ class _ProgressWriter:
                 "note": task.note,
                 "seconds_left": None if task.finished else task.seconds_left,
             }
-        return found
+        return progress
 
     def strip(self) -> str:
         """Describe the present state of all stages of the run."""

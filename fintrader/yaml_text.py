@@ -62,8 +62,8 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"at line {mark.line + 1}, column {mark.column + 1}" if mark else "at some line"
-        found = shorten(error.problem or error.context or "")
-        problem = f"{place}: {found}; correct it there, or quote the text"
+        cause = shorten(error.problem or error.context or "")
+        problem = f"{place}: {cause}; correct it there, or quote the text"
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         problem = f"({shorten(str(error))}); write plain names and values"
     raise ConfigError(f"{where}: not valid YAML {problem}")
@@ -108,7 +108,7 @@ class BoundedLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self.extents:
-                problem = f"*{shorten(str(event.anchor))} stands inside the value that it repeats"
+                problem = f"*{shorten(str(event.anchor))} is inside the value that it repeats"
                 raise _WrongValueError(problem, "write the value out", event.start_mark)
             values, levels = self.extents[id(node)]
             self.values += values

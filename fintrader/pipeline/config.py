@@ -270,10 +270,10 @@ RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "operations"
 
 def changed_results(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Dotted name -> (before, now) of every setting that differs and is not `RESULT_NEUTRAL`."""
-    found = compare_values(before.model_dump(mode="json"), now.model_dump(mode="json"))
+    differences = compare_values(before.model_dump(mode="json"), now.model_dump(mode="json"))
     return {
         field: values
-        for field, values in found.items()
+        for field, values in differences.items()
         if field.split(".")[0] not in RESULT_NEUTRAL
     }
 

@@ -32,7 +32,7 @@ def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> Lookahead
         )
     print(report)
     if config.folder.root.is_dir():
-        found = {
+        findings = {
             "leaks": list(map(str, report.leaks)),
             "alarms": report.alarms,
             "trusted": report.trusted,
@@ -40,7 +40,7 @@ def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> Lookahead
             "unproved": report.unproved,
             "trials": report.trials,
         }
-        write_json(config.folder.root / "lookahead.json", found)
+        write_json(config.folder.root / "lookahead.json", findings)
     return report
 
 

@@ -37,8 +37,8 @@ def table() -> dict[str, Any]:
     for place, members in CHOICES.items():
         for model in members.values():
             names |= set(_mappings(model, f"{place.rpartition('.')[0]}."))
-    found = select_values(whole, names)
-    mappings = {name: found.get(name) or {} for name in sorted(names)}
+    entries = select_values(whole, names)
+    mappings = {name: entries.get(name) or {} for name in sorted(names)}
     return {"settings": settings, "choices": choices, "mappings": mappings}
 
 

@@ -117,8 +117,8 @@ def check_window(config: RunConfig) -> None:
 
 def folds_of(folder: RunFolder) -> list[RunFolder]:
     """List the folders of a walk-forward's finished folds, in order; none for any other run."""
-    found = sorted((folder.root / "folds").glob("*/ensemble/ensemble.json"))
-    return [RunFolder(path.parent.parent) for path in found]
+    paths = sorted((folder.root / "folds").glob("*/ensemble/ensemble.json"))
+    return [RunFolder(path.parent.parent) for path in paths]
 
 
 def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None = None) -> None:
@@ -377,7 +377,7 @@ def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
 def _list_trial_returns(folders: Sequence[RunFolder], name: str) -> list[NDArray[np.float64]]:
     """List `[S, M]` for each folder that has any: `returns` or `active_returns` of every scored
     pod, in the order of the pods."""
-    found = []
+    matrices = []
     for folder in folders:
         columns = [
             getattr(result, name)
@@ -385,8 +385,8 @@ def _list_trial_returns(folders: Sequence[RunFolder], name: str) -> list[NDArray
             if result.score is not None and getattr(result, name)
         ]
         if len(set(map(len, columns))) == 1:
-            found.append(np.array(columns, dtype=np.float64).T)
-    return found
+            matrices.append(np.array(columns, dtype=np.float64).T)
+    return matrices
 
 
 def information_free_market(path: Path, seed: int, target: Path | None = None) -> Path:

@@ -100,8 +100,8 @@ def check_report(
         if again:
             backtest_run(own.folder.root, judged)
         stored = read_backtest(own.folder.backtest_of(window))
-        found = {name: values.by_key() for name, values in stored.metrics.items()}
-    count, differences = compare_metrics(record["metrics"], found, tolerance)
+        metrics = {name: values.by_key() for name, values in stored.metrics.items()}
+    count, differences = compare_metrics(record["metrics"], metrics, tolerance)
     yield Check(
         "metrics",
         "every metric of every strategy in the report with that of the run made again",
@@ -135,42 +135,48 @@ def config_from(values: Any, where: str, *, allow_code: bool, **places: Any) -> 
     return validate(RunConfig, {**values, **places}, where)
 
 
-def compare_metrics(reported: Metrics, found: Metrics, tolerance: float) -> tuple[int, list[str]]:
+def compare_metrics(
+    reported: Metrics, reproduced: Metrics, tolerance: float
+) -> tuple[int, list[str]]:
     """Count the metrics on either side, and describe those that differ by more than `tolerance`
     (relative)."""
     pairs = [
-        (f"{strategy} {key}", reported.get(strategy, {}).get(key), found.get(strategy, {}).get(key))
-        for strategy in sorted({*reported, *found})
-        for key in dict.fromkeys([*reported.get(strategy, {}), *found.get(strategy, {})])
+        (
+            f"{strategy} {key}",
+            reported.get(strategy, {}).get(key),
+            reproduced.get(strategy, {}).get(key),
+        )
+        for strategy in sorted({*reported, *reproduced})
+        for key in dict.fromkeys([*reported.get(strategy, {}), *reproduced.get(strategy, {})])
     ]
     return len(pairs), [
         _describe(*pair) for pair in pairs if not _is_close(pair[1], pair[2], tolerance)
     ]
 
 
-def _is_close(reported: float | None, found: float | None, tolerance: float) -> bool:
-    if reported is None or found is None:
-        return reported is found
-    return math.isclose(reported, found, rel_tol=tolerance, abs_tol=tolerance)
+def _is_close(reported: float | None, reproduced: float | None, tolerance: float) -> bool:
+    if reported is None or reproduced is None:
+        return reported is reproduced
+    return math.isclose(reported, reproduced, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def _describe(metric: str, reported: float | None, found: float | None) -> str:
-    text = f"{metric}: {reported!r} in the report, {found!r} here"
-    if reported is None or found is None:
+def _describe(metric: str, reported: float | None, reproduced: float | None) -> str:
+    text = f"{metric}: {reported!r} in the report, {reproduced!r} here"
+    if reported is None or reproduced is None:
         return text
-    relative = f" ({(found - reported) / abs(reported):+.2%})" if reported else ""
-    return f"{text}, {found - reported:+.3g}{relative}"
+    relative = f" ({(reproduced - reported) / abs(reported):+.2%})" if reported else ""
+    return f"{text}, {reproduced - reported:+.3g}{relative}"
 
 
 def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
     """List the differences of code, packages and processor here from those in a recipe."""
     here = made_by()
-    said = []
+    differences = []
     if recipe.get("dirty") or here["dirty"]:
         which = "the report's" if recipe.get("dirty") else "this"
-        said.append(f"{which} code has changes that no commit holds")
+        differences.append(f"{which} code has changes that no commit holds")
     if recipe.get("commit") != here["commit"]:
-        said.append(
+        differences.append(
             f"commit {_short(recipe.get('commit'))} in the report, {_short(here['commit'])} here"
         )
     reported = recipe.get("versions")
@@ -178,7 +184,7 @@ def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
     for name in sorted({*versions, *here["versions"]}):
         if versions.get(name) != here["versions"].get(name):
             there = versions.get(name) or "none"
-            said.append(
+            differences.append(
                 f"{name} {there!s:.40} in the report, {here['versions'].get(name) or 'none'} here"
             )
     config = recipe.get("config")
@@ -192,8 +198,10 @@ def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
             if isinstance(one, Mapping)
         ]
         names = ", ".join(f"{name!s:.60}" for name in reported_processors) or "unknown"
-        said.append(f"processor {names} in the report, {here['processors'][0]['processor']} here")
-    return tuple(said)
+        differences.append(
+            f"processor {names} in the report, {here['processors'][0]['processor']} here"
+        )
+    return tuple(differences)
 
 
 def _short(commit: Any) -> str:

@@ -377,8 +377,10 @@ def _start(config: RunConfig, manifest: Manifest) -> Start | None:
     if address is None:
         return None
 
-    def noted(found: WarmStart) -> None:
-        origin = {name: getattr(found, name) for name in ("address", "run", "policies", "trials")}
+    def noted(warm_start: WarmStart) -> None:
+        origin = {
+            name: getattr(warm_start, name) for name in ("address", "run", "policies", "trials")
+        }
         if manifest.values.get("inherited") != origin:
             manifest.update(inherited=origin)
 
@@ -409,9 +411,9 @@ def search(
         target = WarmStartTarget(config.tournament, config.agents, config.trading, market)
 
         def take_over(store: RunStore) -> WarmStart:
-            found = inherit(store, start.address, start.find, target)
-            start.noted(found)
-            return found
+            warm_start = inherit(store, start.address, start.find, target)
+            start.noted(warm_start)
+            return warm_start
 
         how["inherit"] = take_over
     with watching(config, folder) as watch, reporter() as progress:
@@ -487,7 +489,7 @@ def _print_outcome(config: RunConfig, manifest: Manifest, folder: Path) -> None:
     view = BacktestView.of(stored)
     title = f"{config.name}: {window_words(str(context.window))}, net of {context.costs}"
     verdict = present_verdict(view)
-    # The banner stands above the first number.
+    # The banner comes before the first number.
     parts = (verdict.warning, title, *present_baselines(view).tables, replace(verdict, warning=""))
     print(*filter(None, map(str, parts)), sep="\n")
     for name, change in context.changed.items():
