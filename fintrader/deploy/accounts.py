@@ -163,7 +163,7 @@ class Accounts:
             equity = self._measure(cash, float(shares @ np.nan_to_num(close)))
             cash -= self.outside_usd
             state = AccountState(cash, equity, self._peak_usd, self._first_usd)
-        return state.stand(market, self.env, row, _align(held, market.symbols))
+        return state.build_account(market, self.env, row, _align(held, market.symbols))
 
     def between(self, now: int) -> float:
         """Value the account between two decisions by the newest prices, USD."""
@@ -392,11 +392,10 @@ class Accounts:
         self.move(change)
 
 
-def _describe_booking(one: Activity) -> str:
-    """Describe an activity in a few words."""
-    parts = [f"{one.shares:+.9g} {one.symbol}"] if one.shares else []
-    parts += [f"{one.cash_usd:+,.2f} USD"] if one.cash_usd else []
-    return f"{' and '.join(parts)} on {one.day} ({one.text or one.kind})"
+def _describe_booking(booking: Activity) -> str:
+    parts = [f"{booking.shares:+.9g} {booking.symbol}"] if booking.shares else []
+    parts += [f"{booking.cash_usd:+,.2f} USD"] if booking.cash_usd else []
+    return f"{' and '.join(parts)} on {booking.day} ({booking.text or booking.kind})"
 
 
 def _align(held: Mapping[str, float], symbols: Sequence[str]) -> Array:

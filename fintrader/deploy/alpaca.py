@@ -155,8 +155,8 @@ class AlpacaBroker(RemoteBroker):
 
     def orders(self, since: int) -> Sequence[OrderReport]:
         """Report the orders sent since then, and all open ones, however old."""
-        found = self._read_pages("all", since) | self._read_pages("open", 0)
-        return [report for _, report in sorted(found.values(), key=lambda item: item[0])]
+        reports = self._read_pages("all", since) | self._read_pages("open", 0)
+        return [report for _, report in sorted(reports.values(), key=lambda item: item[0])]
 
     def account(self) -> BrokerAccount:
         account = self._ask(self._client.get_account)
@@ -171,7 +171,7 @@ class AlpacaBroker(RemoteBroker):
     def activities(self, since: int) -> Sequence[Activity]:
         after = dt.datetime.fromtimestamp(since / 1e9, tz=dt.UTC).isoformat()
         wanted = {"category": "non_trade_activity", "after": after, "direction": "asc"}
-        found: dict[str, Activity] = {}
+        booked: dict[str, Activity] = {}
         token: dict[str, str] = {}
         while True:
             rows = self._ask(
@@ -180,10 +180,10 @@ class AlpacaBroker(RemoteBroker):
                 {**wanted, "page_size": str(_ACTIVITIES), **token},
             )
             page = self._read(functools.partial(_parse_activities, rows))
-            if len(page) < _ACTIVITIES or page.keys() <= found.keys():
-                found |= page
-                return [one for one in found.values() if one.shares or one.cash_usd]
-            found |= page
+            if len(page) < _ACTIVITIES or page.keys() <= booked.keys():
+                booked |= page
+                return [one for one in booked.values() if one.shares or one.cash_usd]
+            booked |= page
             token = {"page_token": [*page][-1]}
 
     def time(self) -> int:
@@ -193,18 +193,18 @@ class AlpacaBroker(RemoteBroker):
     def _read_pages(self, status: str, since: int) -> dict[str, tuple[int, OrderReport]]:
         """Read the orders of a status with the times they were sent at. Pages overlap by a
         millisecond: `after` leaves out its own moment, and two orders may share it."""
-        found: dict[str, tuple[int, OrderReport]] = {}
+        orders: dict[str, tuple[int, OrderReport]] = {}
         after = since
         while True:
             moment = dt.datetime.fromtimestamp(after / 1e9, tz=dt.UTC).isoformat()
             wanted = {"status": status, "limit": _PAGE, "after": moment, "direction": "asc"}
             rows = self._ask(self._client.get, "/orders", wanted)
             page = self._read(functools.partial(_parse_orders, rows))
-            if len(page) >= _PAGE and page.keys() <= found.keys():
+            if len(page) >= _PAGE and page.keys() <= orders.keys():
                 raise BrokerUnsureError("alpaca repeats a page of orders; they are asked for again")
-            found.update(page)
+            orders.update(page)
             if len(page) < _PAGE:
-                return found
+                return orders
             after = max(sent for sent, _ in page.values()) - 1_000_000
 
     def _call_once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Answer:
@@ -281,7 +281,7 @@ def _parse_orders(rows: Any) -> dict[str, tuple[int, OrderReport]]:
 def _parse_activities(rows: Any) -> dict[str, Activity]:
     """Read a page of activities by id. A cash dividend names the shares that it is paid for, which
     do not change; a cancelled booking changes nothing."""
-    found = {}
+    activities = {}
     for row in _check_rows(rows):
         name = str(row["activity_type"])
         cash_usd = parse_number(row.get("net_amount") or 0.0)
@@ -294,7 +294,7 @@ def _parse_activities(rows: Any) -> dict[str, Activity]:
         if row.get("status") == "canceled":
             shares = cash_usd = 0.0
         words = (name, row.get("activity_sub_type"), row.get("description"))
-        found[str(row["id"])] = Activity(
+        activities[str(row["id"])] = Activity(
             id=str(row["id"]),
             kind=kind,
             day=dt.date.fromisoformat(str(row["date"])[:10]).isoformat(),
@@ -303,7 +303,7 @@ def _parse_activities(rows: Any) -> dict[str, Activity]:
             cash_usd=cash_usd,
             text=" ".join(str(word) for word in words if word)[:200],
         )
-    return found
+    return activities
 
 
 def _parse_account(account: Any, positions: Any) -> BrokerAccount:

@@ -202,10 +202,10 @@ def refuse_real_money(is_wanted: bool) -> None:
     very code has passed: a changed byte or a missing record keeps real-money trading closed."""
     if not is_wanted:
         return
-    found = None
+    content = None
     with contextlib.suppress(FintraderError, OSError):
-        found = read_json(RECORD)
-    record = found if isinstance(found, dict) else {}
+        content = read_json(RECORD)
+    record = content if isinstance(content, dict) else {}
     has_passed = record.get("passed") is True and record.get("sources") == hash_sources()
     if not has_passed or record.get("sessions", 0) < FEWEST_SESSIONS:
         raise DeployError(

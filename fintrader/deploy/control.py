@@ -72,10 +72,10 @@ ALIASES = "aliases.json"
 def list_aliases(deployments: Path) -> dict[str, str]:
     """Read the aliases: alias -> name of the deployment."""
     path = deployments / ALIASES
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
+    aliases = read_json(path) if path.is_file() else {}
+    if not isinstance(aliases, dict):
         raise DeployError(f"{path} is damaged; remove it, and name the champion again")
-    return found
+    return aliases
 
 
 def promote(folder: Path) -> str:
@@ -92,5 +92,5 @@ def promote(folder: Path) -> str:
 def list_requests(folder: Path) -> list[tuple[Path, Request]]:
     """List the requests that are not carried out yet, oldest first."""
     kinds: tuple[Request, ...] = get_args(Request)
-    found = sorted((folder / "requests").glob("*-*"))
-    return [(path, kind) for path in found for kind in kinds if path.name.endswith(f"-{kind}")]
+    paths = sorted((folder / "requests").glob("*-*"))
+    return [(path, kind) for path in paths for kind in kinds if path.name.endswith(f"-{kind}")]

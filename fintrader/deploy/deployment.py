@@ -58,8 +58,8 @@ def find_deployment(name: str, deployments_dir: str) -> Path:
     folder = Path(deployments_dir)
     home = locate_home(list_aliases(folder).get(name, name), deployments_dir)
     if not (home / "bundle" / BUNDLE).is_file():
-        found = ", ".join(sorted(path.parts[-3] for path in folder.glob(f"*/bundle/{BUNDLE}")))
-        known = f"known: {found}" if found else "make one with `fintrader paper RUN`"
+        names = ", ".join(sorted(path.parts[-3] for path in folder.glob(f"*/bundle/{BUNDLE}")))
+        known = f"known: {names}" if names else "make one with `fintrader paper RUN`"
         raise DeployError(f"{deployments_dir} holds no deployment {name!r}; {known}")
     return home
 
@@ -153,12 +153,12 @@ def _register(home: Path, bundle: Bundle) -> None:
     claim = claims.Claim(bundle.name, bundle.id, None, bundle.benchmark, first, None)
     try:
         known = [one for one in claims.list_registrations() if one.claim.content == bundle.id]
-        found = known[0] if known else claims.register(claim)
+        registration = known[0] if known else claims.register(claim)
     except (LedgerError, ReturnsError) as error:  # a deployment with positions has to go on
         log.warning("not registered, so that its returns will be no first look: %s", error)
         return
-    digest = found.digest[: claims.SHOWN]
-    line = f"Claim {digest}: {found.claim.describe()}"
+    digest = registration.digest[: claims.SHOWN]
+    line = f"Claim {digest}: {registration.claim.describe()}"
     print(f"{line}; `fintrader judge {home} --claim {digest}` judges it", flush=True)
 
 

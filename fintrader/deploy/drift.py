@@ -244,7 +244,7 @@ def measure_feature_drift(
     start = layout.width - getattr(layout, "market_width", 0)
     before = obs[:, start : start + shape.numel()].reshape(-1, *shape).numpy()
     now = market.features[at].numpy()
-    found = []
+    drifts = []
     for number, name in enumerate(market.feature_names):
         old, new = (rows[..., number].ravel() for rows in (before, now))
         edges = np.unique(np.quantile(old, np.linspace(0, 1, _BINS + 1)[1:-1]))
@@ -254,8 +254,8 @@ def measure_feature_drift(
         )
         p = np.maximum(p, 1e-4)
         q = np.maximum(q, 1e-4)
-        found.append(FeatureDrift(name, float(((p - q) * np.log(p / q)).sum())))
-    return tuple(sorted(found, key=lambda row: -row.psi))
+        drifts.append(FeatureDrift(name, float(((p - q) * np.log(p / q)).sum())))
+    return tuple(sorted(drifts, key=lambda row: -row.psi))
 
 
 def _format_time(time: int) -> str:

@@ -90,8 +90,8 @@ class ReplayFeed:
         self._actions = with_announced(declared, self._feed.actions)[0]
 
     def level(self, grid: SessionGrid) -> Level | None:
-        found = self._feed.index(grid)
-        return None if found is None else (grid.minutes, found)
+        index = self._feed.index(grid)
+        return None if index is None else (grid.minutes, index)
 
     def poll(self, since: int, now: int) -> Bars:
         return self.history(since, now - self.bar_ns + 1)

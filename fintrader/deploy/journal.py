@@ -229,8 +229,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def last(self, kind: type[T], key: str | None = None) -> Entry[T] | None:
         """Find the newest entry of a kind (and key)."""
         condition, values = _select(kind, key)
-        found = self._read_entries(f"WHERE {condition} ORDER BY seq DESC LIMIT 1", values)
-        return found[0] if found else None
+        entries = self._read_entries(f"WHERE {condition} ORDER BY seq DESC LIMIT 1", values)
+        return entries[0] if entries else None
 
     def tail(self, count: int) -> list[Entry[Any]]:
         """Read the newest entries of all kinds, newest first."""
@@ -238,8 +238,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def _find_last(self, *kinds: type) -> Entry[Any] | None:
         """Find the newest entry of several kinds."""
-        found: list[Entry[Any] | None] = [self.last(kind) for kind in kinds]
-        return max(filter(None, found), key=lambda entry: entry.seq, default=None)
+        newest: list[Entry[Any] | None] = [self.last(kind) for kind in kinds]
+        return max(filter(None, newest), key=lambda entry: entry.seq, default=None)
 
     def keep_bars(self, rows: Iterable[Bar]) -> None:
         """Append bars; a stored bar is not replaced."""
@@ -286,15 +286,15 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def _read_entries(self, clause: str, values: Sequence[int | str] = ()) -> list[Entry[Any]]:
         rows = self._select_rows(f"SELECT seq, time, kind, key, body FROM entries {clause}", values)
-        found: list[Entry[Any]] = []
+        entries: list[Entry[Any]] = []
         for seq, time, kind, key, body in rows:
             try:
-                found.append(Entry(seq, time, kind, key, decode(kind, key, body)))
+                entries.append(Entry(seq, time, kind, key, decode(kind, key, body)))
             except (RecordError, ValueError) as error:
                 raise DeployError(
                     f"{self.path}: entry {seq} ({kind}) is of another version ({error}); {_REMEDY}"
                 ) from None
-        return found
+        return entries
 
     def _select_rows(self, query: str, values: Sequence[int | str] = ()) -> list[Any]:
         with self._translate_errors():

@@ -55,15 +55,15 @@ def read_sender(journal: Journal, bundle8: str) -> str:
 
 def find_sender(name: str) -> str:
     """Read the deployment's name in an order's id; empty for an id that no deployment made."""
-    found = _ID.match(name)
-    return found[1] if found else ""
+    match = _ID.match(name)
+    return match[1] if match else ""
 
 
 def format_decision_stamp(name: str) -> str:
     """Return the decision's time in an order's id, the journal's key for the terms of a
     decision; empty for an id that no deployment made."""
-    found = _ID.match(name)
-    return found[2] if found else ""
+    match = _ID.match(name)
+    return match[2] if match else ""
 
 
 def _format_stamp(decision_ns: int) -> str:

@@ -79,7 +79,7 @@ class Tolerance(NamedTuple):
 class _Balance:
     """The account compared with the expected one."""
 
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     counted: tuple[Activity, ...] = ()
     """Activities that explain a difference."""
     owed: Mapping[str, float] = field(default_factory=dict)
@@ -160,35 +160,35 @@ def reconcile(
     takes over only its own findings. Later the findings are returned and journalled as a
     `Mismatch`. Raises BrokerUnsureError when the broker does not answer.
     """
-    found: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     unmoved = 0
     for _ in range(12):
         reports, moved = _take_up(journal, broker, at)
         account = broker.account()
         foreign = [report for report in reports if _is_foreign(journal, report)]
         known = expect_holdings(journal)
-        found = _find_strangers(known, account, foreign)
+        findings = _find_strangers(known, account, foreign)
         balance = _Balance(())
-        if all(finding.kind == "order" for finding in found):
+        if all(finding.kind == "order" for finding in findings):
             balance = _explain(journal, broker, known, account, at, tolerance)
-            found = (*found, *balance.found)
-        if not found:
+            findings = (*findings, *balance.findings)
+        if not findings:
             _record_agreement(journal, account, at, known, balance)
             return ()
         unmoved = 0 if moved else unmoved + 1
-        if (start and adopt is True) or (unmoved >= 3 and _is_accepted(adopt, found)):
-            _record_adoption(journal, account, foreign, replace(balance, found=found), at)
+        if (start and adopt is True) or (unmoved >= 3 and _is_accepted(adopt, findings)):
+            _record_adoption(journal, account, foreign, replace(balance, findings=findings), at)
             return ()
         if unmoved >= 3:
             break
         pause(1.0)
     last = journal.last(Mismatch)
-    if last is None or last.body != Mismatch(found):
-        journal.write(Mismatch(found), at=at)
+    if last is None or last.body != Mismatch(findings):
+        journal.write(Mismatch(findings), at=at)
     if start:
-        text = "; ".join(finding.text for finding in found[:_NAMED])
-        if len(found) > _NAMED:
-            text += f"; and {len(found) - _NAMED} more"
+        text = "; ".join(finding.text for finding in findings[:_NAMED])
+        if len(findings) > _NAMED:
+            text += f"; and {len(findings) - _NAMED} more"
         if any(find_sender(report.id) for report in foreign):
             raise DeployError(
                 f"another deployment trades this account ({text}); stop it or give "
@@ -199,13 +199,13 @@ def reconcile(
             f"the account differs from the journal ({text}); correct the account, or start with"
             " --adopt; `fintrader accept` and the name of the deployment accept these differences"
         )
-    return found
+    return findings
 
 
-def _is_accepted(accepted: bool | Mismatch, found: Iterable[Finding]) -> bool:
+def _is_accepted(accepted: bool | Mismatch, findings: Iterable[Finding]) -> bool:
     """Check that a person has accepted these findings. Another account is never accepted."""
     return isinstance(accepted, Mismatch) and all(
-        finding in accepted.findings and finding.kind != "account" for finding in found
+        finding in accepted.findings and finding.kind != "account" for finding in findings
     )
 
 
@@ -280,21 +280,21 @@ def _find_strangers(
     known: Expected, account: BrokerAccount, foreign: Iterable[OrderReport]
 ) -> tuple[Finding, ...]:
     """Find foreign orders, and an account that is the wrong one or takes no orders."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if account.blocked:
-        found.append(
+        findings.append(
             Finding("account", account.number, f"the account takes no orders: {account.blocked}")
         )
     if known.number and known.number != account.number:
         text = f"the keys are of account {account.number}, the journal of {known.number}"
-        return (*found, Finding("account", account.number, text))
+        return (*findings, Finding("account", account.number, text))
     for report in foreign:
         text = f"order {report.id} of {report.shares:g} {report.symbol} is none of this deployment"
         sender = find_sender(report.id)
         if sender:
             text += f", but of the deployment {sender}"
-        found.append(Finding("order", report.id, text))
-    return tuple(found)
+        findings.append(Finding("order", report.id, text))
+    return tuple(findings)
 
 
 def _explain(
@@ -308,14 +308,14 @@ def _explain(
     """Compare shares and cash; ask for the broker's activities where they differ."""
     agreed = journal.last(Checkpoint)
     balance = _compare(agreed, known, account, at, tolerance, ())
-    differs = balance.found or abs(balance.left_usd) > _CENT
+    differs = balance.findings or abs(balance.left_usd) > _CENT
     if agreed is None or not differs:
         return balance
     since = min(agreed.time, at - _RECENT) - _BOOKED_LATER
     try:
         listed = broker.activities(max(since, 0))
     except (BrokerError, BrokerUnsureError):
-        if balance.found:
+        if balance.findings:
             raise
         return balance
     pending = [one for one in listed if journal.last(Activity, one.id) is None]
@@ -331,7 +331,7 @@ def _compare(
     pending: Sequence[Activity],
 ) -> _Balance:
     """Compare shares and cash, with the activities that were not counted before."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     counted: list[Activity] = []
     owed: dict[str, float] = {}
     for symbol in sorted({*known.shares, *account.shares, *known.owed}):
@@ -341,12 +341,12 @@ def _compare(
             held = account.shares.get(symbol, 0.0)
             due = known.shares.get(symbol, 0.0)
             text = f"{held:g} shares of {symbol} are held, {due:g} expected"
-            found.append(Finding("position", symbol, text))
+            findings.append(Finding("position", symbol, text))
             continue
         counted += taken.counted
         owed |= taken.owed
     if agreed is None or known.cash_usd is None:
-        return _Balance(tuple(found))
+        return _Balance(tuple(findings))
     recent = _list_days(at)
     was_open = sum(usd for day, usd in agreed.body.open_usd.items() if day in recent)
     traded = sum(usd for day, usd in agreed.body.traded_usd.items() if day in recent)
@@ -357,8 +357,8 @@ def _compare(
     left -= sum(one.cash_usd for one in paid)
     if not -slack <= left <= slack + tolerance.due_usd:
         text = f"cash is {account.cash_usd:,.2f} USD, {account.cash_usd - left:,.2f} expected"
-        found.append(Finding("cash", account.number, text))
-    return _Balance(tuple(found), (*counted, *paid), owed, left)
+        findings.append(Finding("cash", account.number, text))
+    return _Balance(tuple(findings), (*counted, *paid), owed, left)
 
 
 def _match_shares(
@@ -466,10 +466,10 @@ def _record_adoption(
     if account.blocked:
         raise DeployError(f"the account takes no orders ({account.blocked}); ask the broker why")
     known = expect_holdings(journal)
-    kinds = {finding.kind for finding in balance.found}
-    symbols = [finding.name for finding in balance.found if finding.kind == "position"]
+    kinds = {finding.kind for finding in balance.findings}
+    symbols = [finding.name for finding in balance.findings if finding.kind == "position"]
     adoption = Adoption(
-        tuple(finding.text for finding in balance.found),
+        tuple(finding.text for finding in balance.findings),
         balance.left_usd if "cash" in kinds else 0.0,
         {name: account.shares.get(name, 0.0) - known.shares.get(name, 0.0) for name in symbols},
     )

@@ -366,7 +366,7 @@ class RecentMarket:
         return int(ts.max())
 
     def whole(self, grid: SessionGrid, first: int, last: int) -> MarketTensors:
-        """Build the market from the bar that begins at `first` to the one in which `last` lies."""
+        """Build the market from the bar that begins at `first` to the bar that contains `last`."""
         start, stop = (
             int(np.searchsorted(grid.minutes, moment, side="right")) - 1 for moment in (first, last)
         )
@@ -452,8 +452,8 @@ class RecentMarket:
             days = ft.turbulence_days(name)
             if days is not None:
                 rows = slice(len(day_close) - days - 2, len(day_close))
-                found = ft.turbulence(day_close[rows], member[rows], days)[-1]
-                context[0, column] = np.log1p(found)
+                turbulence = ft.turbulence(day_close[rows], member[rows], days)[-1]
+                context[0, column] = np.log1p(turbulence)
         return np.asarray(self._scale_context(context)[0])
 
     def _member_days(self, window: SessionGrid) -> Array:

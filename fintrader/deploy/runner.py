@@ -455,7 +455,7 @@ class Runner:
             outside_usd=self.accounts.outside_usd,
             resting=resting,
         )
-        # The orders may stand until the close of the next bar, or rest until the next decision.
+        # The orders stay open until the close of the next bar, or rest until the next decision.
         last = self.grid.num_bars - 1
         opens = int(self.grid.minutes[min(bar + 1, last)])
         bars = min(self.env.order_bars, self.env.decision_interval) if self.env.orders_rest else 1
@@ -548,7 +548,6 @@ class Runner:
     # --- requests, halts, news --------------------------------------------------------------------
 
     def _show_beat(self) -> None:
-        """Write the heartbeat."""
         self._shown = self._beat
         beat = Heartbeat(int(self._beat * SECOND_NS), self._following)
         write_json(self.folder / HEARTBEAT, to_json(beat))
@@ -747,5 +746,5 @@ class Runner:
 
 def _by_symbol(symbols: tuple[str, ...], values: Array | None) -> dict[str, float]:
     """Map symbols to their values `[N]`, zeros left out; empty without any."""
-    found = () if values is None else zip(symbols, values.tolist(), strict=True)
-    return {symbol: value for symbol, value in found if value}
+    pairs = () if values is None else zip(symbols, values.tolist(), strict=True)
+    return {symbol: value for symbol, value in pairs if value}

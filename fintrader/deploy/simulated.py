@@ -30,7 +30,7 @@ class AccountState(NamedTuple):
     resting: Array | None = None
     """Orders that rest `[R, N]`; None without any."""
 
-    def stand(
+    def build_account(
         self, market: MarketTensors, env: EnvSettings, bar: int, shares: Array
     ) -> BacktestAccount:
         """Build the account in this state with these shares `[N]` at a bar of a market."""
@@ -107,7 +107,7 @@ class SimulatedBroker(Broker):
             state = self.state
             held = account.held
             self._baskets = {bar + old - account.bar: own for old, own in self._baskets.items()}
-        self._account = state.stand(market, self.env, bar, held)
+        self._account = state.build_account(market, self.env, bar, held)
         if self.env.orders_rest:
             self._account.expect_bars()
         self.market = market
@@ -123,7 +123,7 @@ class SimulatedBroker(Broker):
         self._minutes = self.market.minutes.numpy()
         self._begun = True
         bar = int(np.searchsorted(self._minutes, minute))
-        self._account = state.stand(self.market, self.env, bar, shares)
+        self._account = state.build_account(self.market, self.env, bar, shares)
         self._baskets = {}
         for order in orders:
             self._accept(order)

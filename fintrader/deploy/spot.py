@@ -75,10 +75,10 @@ def shorten_id(name: str) -> str:
 
 def restore_id(short: str, symbol: str) -> str:
     """Restore the id that `shorten_id` shortened; return any other id unchanged."""
-    found = _SHORT.fullmatch(short)
-    if not found:
+    match = _SHORT.fullmatch(short)
+    if not match:
         return short
-    name = order_id(found[1], int(found[2], 16) * SECOND, symbol)
+    name = order_id(match[1], int(match[2], 16) * SECOND, symbol)
     return next((name + end for end in ("", ASK, STOP) if shorten_id(name + end) == short), name)
 
 
@@ -274,7 +274,7 @@ class CcxtBroker(RemoteBroker):
 
     def _parse_transfers(self, rows: Any) -> list[Activity]:
         """Read deposits that have come and withdrawals that have left, with their fees."""
-        found = []
+        transfers = []
         for row in rows:
             symbol = self._names.get(row["currency"])
             is_out = row["type"] == "withdrawal"
@@ -282,7 +282,7 @@ class CcxtBroker(RemoteBroker):
                 continue
             amount = row["amount"] * (-1.0 if is_out else 1.0)
             amount -= (row["fee"] or {}).get("cost") or 0.0
-            found.append(
+            transfers.append(
                 Activity(
                     id=f"{row['type']}-{row['id'] or row['txid']}",
                     kind="transfer",
@@ -292,7 +292,7 @@ class CcxtBroker(RemoteBroker):
                     cash_usd=0.0 if symbol else amount,
                 )
             )
-        return found
+        return transfers
 
     def _call_once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Answer:
         try:

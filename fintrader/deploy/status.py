@@ -138,8 +138,8 @@ def list_names(folder: Path) -> list[str]:
     """List the deployments in a folder."""
     files = (f"bundle/{BUNDLE}", JOURNAL)
     # A glob skips folders that may not be entered.
-    found = (path for file in files for path in folder.glob(f"*/{file}"))
-    return sorted({path.relative_to(folder).parts[0] for path in found})
+    paths = (path for file in files for path in folder.glob(f"*/{file}"))
+    return sorted({path.relative_to(folder).parts[0] for path in paths})
 
 
 def read_status(home: Path) -> Status:
