@@ -95,7 +95,7 @@ def refuse_second_name(path: Path | str) -> None:
 def refuse_unsafe_database(path: Path | str, *, writes: bool) -> None:
     """Raise UnsafePathError where SQLite would follow a link inside a run, or wait for a pipe.
 
-    SQLite opens the database and its three companion files without such a check.
+    SQLite itself checks neither the database nor its three companion files.
     """
     for ending in ("", "-wal", "-shm", "-journal"):
         refuse_irregular(f"{path}{ending}")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
     JsonValue = object
 _PLAIN = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-"""Types that are stored as they are, in words."""
+"""Types stored unchanged -> their names in messages."""
 
 
 class RecordError(RunError):

@@ -45,7 +45,7 @@ VARIABLES = {
 }
 """Variables with which a process of a run `across_machines` begins."""
 _CONTRARY = ("NPY_ENABLE_CPU_FEATURES",)
-"""Variables that a library refuses together with those above."""
+"""Variables that a library refuses together with `VARIABLES`."""
 
 
 class RestartNeeded(ConfigError):

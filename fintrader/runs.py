@@ -53,7 +53,7 @@ _OTHERS = (
     "environment.json",
 )
 _OTHER_FOLDERS = ("backtest", "null_model", "folds", "train", "tensorboard", "evaluation")
-"""With those above, all names in a run's folder that fintrader writes to."""
+"""With the tuples above: all names in a run's folder that fintrader writes to."""
 _IN_ENSEMBLE = ("ensemble.json", "policy.safetensors")
 _POD_FILES = ("spec.json", "result.json", "policy.safetensors", "metrics.jsonl", "validation.jsonl")
 

@@ -72,8 +72,8 @@ def explain_absence(parts: Mapping[str, Part], name: str) -> str | None:
 def import_on_use(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make `__getattr__` and `__dir__` of a package whose names are imported on first use from
-    their `homes`, modules below `fintrader`: settings alone load no torch."""
+    """Make `__getattr__` and `__dir__` of a package that imports its names on first use from their
+    `homes`, modules below `fintrader`. Its settings alone then load no torch."""
 
     def load(name: str) -> Any:
         if name not in homes:

@@ -137,7 +137,7 @@ class AlpacaBroker(RemoteBroker):
         raise self._explain_refusal(answer)
 
     def cancel(self, report: OrderReport) -> None:
-        """Cancel an order; one that is over already stays as it is."""
+        """Cancel an order; a finished one stays unchanged."""
         name = report.broker_id or getattr(self.order(report.id), "broker_id", "")
         if name:
             self._call(self._client.cancel_order_by_id, name, allowed=(200, 404, 422))

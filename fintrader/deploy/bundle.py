@@ -107,7 +107,7 @@ class Bundle:
 
     @cached_property
     def env(self) -> EnvSettings:
-        """Settings of orders and observations. Raises DeployError for those that cannot be live."""
+        """Settings of orders and observations. Raises DeployError if they cannot be live."""
         env = validate(EnvSettings, self.record.env, BUNDLE)
         _refuse_what_is_not_live(self.data, env)
         return env
@@ -122,7 +122,7 @@ class Bundle:
 
     @cached_property
     def policy(self) -> PolicyModule:
-        """The policy. Raises DeployError where it does not act as it did when it was frozen."""
+        """The policy. Raises DeployError if its actions differ from those it was frozen with."""
         policy = load_policy(self.folder / POLICY)
         obs, action, _ = self.parity
         with torch.no_grad():

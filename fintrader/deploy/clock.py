@@ -1,4 +1,4 @@
-"""Clocks of deployments: this machine's, or that of recorded bars, at any speed."""
+"""Clocks of deployments: this machine's clock, or a clock of recorded bars at any speed."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class LiveFeed(Protocol):
         """Fetch the splits and dividends that are known of these days."""
 
     def level(self, grid: SessionGrid) -> Level | None:
-        """Return the source's index, as a synthetic market has it; None for other sources."""
+        """Return the index of a synthetic source; None for other sources."""
 
 
 class ReplayFeed:

@@ -69,7 +69,7 @@ class Flatten:
         """Ask the broker; return the orders that sell what is left, shares by symbol, or None once
         nothing is left to sell and no order is open. price: returns a symbol's last price.
 
-        Shares of a symbol whose orders are open are bound by them and wait for their end.
+        Shares of a symbol wait for the end of its open orders.
         """
         self._ask_at = now + SELL_AGAIN
         self.obstacles.pop("", None)

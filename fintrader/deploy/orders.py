@@ -115,7 +115,7 @@ class OrderRules:
     fractional: bool = False
     """True: shares have six decimals; False: whole shares."""
     cushion: float = 0.01
-    """Share of the cash that purchases leave alone, for prices that move until they fill."""
+    """Share of the cash that purchases leave unused, since prices move until they fill."""
     sales_wait_s: float = 20.0
     """Longest wait of purchases for sales."""
     poll_s: float = 1.0

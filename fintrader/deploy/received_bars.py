@@ -26,7 +26,7 @@ class ReceivedBars:
         self._rows = {symbol: _Rows(len(self._names)) for symbol in symbols}
 
     def add(self, bars: Bars) -> Bars:
-        """Take in the bars that are newer than the newest of their symbol; return the others."""
+        """Take in the bars that are newer than the newest of their symbol; return the rest."""
         if not len(bars):
             return bars
         order = np.lexsort((bars.ts, bars.symbol))

@@ -14,9 +14,9 @@ class AlertSettings(Settings):
     """Receivers of alerts; each kind of news is sent at most once a minute."""
 
     urls: tuple[str, ...] = ()
-    """Addresses: an https one gets the alert as JSON (text, kind, deployment), the others are
-    apprise's, such as mailtos://, tgram:// and ntfys://. FINTRADER_ALERT_URLS in the environment
-    has more, between spaces, for those that are secrets."""
+    """Addresses: https ones get the alert as JSON (text, kind, deployment); others are apprise's,
+    such as mailtos://, tgram:// and ntfys://. Put secret addresses into FINTRADER_ALERT_URLS in the
+    environment, separated by spaces."""
     heartbeat: str | None = None
     """A dead man's switch: an https address that is called once a minute while the loop lives;
     FINTRADER_ALERT_HEARTBEAT where it is a secret."""
@@ -35,8 +35,8 @@ class PaperSettings(Settings):
     deployments_dir: str = "deployments"
     """Folder that holds the deployments."""
     feed: Literal["replay", "alpaca", "binance", "bitstamp", "coinbase", "kraken"] = "replay"
-    """`replay`: the bars of the test window again; the others: bars as they are made, of Alpaca
-    (keys from the environment) or of an exchange of cryptocurrencies."""
+    """`replay`: the bars of the test window again; otherwise live bars, of Alpaca (keys from the
+    environment) or of an exchange of cryptocurrencies."""
     broker: Literal["simulated", "alpaca", "binance"] = "simulated"
     """`simulated`: the environment's own ledger; `alpaca`: its paper account; `binance`: the spot
     account of its sandbox."""

@@ -149,7 +149,7 @@ class CcxtBroker(RemoteBroker):
         return report_rejection(order, answer.message)
 
     def cancel(self, report: OrderReport) -> None:
-        """Cancel an order; one that is over already stays as it is."""
+        """Cancel an order; a finished one stays unchanged."""
         ended = (200, 404, 422)
         self._call(self._client.cancel_order, report.broker_id, report.symbol, allowed=ended)
 
