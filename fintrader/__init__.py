@@ -1,6 +1,6 @@
 """fintrader: train trading agents in a tournament, and believe the result.
 
-These names are the public interface; everything else lies in the package of its subject, such as
+These names are the public interface; everything else is in the package of its subject, such as
 `fintrader.agents`.
 
     load_market      load a market from a configuration, a file, or bars in pandas
@@ -101,7 +101,7 @@ _PACKAGES = (
 """Packages imported on first use, as in `fintrader.agents.PPO()`."""
 _ENV_ID = "fintrader/Trading-v0"
 
-# Since version 1.0 gymnasium reads no entry points: the environment exists once this is imported.
+# Since version 1.0 gymnasium reads no entry points: importing this package registers it.
 if _ENV_ID not in gymnasium.registry:
     gymnasium.register(
         _ENV_ID,

@@ -1,6 +1,6 @@
 """Base of all settings models: frozen and strict, readable errors, YAML in and out, checked paths.
 
-Each model lies next to the code it sets (`EnvSettings` in `envs/settings.py`); `pipeline/config.py`
+Each model is next to the code it sets (`EnvSettings` in `envs/settings.py`); `pipeline/config.py`
 joins them into one `RunConfig`.
 """
 
@@ -51,11 +51,11 @@ def fill_mapping(defaults: Mapping[str, Any]) -> BeforeValidator:
 
 
 REFERENCE = "package.module:name"
-"""Name of an object of a user's own, where a setting takes one."""
+"""Form of the name of a user's own object in a setting."""
 
 
 _GIVEN: dict[int, Callable[..., Any]] = {}
-"""Callables given in Python, by their `id`: a copy in this process, or in a fork, keeps its own."""
+"""`id` -> callable passed in Python, with which a copy in this process or in a fork is restored."""
 
 
 def _copy_own(text: str, number: int) -> str:
@@ -71,7 +71,7 @@ class OwnFunction(str):
     call: Callable[..., Any]
 
     def __new__(cls, call: Callable[..., Any]) -> Self:
-        named = getattr(call, "func", call)  # of a functools.partial
+        named = getattr(call, "func", call)  # a functools.partial has no name
         named = named if hasattr(named, "__qualname__") else type(named)
         self = super().__new__(cls, f"{named.__module__}:{named.__qualname__}")
         self.call = call
@@ -179,9 +179,9 @@ def validate(model: type[SettingsT], values: Mapping[str, Any], where: str) -> S
 def override(
     settings: SettingsT, changes: Mapping[str, Any], where: str, also: Collection[str] = ()
 ) -> SettingsT:
-    """Put keyword arguments of a call over settings; `also`: other keywords that `where` takes.
+    """Override settings with keyword arguments of a call; `also`: more keywords of `where`.
 
-    Raises ConfigError with the name that was meant.
+    Raises ConfigError for an unknown keyword, and suggests a known one.
     """
     model = type(settings)
     for name in changes:
@@ -210,7 +210,8 @@ def describe_problem(
     # A value that fits no member of a union has one problem with each member: keep the first.
     for details in error.errors(include_url=False):
         problems.setdefault(".".join(map(str, _follow(model, details["loc"])[0])), details)
-    # The member that a value resembles has problems below it; the others only refuse its kind.
+    # The union member that a value resembles reports problems of its fields; the others refuse the
+    # whole value.
     problems = {
         path: details
         for path, details in problems.items()
@@ -252,7 +253,7 @@ def describe_problem(
 
 
 def _suggest_setting(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
-    """Suggest the setting that was meant: the same name elsewhere, or a similar one here."""
+    """Suggest a setting of this name in another place, or one with a similar name here."""
     unknown = str(path[-1])
     names = [name for below in _follow(model, path[:-1])[1] for name in below.model_fields]
     elsewhere = [name for name in list_settings(model) if name.rpartition(".")[2] == unknown]
@@ -334,7 +335,7 @@ def _tags(member: Any) -> set[Any]:
 
 
 def unwrap_annotation(annotation: Any) -> tuple[Any, bool]:
-    """Remove `Annotated` and `| None` from an annotation; returns it, and True if None was
+    """Remove `Annotated` and `| None` from an annotation; returns the rest, and True if None was
     allowed."""
     is_optional = False
     while True:
@@ -349,17 +350,17 @@ def unwrap_annotation(annotation: Any) -> tuple[Any, bool]:
 
 
 def list_settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """List the dotted names of all settings below a model, of all members of unions."""
+    """List the dotted names of all settings below a model, for every member of its unions."""
     for name, field in model.model_fields.items():
         below = list_models(field.annotation)
         if not below:
             yield f"{prefix}{name}"
-        for one in below:
-            yield from list_settings(one, f"{prefix}{name}.")
+        for inner in below:
+            yield from list_settings(inner, f"{prefix}{name}.")
 
 
 def list_models(annotation: object) -> list[type[BaseModel]]:
-    """List the settings models that an annotation names, also within unions."""
+    """List the settings models in an annotation, also within unions."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in get_args(annotation) for model in list_models(argument)]
@@ -377,10 +378,10 @@ def list_shipped_configs() -> dict[str, Path]:
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
-    """Read a mapping from a YAML file; a name without a folder, of which there is no file, may be
-    that of a shipped configuration.
+    """Read a mapping from a YAML file, or from a shipped configuration if `path` is its name and no
+    file has that name.
 
-    Raises ConfigError when it is missing, unreadable or not a mapping.
+    Raises ConfigError when the file is missing, unreadable or not a mapping.
     """
     path = Path(path)
     try:
@@ -453,7 +454,7 @@ def flatten_values(values: Any, prefix: str = "") -> dict[str, Any]:
 
 def compare_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Compare nested plain values; returns dotted name -> (before, now) of those that differ,
-    sorted, None for a missing one."""
+    sorted, with None for a missing value."""
     old = flatten_values(before)
     new = flatten_values(now)
     return {
@@ -463,11 +464,11 @@ def compare_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
     }
 
 
-def describe_differences(found: Mapping[str, tuple[Any, Any]]) -> str:
-    """Describe the first five differences of `compare_values`, whose first values are `there`."""
+def describe_differences(differences: Mapping[str, tuple[Any, Any]]) -> str:
+    """Describe the first five differences of `compare_values`, its values before as `there`."""
     return "; ".join(
         f"{name}: {there!s:.40} there, {here!s:.40} here"
-        for name, (there, here) in list(found.items())[:5]
+        for name, (there, here) in list(differences.items())[:5]
     )
 
 
@@ -482,13 +483,13 @@ _CODE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def load_object(reference: str) -> Any:
-    """Import the object `package.module:name`, or take the callable that was given. Raises
+    """Import the object `package.module:name`, or return the callable of an `OwnFunction`. Raises
     ConfigError when it cannot be found."""
     if isinstance(reference, OwnFunction):
         return reference.call
     module_name, _, name = reference.partition(":")
     try:
-        if _CODE.fullmatch(reference):  # no other text is code, so that `list_code` lists all of it
+        if _CODE.fullmatch(reference):  # `list_code` lists exactly these
             return getattr(importlib.import_module(module_name), name)
         if not module_name or "<" not in name:
             raise ConfigError(f"{reference!r}: expected 'package.module:name'")
@@ -505,7 +506,7 @@ def load_object(reference: str) -> Any:
 
 
 def list_texts(values: Any) -> Iterator[str]:
-    """List every text in plain values, at any depth; of mappings without the keys."""
+    """List every text in plain values, at any depth, without the keys of mappings."""
     if isinstance(values, str):
         yield values
     elif isinstance(values, Mapping | list | tuple):
@@ -532,8 +533,8 @@ def is_url(path: str | Path) -> bool:
 
 
 def check_url(url: str) -> str:
-    """Check the URL of a store; returns it without a final slash. Raises ConfigError for another
-    text, for a read-only protocol, and for a URL that holds a secret."""
+    """Check the URL of a store; returns it without a final slash. Raises ConfigError for a text
+    that is no URL, for a read-only protocol, and for a URL with a secret."""
     if not is_url(url):
         raise ConfigError(
             f"store: {url!r} is not a URL; give one like s3://bucket/runs or"
@@ -603,8 +604,8 @@ def refuse_url(path: Path | str, setting: str) -> None:
     called `s3:`."""
     if _SCHEME.match(str(path)):
         raise DataError(
-            f"{setting}: {path} is a URL; give a local folder (URLs are for bars, data.store, and"
-            " for runs and markets, store)"
+            f"{setting}: {path} is a URL; give a local folder (data.store may be a URL for"
+            " bars, and store for runs and markets)"
         )
 
 

@@ -52,7 +52,7 @@ class MarketError(DataError):
 
 
 class ReturnsError(DataError):
-    """External returns, equity or weights that cannot be read or judged."""
+    """External returns, equity or weights cannot be read or judged."""
 
 
 class EnvError(FintraderError):
@@ -81,11 +81,11 @@ class DeployError(FintraderError):
 
 
 class BrokerError(DeployError):
-    """The broker refuses a request for good: keys, rights, an order it does not accept."""
+    """The broker refuses a request for good: wrong keys, missing rights, an invalid order."""
 
 
 class OrderTakenError(BrokerError):
-    """An order's id stands at the broker: it arrived before, or another deployment sent it."""
+    """The broker knows an order's id: the order arrived before, or another deployment sent it."""
 
 
 class BrokerUnsureError(DeployError):
@@ -181,20 +181,20 @@ _SYNONYMS = {
     "equity": "equity_curve portfolio_value account_value",
     "returns": "daily pct_change",
 }
-"""Name here -> names that other libraries give the same thing."""
+"""Name here -> names of the same thing in other libraries."""
 _PLACES = {
     "seed": "it is an argument of TradingEnv and of train",
     "device": "it is an argument of TradingEnv",
     "cost_bps": "it is a field of EnvSettings: settings=EnvSettings(cost_bps=5)",
 }
-"""Names that are looked for in the wrong place."""
+"""Names that users look for in the wrong place -> their place."""
 
 
 def find_meant(name: str, known: Collection[str]) -> str | None:
-    """Find the known name that was meant by a misspelt one: a synonym, one spelt alike, one whose
-    words contain its words (`cash`, `initial_cash_usd`), or one with its initials (`lr`)."""
-    for meant, others in _SYNONYMS.items():
-        if meant in known and name in others.split():
+    """Find the known name that a misspelt name means: a synonym, a similar spelling, a name
+    with its words (`cash`, `initial_cash_usd`), or a name with these initials (`lr`)."""
+    for meant, synonyms in _SYNONYMS.items():
+        if meant in known and name in synonyms.split():
             return meant
     lower = {one.lower(): one for one in sorted(known)}
     alike = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.65)

@@ -28,7 +28,7 @@ _KINDS = ((stat.S_ISDIR, "folder"), (stat.S_ISFIFO, "pipe"), (stat.S_ISSOCK, "so
 
 
 def is_run_folder(folder: Path | str) -> bool:
-    """Check by its files that a folder is that of a run or of a tournament."""
+    """Check by its files that a folder is a run's or a tournament's."""
 
     def has(name: str) -> bool:
         return os.path.lexists(os.path.join(folder, name))
@@ -48,7 +48,7 @@ def _is_inside_run(path: Path | str) -> bool:
 
 
 def refuse_link(path: Path | str) -> None:
-    """Raise UnsafePathError where `path` is or passes a symbolic link inside a run's folder."""
+    """Raise UnsafePathError if `path` is or passes a symbolic link inside a run's folder."""
     place = os.fspath(path)
     while place != os.path.dirname(place):
         if os.path.islink(place) and _is_inside_run(place):
@@ -60,9 +60,9 @@ def refuse_link(path: Path | str) -> None:
 
 
 def refuse_irregular(path: Path | str) -> None:
-    """Raise UnsafePathError where `refuse_link` does, and where `path` is not a regular file.
+    """Raise UnsafePathError if `refuse_link` does, or `path` is not a regular file.
 
-    A folder is refused inside a run's folder only: elsewhere the system's own error is clear.
+    A folder is refused only inside a run's folder: elsewhere the system's own error is clear.
     """
     refuse_link(path)
     try:
@@ -81,8 +81,8 @@ def refuse_irregular(path: Path | str) -> None:
 def refuse_second_name(path: Path | str) -> None:
     """Raise UnsafePathError where a file inside a run's folder has a second name (a hard link).
 
-    For files that are changed in place: the second name may belong to another run, which the change
-    would reach.
+    For files that are changed in place: the change would reach the second name, which may belong to
+    another run.
     """
     with contextlib.suppress(FileNotFoundError):
         if os.lstat(path).st_nlink > 1 and _is_inside_run(path):
@@ -95,7 +95,7 @@ def refuse_second_name(path: Path | str) -> None:
 def refuse_unsafe_database(path: Path | str, *, writes: bool) -> None:
     """Raise UnsafePathError where SQLite would follow a link inside a run, or wait for a pipe.
 
-    SQLite opens the database and its three companion files without such a check.
+    SQLite itself checks neither the database nor its three companion files.
     """
     for ending in ("", "-wal", "-shm", "-journal"):
         refuse_irregular(f"{path}{ending}")
@@ -110,13 +110,13 @@ def open_file(path: Path, mode: Literal["rb", "rb+", "ab", "ab+"] = "rb") -> Bin
 
 
 def read_bytes(path: Path) -> bytes:
-    """Read a regular file; errors as of `open_file`."""
+    """Read a regular file. Raises the errors of `open_file`."""
     with open_file(path) as file:
         return file.read()
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and its parents, through no link inside a run's folder."""
+    """Create a folder and its parents. Raises UnsafePathError for a link inside a run's folder."""
     refuse_link(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,25 +125,27 @@ def make_folder(folder: Path) -> None:
             strerror = os.strerror(errno.ENOTDIR)
             raise NotADirectoryError(errno.ENOTDIR, strerror, str(folder)) from None
         raise UnsafePathError(
-            f"{error.filename} is not a folder, and one belongs there; {_REMOVE}"
+            f"{error.filename} is not a folder, but a folder belongs there; {_REMOVE}"
         ) from None
 
 
 def move(path: Path, target: Path) -> None:
-    """Rename `path`, replacing `target`. A link is renamed itself; none inside a run is passed."""
+    """Rename `path`, replacing `target`. A link at `path` is renamed itself; a link above either,
+    inside a run, is refused."""
     refuse_link(path.parent)
     refuse_link(target.parent)
     os.replace(path, target)
 
 
 def remove(path: Path) -> None:
-    """Delete a file if it exists. A link is deleted itself; none inside a run is passed."""
+    """Delete a file if it exists. A link is deleted itself; a link above it, inside a run, is
+    refused."""
     refuse_link(path.parent)
     path.unlink(missing_ok=True)
 
 
 def remove_tree(folder: Path) -> None:
-    """Delete a folder as far as possible. Links, in it or in its place, lose no target."""
+    """Delete a folder as far as possible. Links are deleted, their targets stay."""
     refuse_link(folder.parent)
     if folder.is_symlink():
         folder.unlink(missing_ok=True)
@@ -152,14 +154,14 @@ def remove_tree(folder: Path) -> None:
 
 
 def refuse_foreign(folder: Path, mark: str) -> None:
-    """Raise UnsafePathError for a folder that an export may not replace: one without its mark."""
+    """Raise UnsafePathError for a folder that no export made: one without the file `mark`."""
     if folder.exists() and not (folder / mark).is_file():
         raise UnsafePathError(f"{folder} exists and is no export of a run; choose another --out")
 
 
 @contextlib.contextmanager
 def replace_folder(folder: Path) -> Iterator[Path]:
-    """Give an empty folder to fill, which takes the place of `folder` when the block ends well."""
+    """Yield an empty folder to fill, which replaces `folder` if the block raises nothing."""
     make_folder(folder.parent)
     new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
@@ -266,8 +268,7 @@ def seal(body: Mapping[str, Any], *, indent: int | None = None) -> bytes:
 
 
 def find_seal(data: bytes) -> str:
-    """Find the hash with which sealed data begins, unchecked (`unseal` checks it); empty
-    without."""
+    """Read the hash at the start of sealed data without checking it; empty for unsealed data."""
     claimed = _SEAL.match(data)
     return "" if claimed is None else claimed[1].decode()
 
@@ -307,7 +308,7 @@ def hash_file(path: Path) -> str:
 
 
 def append_jsonl(path: Path, record: dict[str, Any]) -> None:
-    """Append a record as one line. After a line that a kill cut short it begins a new one."""
+    """Append a record as one line, on a new line if a kill cut the last one short."""
     make_folder(path.parent)
     line = (json.dumps(record, sort_keys=True, allow_nan=False) + "\n").encode()
     with open_file(path, "ab+") as file:
@@ -325,7 +326,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_jsonl(data: bytes) -> list[dict[str, Any]]:
-    """Parse JSON lines; incomplete lines are left out."""
+    """Parse JSON lines, without incomplete ones."""
     records = []
     for line in data.split(b"\n"):
         try:

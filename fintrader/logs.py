@@ -98,7 +98,7 @@ def use_format() -> Iterator[None]:
         root.handlers[:] = handlers
         root.setLevel(level)
         logging.captureWarnings(False)
-        if sys.exc_info()[0] is None:  # an exception that leaves the block is still to be logged
+        if sys.exc_info()[0] is None:  # an exception on its way out is logged by the hook
             sys.excepthook = hook
 
 

@@ -1,7 +1,7 @@
 """Free memory, checked before large allocations, since an allocator's error names no remedy.
 
 A host's free memory is the least of the kernel's figure (which counts caches as free) and of the
-rooms in this process's control groups: a container's limit is far below the machine's memory.
+memory left in this process's control groups: a container's limit is far below the machine's memory.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class _Pickled:
 def pickle_by_value(value: Any) -> Any:
     """Prepare tensors on the host, also in tuples and dictionaries, for a pickle's state.
 
-    `multiprocessing` would move them to memory that processes share, from under the pointers that
-    compiled kernels hold.
+    `multiprocessing` would move them to shared memory, and the pointers that compiled kernels hold
+    would be invalid.
     """
     if isinstance(value, dict):
         return {name: pickle_by_value(one) for name, one in value.items()}

@@ -49,8 +49,8 @@ ANNUAL = COMPOUNDED | {
     "turnover",
     "minute_annual_volatility",
 }
-"""Annual rates; None below a quarter of a year. A ratio (Sharpe, information) is none: its interval
-shows how uncertain it is."""
+"""Annual rates; None below a quarter of a year. Ratios (Sharpe, information) have a value for any
+window: their intervals show the uncertainty."""
 
 
 def min_sessions(sessions_a_year: int = TRADING_DAYS) -> int:
@@ -59,7 +59,7 @@ def min_sessions(sessions_a_year: int = TRADING_DAYS) -> int:
 
 
 def is_too_short(key: str, sessions: int, sessions_a_year: int = TRADING_DAYS) -> bool:
-    """Return True for an annual rate where `sessions` are less than a quarter of a year."""
+    """Check for an annual rate over less than a quarter of a year of `sessions`."""
     return key in ANNUAL and sessions < min_sessions(sessions_a_year)
 
 
@@ -145,7 +145,7 @@ def standard_deviation(values: Array) -> float:
 
 
 def _measure(name: str, *series: Array, **options: float) -> float | None:
-    """Compute empyrical's measure of that name; None without returns, where it is NaN or infinite.
+    """Compute empyrical's measure of that name; None if there are no returns or it is not finite.
 
     The import is late because it takes a second and loads pandas, scipy and yfinance, which a
     command's help and its refusals do not need.

@@ -24,17 +24,17 @@ def number(value: Any) -> float | None:
 
 def percent(value: Any, digits: int = 2, *, signed: bool = False) -> str:
     """0.1234 as `12.34 %`; from 100 upwards (10,000 %) without decimals."""
-    found = number(value)
-    if found is None:
+    finite = number(value)
+    if finite is None:
         return DASH
-    digits = 0 if abs(found) >= 100 else digits
-    return f"{100 * found:{'+' if signed else ''},.{digits}f} %"
+    digits = 0 if abs(finite) >= 100 else digits
+    return f"{100 * finite:{'+' if signed else ''},.{digits}f} %"
 
 
 def ratio(value: Any, digits: int = 2, *, signed: bool = False) -> str:
     """1.2345 as `1.23`."""
-    found = number(value)
-    return DASH if found is None else f"{found:{'+' if signed else ''},.{digits}f}"
+    finite = number(value)
+    return DASH if finite is None else f"{finite:{'+' if signed else ''},.{digits}f}"
 
 
 def score(value: Any) -> str:
@@ -49,8 +49,8 @@ def probability(value: Any) -> str:
 
 def chance(value: Any) -> str:
     """A p-value: 0.0123 as `0.012`, smaller ones as `< 0.001`."""
-    found = number(value)
-    return "< 0.001" if found is not None and 0 <= found < 0.0005 else ratio(value, 3)
+    finite = number(value)
+    return "< 0.001" if finite is not None and 0 <= finite < 0.0005 else ratio(value, 3)
 
 
 def p_equals(value: Any) -> str:
@@ -66,11 +66,11 @@ def format_interval(low: Any, high: Any) -> str:
 
 def usd(value: Any, *, signed: bool = False) -> str:
     """1234567.8 as `$1,234,568`; below a hundred dollars with cents."""
-    found = number(value)
-    if found is None:
+    finite = number(value)
+    if finite is None:
         return DASH
-    text = f"{abs(found):,.2f}" if abs(found) < 100 else f"{abs(found):,.0f}"
-    return f"{'-' if found < 0 else '+' if signed else ''}${text}"
+    text = f"{abs(finite):,.2f}" if abs(finite) < 100 else f"{abs(finite):,.0f}"
+    return f"{'-' if finite < 0 else '+' if signed else ''}${text}"
 
 
 def count(value: Any) -> str:
@@ -85,13 +85,13 @@ def number_of(value: int, noun: str) -> str:
 
 def short_count(value: Any) -> str:
     """1234567 as `1.23 M`."""
-    found = number(value)
-    if found is None:
+    finite = number(value)
+    if finite is None:
         return DASH
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(found) >= size:
-            return f"{found / size:.3g}{unit}"
-    return f"{found:.3g}"
+        if abs(finite) >= size:
+            return f"{finite / size:.3g}{unit}"
+    return f"{finite:.3g}"
 
 
 def period_name(sessions_a_year: int) -> str:
@@ -100,9 +100,9 @@ def period_name(sessions_a_year: int) -> str:
 
 
 def is_short(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> bool:
-    """Check that the sessions are less than a quarter of a year, too few for annual figures."""
-    found = number(sessions)
-    return found is not None and found < min_sessions(sessions_a_year)
+    """Check for less than a quarter of a year of sessions, too few for annual figures."""
+    finite = number(sessions)
+    return finite is not None and finite < min_sessions(sessions_a_year)
 
 
 def span(sessions: Any, sessions_a_year: int = TRADING_DAYS) -> tuple[float, str]:

@@ -4,8 +4,8 @@
         task = progress.task("train", total=200_000, unit="steps")
         task.advance(4_096, note="reward 0.12")
 
-Everything that takes long accepts a `progress: Progress`; the default is silence (`SILENT`), for
-which feeds of bars take None.
+Everything that takes long accepts a `progress: Progress`; the default is `SILENT`. Feeds of bars
+accept None for it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ class Observer(Protocol):
     """Observer of the tasks of a larger work."""
 
     def tell(self, task: Task) -> None:
-        """Note that a task moved."""
+        """Note progress of a task."""
 
     def resume(self) -> None:
         """Go on after another observer's block inside this one's."""
 
     def strip(self) -> str:
-        """Describe the whole work in a line."""
+        """Describe the whole work in one line."""
 
 
 current_observer: ContextVar[Observer | None] = ContextVar("fintrader_observer", default=None)
-"""The observer of the tasks that begin here."""
+"""Observer of the tasks that begin in this context."""
 
 
 @contextlib.contextmanager
 def observe_tasks(observer: Observer) -> Iterator[Observer | None]:
-    """Inside the block, notify `observer` whenever a task begun there moves, and show its `strip()`
-    above a terminal's bars. Yields the enclosing block's observer."""
+    """Inside the block, notify `observer` of the progress of tasks that begin there, and show its
+    `strip()` above a terminal's bars. Yields the enclosing block's observer."""
     outer = current_observer.get()
     token = current_observer.set(observer)
     try:
@@ -85,7 +85,7 @@ class Task:
         self._tell()
 
     def resume_at(self, done: float) -> None:
-        """Count work that an earlier run had done, but keep it out of the rate."""
+        """Count work of an earlier run as done, but keep it out of the rate."""
         self.first = done
         self.update(done)
 
@@ -161,10 +161,10 @@ class Progress:
             self.print_line(text)
 
     def show(self, render: Callable[[], RenderableType] | None) -> None:
-        """Draw `render()` below a terminal's bars at each refresh; None: no more."""
+        """Draw `render()` below a terminal's bars at each refresh; None ends that."""
 
     def changed(self, task: Task) -> None:
-        """Show that a task moved or ended."""
+        """Show progress or the end of a task."""
 
     def __enter__(self) -> Progress:
         return self
@@ -174,12 +174,11 @@ class Progress:
 
 
 SILENT = Progress()
-"""Shows nothing."""
 
 
 class LineProgress(Progress):
-    """Lines for logs and pipes: at most one for a task every `seconds`, if something changed, and
-    one when it ends."""
+    """Lines for logs and pipes: for each task one every `seconds` if something changed, and one at
+    its end."""
 
     def __init__(
         self, stream: TextIO, seconds: float = 10.0, clock: Callable[[], float] = time.monotonic
@@ -194,7 +193,7 @@ class LineProgress(Progress):
             print(text, file=self._stream, flush=True)
 
     def tell(self, task: Task) -> None:
-        """Print how far a task is."""
+        """Print a task's progress."""
         self.print_line(task.describe())
 
     def changed(self, task: Task) -> None:
@@ -250,6 +249,6 @@ def format_duration(seconds: float) -> str:
 
 
 def shorten_list(names: Sequence[str]) -> str:
-    """List the first of some names, and the number of the others."""
+    """List the first five names, and count the rest."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more

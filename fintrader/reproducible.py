@@ -1,5 +1,5 @@
-"""Processors on which a seed gives the same bytes: this machine's, or every x86-64 one
-(`across_machines`).
+"""The setting `reproducible`: a seed gives the same bytes on this machine, or on every x86-64
+processor (`across_machines`).
 
 Libraries choose their code by the processor. Vectors of another width sum in another order, and
 fused multiply-adds round once instead of twice: the last bits differ, and training amplifies the
@@ -7,9 +7,9 @@ difference. `across_machines` pins each library to code that every x86-64 proces
 libraries choose when they are loaded, the C library when the process starts, so a process must
 begin with the environment variables `VARIABLES`:
 
-    python -m fintrader.reproducible SCRIPT ...      # python SCRIPT ..., begun with them
+    python -m fintrader.reproducible SCRIPT ...      # python SCRIPT ... with VARIABLES
 
-Commands do so by themselves, and the processes of a run inherit them.
+The commands of `fintrader` set the variables themselves; processes of a run inherit them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Reproducible = Literal["same_machine", "across_machines"]
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 VARIABLES = {
     "ATEN_CPU_CAPABILITY": "default",  # torch's kernels
-    "MKL_CBWR": "COMPATIBLE",  # its matrix products and vector functions
+    "MKL_CBWR": "COMPATIBLE",  # torch's matrix products and vector functions
     # numpy's kernels, under the names of its versions; it ignores unknown ones
     "NPY_DISABLE_CPU_FEATURES": (
         "X86_V3 X86_V4 AVX F16C FMA3 AVX2 AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL "
@@ -45,7 +45,7 @@ VARIABLES = {
 }
 """Variables with which a process of a run `across_machines` begins."""
 _CONTRARY = ("NPY_ENABLE_CPU_FEATURES",)
-"""Variables that a library refuses together with those above."""
+"""Variables that a library refuses together with `VARIABLES`."""
 
 
 class RestartNeeded(ConfigError):
@@ -53,7 +53,7 @@ class RestartNeeded(ConfigError):
 
 
 def fix_environment(base: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` with `VARIABLES` over it."""
+    """Return `base`, overridden by `VARIABLES`."""
     return {name: value for name, value in base.items() if name not in _CONTRARY} | VARIABLES
 
 
@@ -102,8 +102,8 @@ def is_fixed() -> bool:
 
 
 def restart(words: list[str] | None = None) -> NoReturn:
-    """Replace this process by `python words` (this very command unless given) with `VARIABLES`. It
-    keeps its number."""
+    """Replace this process, under the same process id, by `python words` with `VARIABLES`. By
+    default `words` are those of this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     arguments = sys.orig_argv[1:] if words is None else words

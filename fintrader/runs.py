@@ -53,7 +53,7 @@ _OTHERS = (
     "environment.json",
 )
 _OTHER_FOLDERS = ("backtest", "null_model", "folds", "train", "tensorboard", "evaluation")
-"""With those above, all names in a run's folder that fintrader writes to."""
+"""With the tuples above: all names in a run's folder that fintrader writes to."""
 _IN_ENSEMBLE = ("ensemble.json", "policy.safetensors")
 _POD_FILES = ("spec.json", "result.json", "policy.safetensors", "metrics.jsonl", "validation.jsonl")
 
@@ -87,8 +87,8 @@ class RunFolder:
 
     @property
     def label(self) -> str:
-        """Name in logs and metrics: the run's; for a search inside a run `name/null_model` or the
-        like."""
+        """Name in logs and metrics: the run's name; for a search inside a run its path, like
+        `name/null_model`."""
         for above in (self.root, *list(self.root.parents)[:3]):
             if (above / "manifest.json").is_file():
                 return self.root.relative_to(above.parent).as_posix()
@@ -109,8 +109,8 @@ class RunFolder:
         return RunFolder(self.root / "null_model")
 
     def backtest_of(self, window: str) -> Path:
-        """The folder of a window's backtest: the test window's is `backtest/`, another's inside
-        it."""
+        """The folder of a window's backtest: `backtest/` for the test window, `backtest/WINDOW` for
+        another."""
         return self.backtest if window == "test" else self.backtest / window
 
     def pod(self, pod_id: str) -> Path:
@@ -119,18 +119,18 @@ class RunFolder:
         return self.pods / pod_id
 
     def list_snapshots(self) -> list[Path]:
-        """List the states that pods were published with; without those that were set aside."""
+        """List the published states of pods, without those set aside as damaged."""
         paths = sorted(self.snapshots.glob("*.safetensors"))
         return [path for path in paths if ".damaged-" not in path.name]
 
     def list_misplaced(self) -> list[Path]:
-        """List the entries in the place of a tournament's file or folder that are of another kind.
+        """List the entries that block a file or folder of a tournament.
 
         These are a folder or a pipe in a file's place, a file in a folder's place, and any symbolic
-        link. Nothing can be written there before they are renamed.
+        link. They must be renamed before anything can be written there.
         """
         folders = [self.root / name for name in _FOLDERS]
-        found = [path for path in folders if os.path.lexists(path) and not _is_folder(path)]
+        misplaced = [path for path in folders if os.path.lexists(path) and not _is_folder(path)]
         files = [self.root / name for name in (*_FILES, *_DATABASE)]
         if _is_folder(self.pods):
             for pod in sorted(
@@ -138,26 +138,26 @@ class RunFolder:
             ):
                 if _is_folder(pod):
                     files += [pod / name for name in _POD_FILES]
-                    found += _list_irregular(pod)
+                    misplaced += _list_irregular(pod)
                 else:
-                    found.append(pod)
+                    misplaced.append(pod)
         if _is_folder(self.ensemble):
             files += [self.ensemble / name for name in _IN_ENSEMBLE]
         if _is_folder(self.snapshots):
             files += self.list_snapshots()
         for folder in (self.ensemble, self.snapshots, self.root / "lease", self.root / "logs"):
-            found += _list_irregular(folder)
-        found += [
+            misplaced += _list_irregular(folder)
+        misplaced += [
             path
             for path in files
             if os.path.lexists(path) and (not path.is_file() or path.is_symlink())
         ]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(misplaced))
 
     def refuse_unsafe(self) -> None:
         """Raise UnsafePathError for the first link, pipe or device where fintrader keeps something.
 
-        For commands that come to such a place only after much work.
+        For commands that would otherwise fail there only after much work.
         """
         for name in (*_FILES, *_DATABASE, *_OTHERS):
             refuse_irregular(self.root / name)
@@ -168,7 +168,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process; the kernel frees it when the process dies, even by a kill.
+        """Lock the run for this process; the kernel frees the lock when the process dies.
 
         Raises RunError when another process holds it, or the folder cannot be made or written to.
         """
@@ -195,20 +195,20 @@ def _is_folder(path: Path) -> bool:
 
 
 def _list_irregular(folder: Path, *, deep: bool = False) -> list[Path]:
-    """List the links, pipes and devices in a folder (`deep`: and below), but for those set
-    aside."""
-    found: list[Path] = []
+    """List the links, pipes and devices in a folder (`deep`: and below) that were not set aside as
+    damaged."""
+    irregular: list[Path] = []
     if not _is_folder(folder):
-        return found
+        return irregular
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if "damaged-" in entry.name or entry.is_file(follow_symlinks=False):
                 continue
             if not entry.is_dir(follow_symlinks=False):
-                found.append(Path(entry.path))
+                irregular.append(Path(entry.path))
             elif deep:
-                found += _list_irregular(Path(entry.path), deep=True)
-    return found
+                irregular += _list_irregular(Path(entry.path), deep=True)
+    return irregular
 
 
 class Manifest:
@@ -260,7 +260,7 @@ class Manifest:
         return cls(path, values)
 
     def update(self, **changes: Any) -> None:
-        """Set values and write, unless they stand there already."""
+        """Set values and write the file, unless all have these values already."""
         is_news = any(
             name not in self.values or self.values[name] != changes[name] for name in changes
         )
@@ -278,8 +278,8 @@ class Manifest:
         """Mark a stage as begun and, when the body ends well, as done, with the seconds all its
         attempts took.
 
-        Its progress can be read meanwhile (`stages`). A stage inside another is not counted twice.
-        The reason of a failure stays in the manifest as a sentence; an interrupted or killed stage
+        Its progress can be read meanwhile (`stages`). The seconds of an inner stage are not counted
+        for the outer one. A failure leaves its reason in the manifest; an interruption or a kill
         leaves none.
         """
         before = float(self.values["stages"].get(name, {}).get("seconds", 0.0))
@@ -323,7 +323,7 @@ class Manifest:
 
     def _record_failure(self, stage: str, error: Exception) -> None:
         """Store the reason of a failure, unless the run has a result or a reason already: the
-        innermost stage reports first, and knows the cause."""
+        innermost stage, which knows the cause, reports first."""
         if self.values.get("finished") is None and self.values.get("failure") is None:
             failure = {"stage": stage, "sentence": explain_failure(error), "time": _format_now()}
             # A full disk shows on the terminal all the same.
@@ -364,11 +364,11 @@ def _format_now() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of Python, fintrader and the packages that results depend on."""
-    found = {"python": platform.python_version()}
+    numbers = {"python": platform.python_version()}
     for package in ("fintrader", *PACKAGES):
         with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            numbers[package] = version(package)
+    return numbers
 
 
 def commit() -> str | None:

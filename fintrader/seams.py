@@ -1,8 +1,8 @@
-"""Parts that are imported when they are asked for by name: optional ones, which the core never
-imports (launchers, observers, kernels), and the names of packages.
+"""Parts that are imported on first use, by name: optional ones, which the core never imports
+(launchers, observers, kernels), and the names of packages.
 
-An optional part needs a package that most runs do without. One that cannot be used here is refused
-in one line, with the command that installs it.
+An optional part needs a package that most runs do not use. If the package is missing, the error is
+one line with the command that installs it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Part(NamedTuple):
     package: str
     """The package it needs, by its import name."""
     extra: str | None = None
-    """The extra of fintrader that has the package; None: it is installed by its own name."""
+    """The extra of fintrader that has the package; None: install it by its own name."""
     settings: str = ""
     """`package.module:name` of the model of its settings, which needs no package."""
 
@@ -52,8 +52,7 @@ KERNELS = {"triton": Part("fintrader.envs.fast.triton_step:TritonStep", "triton"
 
 
 def load_part(parts: Mapping[str, Part], name: str) -> Any:
-    """Import the part called `name`. Raises ConfigError when it, or a package it needs, is
-    absent."""
+    """Import the part called `name`. Raises ConfigError if a package is missing."""
     part = parts[name]
     module, _, attribute = part.reference.partition(":")
     try:
@@ -73,8 +72,8 @@ def explain_absence(parts: Mapping[str, Part], name: str) -> str | None:
 def import_on_use(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make `__getattr__` and `__dir__` of a package whose names are imported on first use from
-    their `homes`, modules below `fintrader`: settings alone load no torch."""
+    """Make `__getattr__` and `__dir__` of a package that imports its names on first use from their
+    `homes`, modules below `fintrader`. Its settings alone then load no torch."""
 
     def load(name: str) -> Any:
         if name not in homes:

@@ -1,11 +1,11 @@
-"""The stages of a run, with their progress and the cause of a failure: one account for terminal,
+"""The stages of a run, with their progress and the cause of a failure: one source for terminal,
 log and app.
 
     data → tournament → null model → backtest → report
 
-Finished stages and their seconds stand in `manifest.json`. The progress of the stage at work stands
-in `progress.json`, which is written once a second at most and removed when nothing is at work any
-more. `read_stages` reads both.
+`manifest.json` has the finished stages and their seconds. `progress.json` has the progress of the
+running stage; it is written at most once a second, and removed when no stage runs any more.
+`read_stages` reads both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ State = Literal["done", "running", "failed", "stopped", "waiting"]
 WHOLE = ("data", "tournament", "null_model", "backtest", "report")
 """The stages of `fintrader run`, in order."""
 TITLES = {"null_model": "null model", "train": "training"}
-"""Names for people of the stages that have another."""
+"""Display names of stages that differ from their names."""
 ABOUT = {
     "data": "bars become the market that agents trade in, or seeds of episodes are drawn",
     "tournament": "agents are trained, compared in validation, and copied with changes",
@@ -44,30 +44,30 @@ ABOUT = {
 }
 LIVE = "progress.json"
 SECONDS = 1.0
-"""Least time between two versions of the file."""
+"""Least time between two writes of `progress.json`."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of a run, as far as it has come."""
+    """One stage of a run, with its progress."""
 
     name: str
     state: State
     seconds: float | None = None
-    """Seconds that a finished stage took in all, or since the stage at work began this time."""
+    """Seconds of a finished stage in all attempts, or of the present attempt of a running one."""
     doing: str = ""
-    """The task at work in it; `done` and `total` are in the task's `unit`."""
+    """Its running task; `done` and `total` are in the task's `unit`."""
     done: float | None = None
     total: float | None = None
     unit: str = ""
     seconds_left: float | None = None
-    """Estimate for the task at work; for a waiting null model the time of the tournament. None:
+    """Estimate for the running task; for a waiting null model the time of the tournament. None:
     unknown yet."""
     note: str = ""
 
     @property
     def title(self) -> str:
-        """Name for people."""
+        """Display name."""
         return TITLES.get(self.name, self.name)
 
     @property
@@ -132,7 +132,7 @@ def read_stages(
             found.append(_read_live_stage(name, live, "running"))
         elif is_done[name] and not (
             alive and name == "report" and at_work == "backtest"
-        ):  # of an earlier window
+        ):  # the report of an earlier window
             found.append(Stage(name, "done", seconds))
         elif not alive and name == failure.get("stage"):
             found.append(_read_live_stage(name, live, "failed"))
@@ -200,12 +200,12 @@ class _ProgressWriter:
         self.tell(None)
 
     def tell(self, task: Task | None) -> None:
-        """Write the progress of a task; None: no task is at work any more."""
+        """Write the progress of a task; None: no task is running."""
         self._task = task
         now = time.monotonic()
         if now - self._written >= SECONDS:
             self._written = now
-            # A run goes on where its progress cannot be written.
+            # A run goes on even if its progress cannot be written.
             with contextlib.suppress(OSError, FintraderError, ValueError):
                 write_bytes(self._path, dump_json(self._describe_live()).encode(), sync=False)
 
@@ -215,14 +215,14 @@ class _ProgressWriter:
         self.tell(None)
 
     def _describe_live(self) -> dict[str, Any]:
-        found = {
+        progress = {
             "stage": self._name,
             "seconds": round(time.monotonic() - self._began, 3),
             "updated": time.time(),
         }
         task = self._task
         if task is not None:
-            found |= {
+            progress |= {
                 "doing": task.name,
                 "done": task.done,
                 "total": task.total,
@@ -230,7 +230,7 @@ class _ProgressWriter:
                 "note": task.note,
                 "seconds_left": None if task.finished else task.seconds_left,
             }
-        return found
+        return progress
 
     def strip(self) -> str:
         """Describe the present state of all stages of the run."""
@@ -239,10 +239,10 @@ class _ProgressWriter:
 
 @contextlib.contextmanager
 def track_stage(folder: Path, values: Mapping[str, Any], name: str) -> Iterator[None]:
-    """Inside the block, write this thread's tasks down as progress of the stage `name`.
+    """Inside the block, write the progress of this thread's tasks as that of the stage `name`.
 
-    The run lies in `folder`, and `values` are those of its manifest. A stage may lie inside
-    another. When the outermost one ends well, nothing is at work any more.
+    `folder` is the run's, `values` are its manifest's. Stages may be nested; if the outermost one
+    raises nothing, `progress.json` is removed.
     """
     with observe_tasks(_ProgressWriter(folder, values, name)) as outer:
         yield

@@ -38,8 +38,7 @@ SENT_BY_OTHERS = tuple(
     for name in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
     if hasattr(signal, name)
 )
-"""Signals that come from outside; a process of ours that fails ends by SIGSEGV, SIGABRT and
-such."""
+"""Signals that other processes send; a failing process of ours ends by others, like SIGSEGV."""
 BINARY: int = getattr(os, "O_BINARY", 0)
 """Flag of `os.open`, without which Windows changes line ends."""
 HAS_FORK = hasattr(os, "fork")
@@ -57,8 +56,8 @@ _seeking = threading.Lock()
 def try_lock(file: IO[Any]) -> bool:
     """Take a file's lock unless another process has it; True also where locks are unknown.
 
-    The kernel frees the lock when the file is closed or the process dies. Windows lets no other
-    process read the first byte of a locked file, so a file that is locked holds nothing.
+    The kernel frees the lock when the file is closed or the process dies. Under Windows no
+    other process can read the first byte of a locked file, so lock files are empty.
     """
     try:
         return lock_descriptor(file.fileno(), blocking=False)
@@ -69,7 +68,7 @@ def try_lock(file: IO[Any]) -> bool:
 
 
 def wait_for_lock(file: IO[Any], patience_seconds: float = math.inf) -> bool:
-    """Take a file's lock as soon as no other process has it; False if none is free in time."""
+    """Take a file's lock as soon as no other process has it; False after `patience_seconds`."""
     deadline = time.monotonic() + patience_seconds
     while not try_lock(file):
         if time.monotonic() >= deadline:
@@ -79,7 +78,7 @@ def wait_for_lock(file: IO[Any], patience_seconds: float = math.inf) -> bool:
 
 
 def is_locked(file: IO[Any]) -> bool:
-    """Ask whether a process holds a file's lock, which needs no right to write."""
+    """Check that a process holds a file's lock; needs no right to write."""
     try:
         import fcntl
     except ImportError:
@@ -97,8 +96,8 @@ def is_locked(file: IO[Any]) -> bool:
 
 
 def _is_locked_after_probes(file: IO[Any]) -> bool:
-    """Check for a lock several times: without shared locks each probe holds the lock for a moment,
-    and another process's probe is not a holder."""
+    """Check for a lock several times: without shared locks each probe takes the lock for a moment,
+    and another process's probe must not count as a holder."""
     for _ in range(_PROBES):
         if try_lock(file):
             with contextlib.suppress(OSError):  # locks are unknown here
@@ -119,7 +118,7 @@ def open_plain(path: str) -> int:
 
 
 def sync(path: Path) -> None:
-    """Bring a file's bytes or a folder's entries to disk; Windows does the latter by itself."""
+    """Bring a file's bytes or a folder's entries to disk; Windows does so for folders by itself."""
     if not _HAS_FOLDER_HANDLES and path.is_dir():
         return
     handle = os.open(path, os.O_RDONLY if _HAS_FOLDER_HANDLES else os.O_RDWR | BINARY)
@@ -207,7 +206,9 @@ def _is_number_in_use(pid: int) -> bool:
 def signal_process(pid: int, start: int, number: signal.Signals) -> None:
     """Signal a process if it began at `start`. Does nothing where the system has no process
     handles: the number might pass to another process in between."""
-    with contextlib.suppress(OSError, AttributeError):  # it has just ended, or the call is missing
+    with contextlib.suppress(
+        OSError, AttributeError
+    ):  # the process has just ended, or the call is missing
         handle = os.pidfd_open(pid)
         try:
             if read_process_start(pid) == start:
@@ -217,7 +218,7 @@ def signal_process(pid: int, start: int, number: signal.Signals) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill the process group of this leader; without groups the process alone."""
+    """Kill the process group that `pid` leads; on systems without groups only the process."""
     if hasattr(os, "killpg"):
         os.killpg(pid, KILL)
     else:
@@ -226,10 +227,10 @@ def kill_group(pid: int) -> None:
 
 def end_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies (Linux). Elsewhere the process ends
-    when it finds its pipe closed."""
+    once it finds its pipe closed."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, KILL)
-    if os.getppid() != parent:  # it died before the call
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
@@ -249,8 +250,8 @@ def call_after_fork(action: Callable[[], None]) -> None:
 
 
 def start_fork(work: Callable[[], None]) -> Callable[[], None]:
-    """Do `work` in a fork of this process; returns a function that waits for its end. Without forks
-    the work is done at once."""
+    """Do `work` in a fork of this process; returns a function that waits for the fork's end. On
+    systems without forks the work is done at once."""
     if not HAS_FORK:
         work()
         return lambda: None
@@ -335,7 +336,7 @@ def _measure_groups() -> Iterator[int]:
             cache = "total_inactive_file"
         else:
             continue
-        # In a container the path may be the host's: missing groups are skipped, the top one exists.
+        # In a container the path may be the host's: skip missing groups; the top group exists.
         here = top / path.lstrip("/")
         for group in (here, *here.parents):
             if group != top and top not in group.parents:
@@ -374,8 +375,7 @@ _M_MMAP_THRESHOLD = -3
 
 
 def find_interface(address: str) -> str | None:
-    """Find the network interface with an IPv4 address of this machine (Linux); None where
-    unknown."""
+    """Find this machine's network interface with the IPv4 `address` (Linux); None if unknown."""
     try:
         import fcntl
     except ImportError:
@@ -395,7 +395,7 @@ _SIOCGIFADDR = 0x8915
 
 
 CARD_SECONDS = 30
-"""Seconds between two counts of the cards."""
+"""Seconds between two counts of the GPUs, and the time limit of a count."""
 COUNT_CARDS = """
 import ctypes, sys
 driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
@@ -409,10 +409,10 @@ print(count.value)
 
 @lru_cache(maxsize=1)
 def count_cards(visible: str | None, period: int) -> int | None:
-    """Count the cards that a new process finds with `visible` as `CUDA_VISIBLE_DEVICES`, once in a
+    """Count the GPUs that a new process finds with `visible` as `CUDA_VISIBLE_DEVICES`, once in a
     `period`; None if the driver gives no answer.
 
-    A running process that uses CUDA still counts a card lost meanwhile.
+    A process that uses CUDA would still count a GPU that was lost meanwhile.
     """
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
         command = [sys.executable, "-c", COUNT_CARDS]

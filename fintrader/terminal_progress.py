@@ -25,7 +25,7 @@ from fintrader.progress import (
 
 
 class _Bars(RichProgress):
-    """Rich bars between a line about the whole run and an extra drawing."""
+    """Rich bars, below a line about the whole run and above an extra drawing."""
 
     observer: Observer | None = None
     extra: Callable[[], RenderableType] | None = None
@@ -39,8 +39,7 @@ class _Bars(RichProgress):
 
 
 class TerminalProgress(Progress):
-    """Rich bars: share, count, rate, time left, note. Tasks vanish when they end, leaving one
-    line."""
+    """Rich bars: share, count, rate, time left, note. A task that ends leaves one line."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -92,7 +91,7 @@ class TerminalProgress(Progress):
 def reporter(stream: TextIO | None = None) -> Progress:
     """Make the progress that suits `stream` (stderr by default): bars at a terminal, else lines.
 
-    Where logs are structured (`logs.use_format`) it writes records.
+    With structured logs (`logs.use_format`) it writes records.
     """
     if stream is None and logs.is_structured():
         return LogProgress(sys.stderr)

@@ -2,8 +2,8 @@
 
     parse_yaml("env: {num_envs: 64}", "my.yaml")
 
-PyYAML alone recurses once a level, lets a few lines of aliases stand for billions of values, and
-raises whatever a constructor of its own stumbles over.
+PyYAML alone recurses once a level, expands a few lines of aliases to billions of values, and lets
+any error of its constructors through.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fintrader.errors import ConfigError
 MOST_BYTES = 1 << 20
 MOST_LEVELS = 50
 MOST_VALUES = 100_000
-"""Values and names in a text, those that aliases repeat counted again."""
+"""Values and names in a text, counted again for each alias that repeats them."""
 MOST_DIGITS = 100
 _TAG = "tag:yaml.org,2002:"
 _KINDS = {
@@ -53,7 +53,7 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
         finally:
             loader.dispose()
     except UnicodeDecodeError:
-        raise ConfigError(f"{where}: no text, so no YAML; give a file in UTF-8") from None
+        raise ConfigError(f"{where}: not text in UTF-8; give a YAML file") from None
     except _WrongValueError as error:
         raise ConfigError(f"{where}, line {error.line}: {error.problem}; {error.remedy}") from None
     except ReaderError as error:
@@ -62,8 +62,8 @@ def parse_yaml(text: str | bytes, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"at line {mark.line + 1}, column {mark.column + 1}" if mark else "at some line"
-        found = shorten(error.problem or error.context or "")
-        problem = f"{place}: {found}; correct it there, or quote the text"
+        cause = shorten(error.problem or error.context or "")
+        problem = f"{place}: {cause}; correct it there, or quote the text"
     except (yaml.YAMLError, ValueError, ArithmeticError, LookupError, RecursionError) as error:
         problem = f"({shorten(str(error))}); write plain names and values"
     raise ConfigError(f"{where}: not valid YAML {problem}")
@@ -77,7 +77,7 @@ def shorten(text: str) -> str:
 
 
 class _WrongValueError(yaml.YAMLError):
-    """A value that looks like a number or a date and is none, or one that breaks a bound."""
+    """A value that only looks like a number or a date, or one that exceeds a bound."""
 
     def __init__(self, problem: str, remedy: str, mark: Any) -> None:
         super().__init__(problem)
@@ -108,7 +108,7 @@ class BoundedLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self.extents:
-                problem = f"*{shorten(str(event.anchor))} stands inside the value that it repeats"
+                problem = f"*{shorten(str(event.anchor))} is inside the value that it repeats"
                 raise _WrongValueError(problem, "write the value out", event.start_mark)
             values, levels = self.extents[id(node)]
             self.values += values
@@ -130,14 +130,14 @@ class BoundedLoader(yaml.SafeLoader):
             raise _WrongValueError(problem, "leave values out, or repeat less", event.start_mark)
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
-        """Make a value. PyYAML's own constructors raise nearly anything for a wrong one."""
+        """Construct a value, and turn any error of PyYAML's constructors into one with its line."""
         is_number = node.tag in (f"{_TAG}int", f"{_TAG}float")
         if is_number and isinstance(node, ScalarNode) and len(node.value) > MOST_DIGITS:
             raise self._refuse(node)
         try:
             value = super().construct_object(node, deep)
             if isinstance(value, str):
-                value.encode()  # "\\ud800" stands for half a character, which no file can hold
+                value.encode()  # "\\ud800" is half a character, which no file can hold
             return value
         except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError):
             if not isinstance(node, ScalarNode):

@@ -103,7 +103,7 @@ def test_records_of_a_union_are_told_apart_by_their_literal():
     ):
         with pytest.raises(RecordError, match=problem):
             from_json(Fleet, stored | {"vehicles": [{"wheels": 2} | change]})
-    with pytest.raises(RecordError, match="budget is no such settings"):
+    with pytest.raises(RecordError, match="budget holds no valid settings"):
         from_json(Fleet, stored | {"budget": {"env_steps": 0}})
 
 

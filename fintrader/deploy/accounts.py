@@ -39,18 +39,18 @@ from fintrader.storage.objects import ObjectStore
 
 _DAY_NS = 86_400_000_000_000
 _PAID_AFTER_DAYS = 60
-"""Latest arrival of a dividend after its ex-date."""
+"""Most days between a dividend's ex-date and its payment."""
 _SPLIT_DAYS = 10
 _SPLIT_NS = _SPLIT_DAYS * _DAY_NS
-"""Days after a split in which it may be booked, or the fraction of a share be paid."""
+"""Time after a split in which it may be booked or its fraction of a share paid, ns."""
 
 
 @contextlib.contextmanager
 def hold_account(broker: Broker, journal: Journal) -> Iterator[StoreLease | None]:
     """Hold the broker's account: no other deployment of this user trades it on this machine.
 
-    The embedded broker's account is private to its folder and needs none. Raises DeployError where
-    another deployment holds it; a killed one holds nothing any more.
+    The embedded broker's account is private to its folder and needs no lease. Raises DeployError
+    where another deployment holds the account; a killed deployment holds none.
     """
     if isinstance(broker, SimulatedBroker):
         yield None
@@ -72,15 +72,15 @@ def hold_account(broker: Broker, journal: Journal) -> Iterator[StoreLease | None
             ) from None
         except (StorageError, OSError) as error:
             raise DeployError(
-                f"{folder} cannot be written ({error}), and the account's lease lies there; "
+                f"{folder} cannot be written ({error}), but the account's lease is there; "
                 "free space or rights there, or set XDG_STATE_HOME to another folder"
             ) from None
         yield lease
 
 
 def _read_number(broker: Broker, journal: Journal) -> str:
-    """Read the account's number, from the journal where a flatten goes on and the broker is
-    silent."""
+    """Read the account's number, from the journal if a flatten goes on and the broker does not
+    answer."""
     try:
         return broker.account().number
     except (BrokerError, BrokerUnsureError):
@@ -93,8 +93,8 @@ def _read_number(broker: Broker, journal: Journal) -> str:
 class Accounts:
     """Cash, shares and equity at a bar. Where broker and journal differ, `halt` gets the reason.
 
-    Equity is the account's without the part beyond the cap: gains beyond it are set aside, and are
-    neither traded with nor counted. Deposits and withdrawals change the highest and the first
+    Equity is that of the account without the part beyond the cap, which is neither traded nor
+    counted. Deposits and withdrawals change the highest and the first
     equity in step, so that neither is a gain or a loss.
     """
 
@@ -109,8 +109,8 @@ class Accounts:
         replays: bool,
         cap_usd: float | None,
     ) -> None:
-        """alert: gets the kind of news, a text and the time; cap_usd: most that is traded with, of a
-        larger account; replays: the later bars are known already."""
+        """alert: gets the kind of news, a text and the time; cap_usd: most USD of the account that
+        are traded; replays: the later bars are known already."""
         self.bundle = recorder.bundle
         self.broker = broker
         self.journal = recorder.journal
@@ -126,7 +126,7 @@ class Accounts:
         """Part of the account that is beyond the cap."""
         self._first_usd = self._peak_usd = self._equity_usd = 0.0
         self._seen = 0
-        """Number of the newest entry whose changes are known here."""
+        """Number of the newest journal entry that was taken in."""
         self._split: dict[str, int] = {}
         """Symbol -> time at which its newest split was taken in."""
         self._due: list[tuple[str, int, float]] = []
@@ -136,12 +136,12 @@ class Accounts:
 
     @property
     def since(self) -> int:
-        """Start of the bar at which an embedded account stands that goes on with newer markets; 0
-        of any other."""
+        """Start (ns) of the bar of an embedded account that goes on with newer markets; 0 for any
+        other account."""
         return 0 if self.simulated is None or self.replays else self.simulated.since
 
     def at(self, market: MarketTensors, row: int, now: int) -> BacktestAccount:
-        """Build the account as it stands at a bar's close, with this market's prices."""
+        """Build the account at the close of bar `row`, with this market's prices."""
         if self.simulated is not None:
             if not self.replays:
                 self.simulated.grow(market, row + 1)
@@ -149,8 +149,8 @@ class Accounts:
             held = self.simulated.account().shares
         else:
             cash, held = self.agreed(now)
-            # A symbol without bars for a session has no close; shares of it keep their last price,
-            # in the equity and in what the limits count.
+            # A symbol without bars for a session has no close; equity and limits count its shares
+            # at their last price.
             shares = _align(held, market.symbols)
             close = market.close[row].numpy().astype(np.float64)
             last = _align(self._price(held, now), market.symbols)
@@ -163,7 +163,7 @@ class Accounts:
             equity = self._measure(cash, float(shares @ np.nan_to_num(close)))
             cash -= self.outside_usd
             state = AccountState(cash, equity, self._peak_usd, self._first_usd)
-        return state.stand(market, self.env, row, _align(held, market.symbols))
+        return state.build_account(market, self.env, row, _align(held, market.symbols))
 
     def between(self, now: int) -> float:
         """Value the account between two decisions by the newest prices, USD."""
@@ -179,7 +179,8 @@ class Accounts:
         """Return the cash and shares on which broker and journal agree; shares of a split count
         from its morning on, also before the broker has booked them.
 
-        `start` and `adopt`: of `reconcile`, which raises DeployError for a difference at the start.
+        `start` and `adopt`: as in `reconcile`, which raises DeployError for a difference at the
+        start.
         """
         self._take_in(now)
         split = frozenset(name for name, at in self._split.items() if now < at + _SPLIT_NS)
@@ -214,8 +215,8 @@ class Accounts:
         self._alert("accept", text, now)
 
     def expect(self, action: Action, opened: int, now: int) -> float:
-        """Expect the shares of a split and the cash of a dividend, once; return the split that is
-        new to the journal, 1 without one. `opened`: the open of the day, ns."""
+        """Expect the shares of a split and the cash of a dividend, once; return the ratio of a
+        split that is new to the journal, else 1. `opened`: the open of the day, ns."""
         reason = f"{action.symbol} split {action.split:g} for 1 on {action.day}"
         if action.split == 1.0:
             reason = f"{action.symbol} pays {action.dividend_usd:g} USD a share of {action.day}"
@@ -225,7 +226,7 @@ class Accounts:
         held = expect_holdings(self.journal).shares.get(action.symbol, 0.0)
         agreed = self.journal.last(Checkpoint)
         if agreed is not None and agreed.time >= opened:
-            # Shares that were agreed on since then may be bought later, or split already.
+            # Shares that were agreed on after the open may be bought since, or split already.
             day = format_day(opened)
             if format_day(agreed.time) != day or agreed.body.traded_usd.get(day):
                 held = 0.0
@@ -261,22 +262,22 @@ class Accounts:
         self.limits.scale(change.factor)
 
     def restore(self, simulated: SimulatedBroker) -> None:
-        """Put the embedded account to its first decision with orders whose end is not in the
-        journal, and give it all orders since."""
+        """Restart the embedded account at its first decision with an order whose end is not in the
+        journal, with all orders since."""
         decisions = [entry.body for entry in self.journal.entries(BarDecision)]
         if not decisions:
             return
         standing = {name for name, report in self.journal.orders().items() if not report.is_over}
-        made = [(decision, self._list_orders(decision)) for decision in decisions]
-        while len(made) > 1 and standing.isdisjoint(order.id for order in made[0][1]):
-            del made[0]
-        begin = made[0][0]
+        past = [(decision, self._list_orders(decision)) for decision in decisions]
+        while len(past) > 1 and standing.isdisjoint(order.id for order in past[0][1]):
+            del past[0]
+        begin = past[0][0]
         if not self.replays:
             newest = int(np.searchsorted(self.recorder.grid.minutes, decisions[-1].bar))
             simulated.market = self.recorder.rows.at(self.recorder.grid, newest, begin.bar)[0]
-        # The decision's own orders replace what rested before it.
+        # The decision's own orders replace the ones that rested before it.
         state = AccountState(begin.cash, begin.equity, begin.peak, begin.first)
-        later = [order for _, own in made for order in own]
+        later = [order for _, own in past for order in own]
         simulated.restore(begin.bar, state, _align(begin.shares, self.bundle.symbols), later)
 
     def _list_orders(self, decision: BarDecision) -> list[Order]:
@@ -288,8 +289,8 @@ class Accounts:
         return [*decision.resting, *market]
 
     def _measure(self, cash: float, shares_usd: float) -> float:
-        """Measure the equity with what is due, set aside what is beyond the cap, and note the
-        highest."""
+        """Compute the equity with dividends due, set the part beyond the cap aside, and note the
+        peak."""
         equity = cash + shares_usd + sum(usd for _, _, usd in self._due)
         if self.cap_usd is not None:
             self.outside_usd = max(self.outside_usd, equity - self.cap_usd)
@@ -300,7 +301,7 @@ class Accounts:
         return equity
 
     def _price(self, symbols: Iterable[str], now: int) -> dict[str, float]:
-        """Return the last prices as they stand after the splits and dividends since, USD."""
+        """Return the last prices, adjusted for splits and dividends since, USD."""
         rows = self.recorder.rows
         today = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
         prices = {symbol: rows.history.last_close(symbol) for symbol in symbols}
@@ -319,11 +320,11 @@ class Accounts:
         accepted = self.journal.entries(Adoption, after=self._seen)
         seqs = [part[-1].seq for part in (news, booked, accepted) if part]
         self._seen = max([self._seen, *seqs])
-        for one in news:
-            self._split |= dict.fromkeys(one.body.shares, one.time)
-            self._due += [(name, one.time, usd) for name, usd in one.body.due_usd.items()]
-        # Shares in a symbol that is not traded came for some that were held.
-        strange = [
+        for change in news:
+            self._split |= dict.fromkeys(change.body.shares, change.time)
+            self._due += [(name, change.time, usd) for name, usd in change.body.due_usd.items()]
+        # Shares of an untraded symbol were received in exchange for held ones.
+        untraded = [
             (entry.time, entry.body.symbol)
             for entry in booked
             if entry.body.is_exchange
@@ -331,22 +332,25 @@ class Accounts:
             and entry.body.symbol not in self.bundle.symbols
         ]
         for entry in booked:
-            self._note_booking(entry, {at for at, _ in strange}, now)
+            self._note_booking(entry, {at for at, _ in untraded}, now)
         oldest = now - _PAID_AFTER_DAYS * _DAY_NS
         self._due = [due for due in self._due if due[1] > oldest]
         moved = self.journal.last(CapitalMove)
         done = 0 if moved is None else moved.seq
         bookings = [entry.body for entry in booked if entry.seq > done]
         adoptions = [entry.body for entry in accepted if entry.seq > done]
-        self._move_capital(bookings, adoptions, [name for _, name in strange], now)
+        self._move_capital(bookings, adoptions, [name for _, name in untraded], now)
 
-    def _note_booking(self, entry: Entry[Activity], strange: Container[int], now: int) -> None:
-        """Note a split, or what is due and paid: the cash of a merger may come later, too."""
+    def _note_booking(self, entry: Entry[Activity], untraded: Container[int], now: int) -> None:
+        """Note a split, or cash that is due or paid: that of a merger may come later, too.
+
+        untraded: times of bookings of shares that are not traded here.
+        """
         body = entry.body
         if body.kind == "split":
             self._split[body.symbol] = entry.time
         elif body.kind == "other" and body.shares:
-            if body.shares < 0.0 and not body.cash_usd and entry.time not in strange:
+            if body.shares < 0.0 and not body.cash_usd and entry.time not in untraded:
                 price = self._price([body.symbol], now)[body.symbol]
                 self._due.append((body.symbol, entry.time, -body.shares * price))
         elif body.symbol and body.cash_usd > 0.0:
@@ -358,11 +362,11 @@ class Accounts:
         self,
         booked: Sequence[Activity],
         accepted: Sequence[Adoption],
-        strange: Sequence[str],
+        untraded: Sequence[str],
         now: int,
     ) -> None:
-        """Journal and apply changes of the account that are neither gain nor loss: deposits, what a
-        person accepted, and shares that have got a `strange` symbol, which is not traded."""
+        """Journal and apply changes of the account that are neither gain nor loss: deposits,
+        accepted differences, and shares that were exchanged for those of `untraded` symbols."""
         notable = [one for one in booked if one.kind == "transfer" or one.is_exchange]
         if not notable and not accepted:
             return
@@ -370,17 +374,16 @@ class Accounts:
         moves += [
             (one.cash_usd, {one.symbol: one.shares})
             for one in notable
-            if strange or one.kind == "transfer"
+            if untraded or one.kind == "transfer"
         ]
         prices = self._price({name for _, shares in moves for name in shares}, now)
         usd = sum(cash for cash, _ in moves)
         usd += sum(count * prices[name] for _, shares in moves for name, count in shares.items())
         texts = [_describe_booking(one) for one in notable]
-        texts += [f"{name} is not traded here: sell it by hand" for name in strange if notable]
+        texts += [f"{name} is not traded here: sell it by hand" for name in untraded if notable]
         if texts:
             self._alert("account", "; ".join(texts), now)
-        # A deposit goes to the part beyond the cap, and a withdrawal comes from there, if it is
-        # there.
+        # While a part is beyond the cap, deposits go to it, and withdrawals come from it.
         outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0
         before = self._equity_usd
         factor = max(before + usd - outside, 0.0) / before if before > 0.0 else 1.0
@@ -389,11 +392,10 @@ class Accounts:
         self.move(change)
 
 
-def _describe_booking(one: Activity) -> str:
-    """Describe an activity in a few words."""
-    parts = [f"{one.shares:+.9g} {one.symbol}"] if one.shares else []
-    parts += [f"{one.cash_usd:+,.2f} USD"] if one.cash_usd else []
-    return f"{' and '.join(parts)} on {one.day} ({one.text or one.kind})"
+def _describe_booking(booking: Activity) -> str:
+    parts = [f"{booking.shares:+.9g} {booking.symbol}"] if booking.shares else []
+    parts += [f"{booking.cash_usd:+,.2f} USD"] if booking.cash_usd else []
+    return f"{' and '.join(parts)} on {booking.day} ({booking.text or booking.kind})"
 
 
 def _align(held: Mapping[str, float], symbols: Sequence[str]) -> Array:

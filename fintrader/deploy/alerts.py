@@ -25,8 +25,7 @@ from fintrader.errors import ConfigError, RunError, install_command
 log = logging.getLogger("fintrader.deploy")
 VARIABLE = "FINTRADER_ALERT_URLS"
 SUPERVISOR = "FINTRADER_SUPERVISOR"
-"""Variable of a supervised process: descriptor of the pipe to its supervisor, and the latter's
-number."""
+"""Variable of a supervised process: `descriptor of the pipe:process id` of its supervisor."""
 PAUSE_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
 _LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
@@ -39,7 +38,7 @@ class Alerts:
         self.deployment = deployment
         self._has_supervisor = is_supervised()
         self._receivers: dict[str, Callable[[Mapping[str, str]], None]] = {}
-        """Name, which is no secret, and a function that sends news."""
+        """Name without secrets -> function that sends news."""
         urls = [*settings.urls, *os.environ.get(VARIABLE, "").split()]
         for number, url in enumerate(urls, 1):
             check_address(url, f"address {number} of alerts.urls and {VARIABLE}")
@@ -52,8 +51,8 @@ class Alerts:
         """Newest delivery to each receiver."""
 
     def send(self, alert: Alert) -> bool:
-        """Send an alert; True if it was sent. Within a minute of another one of its kind it waits,
-        and a newer one takes its place."""
+        """Send an alert; True if it was sent. Within a minute after another of its kind it waits,
+        and a newer one replaces it."""
         now = time.monotonic()
         if now - self._sent.get(alert.kind, -PAUSE_SECONDS) < PAUSE_SECONDS:
             self._waiting[alert.kind] = alert
@@ -67,9 +66,8 @@ class Alerts:
         return True
 
     def deliver(self, news: Mapping[str, str]) -> None:
-        """Deliver news to each receiver from a thread: a slow one must hold up neither an order of
-        the loop nor another receiver. Each gets its news in order, so that "ended" overtakes no
-        alert from before the end."""
+        """Deliver news to each receiver from a thread: a slow one must delay neither an order of
+        the loop nor another receiver. Each gets its news in order, with "ended" last."""
         for name, send in self._receivers.items():
             parts = (name, send, news, self._newest.get(name))
             thread = threading.Thread(target=_deliver, args=parts, daemon=True)
@@ -77,15 +75,15 @@ class Alerts:
             self._newest[name] = thread
 
     def look(self) -> None:
-        """Send the alerts that have waited. Raise RunError where the supervisor has died: the end
-        of this process would be silent."""
+        """Send the alerts that have waited. Raises RunError if the supervisor has died: nothing
+        would report the end of this process."""
         for alert in list(self._waiting.values()):
             self.send(alert)
         if self._has_supervisor and not is_supervised():
             raise RunError("the process that supervised it was killed")
 
     def finish(self) -> None:
-        """Send the alerts that wait, and wait for those under way: the process ends."""
+        """Send the alerts that wait, and wait for the deliveries, before the process ends."""
         self._sent.clear()
         for alert in list(self._waiting.values()):
             self.send(alert)
@@ -94,7 +92,7 @@ class Alerts:
 
 
 def is_supervised() -> bool:
-    """Check whether the process that started this one is its supervisor, and lives."""
+    """Check that a supervisor started this process and is alive."""
     return os.environ.get(SUPERVISOR, "").endswith(f":{os.getppid()}")
 
 
@@ -110,13 +108,13 @@ def tell_supervisor(news: Mapping[str, str]) -> bool:
 
 
 def check_address(url: str, what: str) -> None:
-    """Raise ConfigError for an address that is neither https, nor on this machine, nor one of
-    apprise's. It may be a secret, so it is not shown."""
+    """Raise ConfigError for an address that is neither https, nor on this machine, nor known to
+    apprise. The message leaves the address out, since it may be a secret."""
     if url.startswith(("http://", "https://")):
         if not url.startswith(("https://", *_LOOPBACK)):
             raise ConfigError(f"{what} must begin with https://")
     elif not _open_apprise().add(url):
-        raise ConfigError(f"{what} is none that apprise knows, such as ntfys://ntfy.sh/TOPIC")
+        raise ConfigError(f"{what} is unknown to apprise; give one such as ntfys://ntfy.sh/TOPIC")
 
 
 def _open_apprise() -> Any:
@@ -147,7 +145,7 @@ def _deliver(
     try:
         send(news)
     except (ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
-        log.warning("%s did not take it (%s)", name, type(error).__name__)  # texts may hold secrets
+        log.warning("%s took no alert (%s)", name, type(error).__name__)  # texts may hold secrets
 
 
 def _post(url: str, news: Mapping[str, str]) -> None:

@@ -1,12 +1,12 @@
 """Orders at Alpaca, through alpaca-py (extra `alpaca`): its paper account, and no other address.
 
-alpaca-py by itself repeats requests: a POST that ends in 504 leaves up to four times, and an order
-without an id then stands as often. Here it repeats nothing, a request ends after 10 seconds, and an
-order of unknown fate raises BrokerUnsureError. Its errors are read by `status_code`: its `code`
+alpaca-py itself repeats requests: a POST that ends in 504 is sent up to four times, and an order
+without an id is then placed as often. Here it repeats nothing, a request ends after 10 seconds, and
+an order of unknown fate raises BrokerUnsureError. Errors are read by `status_code`, since `code`
 parses the body and fails on HTML.
 
-Keys come from the environment alone and go to a checked endpoint alone; they are in no message, no
-journal and no log, even if a server sends them back.
+Keys come only from the environment and go only to a checked endpoint; no message, journal or log
+shows them, even if a server sends them back.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _ACTIVITIES = 100
 _STATES: Mapping[str, State] = {
     "filled": "filled",
     "canceled": "cancelled",
-    "replaced": "cancelled",  # by an order of a foreign id
+    "replaced": "cancelled",  # by an order with another id
     "expired": "expired",
     "rejected": "rejected",
 }
-"""Last statuses of an order. All others stand: new, accepted, pending_new,
+"""Final statuses of an order. All others are open: new, accepted, pending_new,
 accepted_for_bidding, pending_review, held, stopped, suspended, calculated, done_for_day,
 pending_cancel, pending_replace, partially_filled, and any that Alpaca adds."""
 _TRANSFERS = {"CSD", "CSW", "CSR", "JNL", "JNLC", "JNLS", "ACATC", "ACATS", "FOPT"}
 _KINDS: Mapping[str, ActivityKind] = {"SPLIT": "split", "NC": "rename"}
-"""Types of activities; those that begin with DIV are dividends, all others fees and the like."""
+"""Types of activities; DIV and its variants are dividends, all others fees and the like."""
 _ORDINARY = {"new", "accepted", "pending_new", "partially_filled", "filled"}
 
 
@@ -61,7 +61,8 @@ class AlpacaBroker(RemoteBroker):
 
     `endpoint` is the paper account's, or a server on this machine; `real_money` is refused.
     Purchases are of whole shares unless `fractional`; sales may be of fractions, which a split
-    leaves. Alpaca refuses a purchase while a stop of the same symbol rests, and the other way round.
+    leaves. Alpaca refuses a purchase while a stop of the same symbol rests, and a stop while a
+    purchase rests.
     Raises DeployError for real money, an endpoint that is not allowed, a missing package or
     missing keys.
     """
@@ -96,12 +97,12 @@ class AlpacaBroker(RemoteBroker):
         restrict(self._client._session, self.endpoint, limits.seconds)
 
     def submit(self, order: Order) -> OrderReport:
-        """Send one order, of shares with the nine decimals that Alpaca takes.
+        """Send one order; shares are rounded to the nine decimals that Alpaca takes.
 
         A stop of whole shares is good till cancelled. All others are for the day, as fractions of a
         share must be, so that bids and asks end with their session even if this process is dead.
         Prices have two decimals from 1 USD on and four below (docs.alpaca.markets, Placing Orders);
-        those of purchases are rounded down, those of sales up.
+        prices of purchases are rounded down, those of sales up.
         """
         shares = round(abs(order.shares), 9)
         is_purchase = order.shares > 0
@@ -130,13 +131,13 @@ class AlpacaBroker(RemoteBroker):
         if answer.status == 422 and all(
             word in answer.message for word in ("client_order_id", "unique")
         ):
-            raise OrderTakenError(f"an order {order.id} stands at alpaca already")
+            raise OrderTakenError(f"alpaca has an order {order.id} already")
         if answer.status in (400, 422) or (answer.status == 403 and answer.code // 10_000 == 4031):
             return report_rejection(order, answer.message or f"status {answer.status}")
         raise self._explain_refusal(answer)
 
     def cancel(self, report: OrderReport) -> None:
-        """Cancel an order; one that is over already stays as it is."""
+        """Cancel an order; a finished one stays unchanged."""
         name = report.broker_id or getattr(self.order(report.id), "broker_id", "")
         if name:
             self._call(self._client.cancel_order_by_id, name, allowed=(200, 404, 422))
@@ -148,14 +149,14 @@ class AlpacaBroker(RemoteBroker):
             return self._read(lambda: _report(answer.body, order_id))
         if not answer.message:
             raise BrokerUnsureError(
-                "a server before alpaca answers that there is no such page; it is asked again"
+                "a server before alpaca answers that the page does not exist; it is asked again"
             )
         return None
 
     def orders(self, since: int) -> Sequence[OrderReport]:
-        """Report the orders sent since then, and those that stand, however old."""
-        found = self._read_pages("all", since) | self._read_pages("open", 0)
-        return [report for _, report in sorted(found.values(), key=lambda item: item[0])]
+        """Report the orders sent since then, and all open ones, however old."""
+        reports = self._read_pages("all", since) | self._read_pages("open", 0)
+        return [report for _, report in sorted(reports.values(), key=lambda item: item[0])]
 
     def account(self) -> BrokerAccount:
         account = self._ask(self._client.get_account)
@@ -163,13 +164,14 @@ class AlpacaBroker(RemoteBroker):
         return self._read(lambda: _parse_account(account, positions))
 
     def size_sale(self, symbol: str, shares: float, price_usd: float) -> float:
-        """Whole shares go first: a fraction that Alpaca does not take must not keep them."""
+        """Return the whole shares, or a fraction alone: a refused fraction must not stop a sale of
+        whole shares."""
         return float(math.trunc(shares)) or shares
 
     def activities(self, since: int) -> Sequence[Activity]:
         after = dt.datetime.fromtimestamp(since / 1e9, tz=dt.UTC).isoformat()
         wanted = {"category": "non_trade_activity", "after": after, "direction": "asc"}
-        found: dict[str, Activity] = {}
+        booked: dict[str, Activity] = {}
         token: dict[str, str] = {}
         while True:
             rows = self._ask(
@@ -178,10 +180,10 @@ class AlpacaBroker(RemoteBroker):
                 {**wanted, "page_size": str(_ACTIVITIES), **token},
             )
             page = self._read(functools.partial(_parse_activities, rows))
-            if len(page) < _ACTIVITIES or page.keys() <= found.keys():
-                found |= page
-                return [one for one in found.values() if one.shares or one.cash_usd]
-            found |= page
+            if len(page) < _ACTIVITIES or page.keys() <= booked.keys():
+                booked |= page
+                return [one for one in booked.values() if one.shares or one.cash_usd]
+            booked |= page
             token = {"page_token": [*page][-1]}
 
     def time(self) -> int:
@@ -189,27 +191,25 @@ class AlpacaBroker(RemoteBroker):
         return self._read(lambda: _parse_time(clock["timestamp"]))
 
     def _read_pages(self, status: str, since: int) -> dict[str, tuple[int, OrderReport]]:
-        """Read the orders of a kind with the times they were sent at. The last millisecond of a
-        page is asked for twice: `after` leaves out its moment, which two orders may have."""
-        found: dict[str, tuple[int, OrderReport]] = {}
+        """Read the orders of a status with the times they were sent at. Pages overlap by a
+        millisecond: `after` leaves out its own moment, and two orders may share it."""
+        orders: dict[str, tuple[int, OrderReport]] = {}
         after = since
         while True:
             moment = dt.datetime.fromtimestamp(after / 1e9, tz=dt.UTC).isoformat()
             wanted = {"status": status, "limit": _PAGE, "after": moment, "direction": "asc"}
             rows = self._ask(self._client.get, "/orders", wanted)
-            page = self._read(functools.partial(_page, rows))
-            if len(page) >= _PAGE and page.keys() <= found.keys():
-                raise BrokerUnsureError(
-                    "alpaca's pages of orders do not go on; they are asked for again"
-                )
-            found.update(page)
+            page = self._read(functools.partial(_parse_orders, rows))
+            if len(page) >= _PAGE and page.keys() <= orders.keys():
+                raise BrokerUnsureError("alpaca repeats a page of orders; they are asked for again")
+            orders.update(page)
             if len(page) < _PAGE:
-                return found
+                return orders
             after = max(sent for sent, _ in page.values()) - 1_000_000
 
     def _call_once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Answer:
-        """Send one request. Errors end here with their contents: a request has the keys in its
-        head."""
+        """Send one request. Errors are not passed on: their requests have the keys in the
+        headers."""
         from alpaca.common.exceptions import APIError
 
         try:
@@ -218,9 +218,9 @@ class AlpacaBroker(RemoteBroker):
             status = error.status_code or 0
             response = error.response
             code, message = _parse_error(getattr(response, "text", ""))
-            heads = getattr(response, "headers", {})
+            headers = getattr(response, "headers", {})
             return Answer(
-                status, None, code, self._clean(message), parse_seconds(heads.get("Retry-After"))
+                status, None, code, self._clean(message), parse_seconds(headers.get("Retry-After"))
             )
         except (OSError, ValueError) as error:  # unreadable JSON is a ValueError
             return Answer(0, message=type(error).__name__)
@@ -249,8 +249,7 @@ def _parse_time(text: str) -> int:
 
 
 def _report(row: Any, order_id: str | None = None) -> OrderReport:
-    """Read a report from Alpaca's JSON. Raises ValueError for another order than `order_id`, among
-    others."""
+    """Read a report from Alpaca's JSON. Raises ValueError for another order than `order_id`."""
     if order_id is not None and row["client_order_id"] != order_id:
         raise ValueError
     sign = -1.0 if row["side"] == "sell" else 1.0
@@ -272,7 +271,7 @@ def _report(row: Any, order_id: str | None = None) -> OrderReport:
     )
 
 
-def _page(rows: Any) -> dict[str, tuple[int, OrderReport]]:
+def _parse_orders(rows: Any) -> dict[str, tuple[int, OrderReport]]:
     return {
         str(row["id"]): (_parse_time(row["submitted_at"]), _report(row))
         for row in _check_rows(rows)
@@ -280,9 +279,9 @@ def _page(rows: Any) -> dict[str, tuple[int, OrderReport]]:
 
 
 def _parse_activities(rows: Any) -> dict[str, Activity]:
-    """Read a page of activities by id. Shares of a cash dividend are those that it is paid for; a
-    booking that was taken back changes nothing."""
-    found = {}
+    """Read a page of activities by id. A cash dividend names the shares that it is paid for, which
+    do not change; a cancelled booking changes nothing."""
+    activities = {}
     for row in _check_rows(rows):
         name = str(row["activity_type"])
         cash_usd = parse_number(row.get("net_amount") or 0.0)
@@ -295,7 +294,7 @@ def _parse_activities(rows: Any) -> dict[str, Activity]:
         if row.get("status") == "canceled":
             shares = cash_usd = 0.0
         words = (name, row.get("activity_sub_type"), row.get("description"))
-        found[str(row["id"])] = Activity(
+        activities[str(row["id"])] = Activity(
             id=str(row["id"]),
             kind=kind,
             day=dt.date.fromisoformat(str(row["date"])[:10]).isoformat(),
@@ -304,7 +303,7 @@ def _parse_activities(rows: Any) -> dict[str, Activity]:
             cash_usd=cash_usd,
             text=" ".join(str(word) for word in words if word)[:200],
         )
-    return found
+    return activities
 
 
 def _parse_account(account: Any, positions: Any) -> BrokerAccount:

@@ -1,4 +1,4 @@
-"""The calls of a broker, and its reports of orders: alike for all brokers."""
+"""The interface of all brokers: their calls, orders and reports."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ State = Literal[
     "rejected",
     "expired",
 ]
-"""An order's life. `intended` stands in the journal only; `sent` was about to leave; `unknown`
-left, and the broker's answer is missing."""
+"""States of an order. `intended`: only in the journal; `sent`: about to be sent; `unknown`: sent,
+and the broker's answer is missing."""
 TERMINAL: frozenset[State] = frozenset({"filled", "cancelled", "rejected", "expired"})
-"""Last states of an order."""
+"""Final states of an order."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """An order of one decision: at the market, or one that rests at a price."""
+    """An order of one decision: a market order, or one that rests at a price."""
 
     id: str
     """`client_order_id`: see `orders.order_id`."""
@@ -64,7 +64,7 @@ class OrderReport:
     shares: float
     """Shares ordered; negative to sell."""
     filled: float = 0.0
-    """Shares so far, signed as `shares`."""
+    """Shares filled so far, signed as `shares`."""
     price_usd: float = 0.0
     """Mean price of the filled shares; 0 without any."""
     cost_usd: float = 0.0
@@ -80,7 +80,7 @@ class OrderReport:
 
     @property
     def is_over(self) -> bool:
-        """True once nothing more can happen to it."""
+        """True in a final state."""
         return self.state in TERMINAL
 
     @property
@@ -89,7 +89,7 @@ class OrderReport:
         return not self.is_over and (self.limit_usd, self.stop_usd) != (None, None)
 
     def keep_prices(self, known: OrderReport) -> OrderReport:
-        """Return this report with the prices of an earlier one, since brokers round or drop them."""
+        """Return this report with the prices in `known`, since brokers round or drop them."""
         return replace(self, limit_usd=known.limit_usd, stop_usd=known.stop_usd)
 
 
@@ -102,12 +102,12 @@ class Activity:
 
     id: str
     kind: ActivityKind
-    """`transfer`: a deposit or a withdrawal, of cash or shares; `split` also of stock dividends;
+    """`transfer`: a deposit or a withdrawal, of cash or shares; `split`: also a stock dividend;
     `other`: fees, interest, cash in lieu, mergers and the rest."""
     day: str
     """Day of the booking, ISO 8601."""
     symbol: str = ""
-    """Empty where it is about cash alone."""
+    """Empty for a change of cash alone."""
     shares: float = 0.0
     cash_usd: float = 0.0
     text: str = ""
@@ -115,7 +115,7 @@ class Activity:
 
     @property
     def is_exchange(self) -> bool:
-        """True where shares came or went by a merger, a new name or the like."""
+        """True if shares changed by a merger, a new name or the like."""
         return self.kind in ("rename", "other") and self.shares != 0.0
 
 
@@ -127,7 +127,7 @@ class BrokerAccount:
     """The account's own name at the broker."""
     cash_usd: float
     shares: Mapping[str, float] = field(default_factory=dict)
-    """Symbol -> shares held, those of 0 left out."""
+    """Symbol -> shares held, without zeros."""
     blocked: str = ""
     """Reason for which the broker accepts no orders for this account; empty while it does."""
 
@@ -148,8 +148,8 @@ class Broker(Protocol):
     """True where the orders of a decision fill together, and the broker itself fits purchases to
     the cash; otherwise sales go first, and purchases wait for them."""
     takes_ids_once: bool = True
-    """True where an order with the id of an earlier one is always refused, so that one of unknown
-    fate may be sent again; otherwise it is written off once the broker does not have it."""
+    """True where an order with the id of an earlier one is always refused, so that an order of
+    unknown fate may be sent again; otherwise it is written off once the broker does not have it."""
 
     takes_bids_over_stops: bool = True
     """True where a purchase may rest in a symbol that has a stop, which sells below it."""
@@ -165,15 +165,14 @@ class Broker(Protocol):
         """Report an order by its `client_order_id`; None where the broker never had one."""
 
     def orders(self, since: int) -> Sequence[OrderReport]:
-        """Report all orders since then (nanoseconds), foreign ones too, oldest first, of all
-        pages."""
+        """Report all orders sent since then (ns), also foreign ones, oldest first."""
 
     def account(self) -> BrokerAccount:
         """Read cash and positions."""
 
     def size_sale(self, symbol: str, shares: float, price_usd: float) -> float:
         """Return the shares of a position that one order may sell; 0 where they are too few for
-        any order (dust). price_usd: the last one, 0 if unknown."""
+        any order (dust). price_usd: the last price, 0 if unknown."""
         return shares
 
     def activities(self, since: int) -> Sequence[Activity]:
@@ -200,13 +199,13 @@ def hash_sources() -> str:
 
 def refuse_real_money(is_wanted: bool) -> None:
     """Raise DeployError where real money is wanted, unless the simulator's record says that this
-    very code has passed: a changed byte or a missing record keeps it closed."""
+    very code has passed: a changed byte or a missing record keeps real-money trading closed."""
     if not is_wanted:
         return
-    found = None
+    content = None
     with contextlib.suppress(FintraderError, OSError):
-        found = read_json(RECORD)
-    record = found if isinstance(found, dict) else {}
+        content = read_json(RECORD)
+    record = content if isinstance(content, dict) else {}
     has_passed = record.get("passed") is True and record.get("sources") == hash_sources()
     if not has_passed or record.get("sessions", 0) < FEWEST_SESSIONS:
         raise DeployError(

@@ -3,12 +3,12 @@
     deployments/NAME/bundle/
       bundle.json           its record, with the SHA-256 of every other file; sealed
       policy.safetensors    the policy
-      normalisation.json    the statistics that its rows are scaled by
+      normalisation.json    the statistics by which its rows are scaled
       parity.safetensors    observations and the policy's actions when it was frozen
       policy.onnx           the same policy for programs without PyTorch, where onnx is installed
       files/                membership, splits and the other files that the data settings name
 
-Nothing in it is a pickle. A changed byte changes its name: `Bundle.id` begins with its hash.
+Nothing in it is a pickle. A changed byte changes its id (`Bundle.id`), a hash.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Bundle:
 
     @classmethod
     def open(cls, folder: Path) -> Bundle:
-        """Open a bundle, and name the code that it runs. Raises DeployError for a folder
+        """Open a bundle, and log the code that it imports. Raises DeployError for a folder
         without a bundle, and for a bundle with a changed byte."""
         record = read_record(Path(folder))
         check_files(Path(folder), record)
@@ -88,15 +88,14 @@ class Bundle:
 
     @property
     def benchmark(self) -> str:
-        """Kind of the benchmark portfolio; `auto` by the bars of the training, as live bars do not
-        know their source."""
+        """Kind of the benchmark portfolio; `auto` depends on the source of the training's bars."""
         if self.env.benchmark != "auto":
             return self.env.benchmark
         return "cash" if self.data.source.kind == "synthetic" else "equal_weight"
 
     @cached_property
     def data(self) -> DataSettings:
-        """Settings that make the market, from files in the bundle."""
+        """Settings of the market, with paths of files in the bundle."""
         values: Any = copy.deepcopy(self.record.data)
         for setting, name in self.record.own_files.items():
             *path, last = setting.split(".")
@@ -108,7 +107,7 @@ class Bundle:
 
     @cached_property
     def env(self) -> EnvSettings:
-        """Settings of orders and observations. Raises DeployError for those that cannot be live."""
+        """Settings of orders and observations. Raises DeployError if they cannot be live."""
         env = validate(EnvSettings, self.record.env, BUNDLE)
         _refuse_what_is_not_live(self.data, env)
         return env
@@ -123,7 +122,7 @@ class Bundle:
 
     @cached_property
     def policy(self) -> PolicyModule:
-        """The policy. Raises DeployError where it does not act as it did when it was frozen."""
+        """The policy. Raises DeployError if its actions differ from those it was frozen with."""
         policy = load_policy(self.folder / POLICY)
         obs, action, _ = self.parity
         with torch.no_grad():
@@ -137,7 +136,7 @@ class Bundle:
 
     @cached_property
     def parity(self) -> tuple[Tensor, Tensor, NDArray[np.int64]]:
-        """Observations `[K, D]`, actions `[K, N]`, and the start of each one's bar `[K]`, ns."""
+        """Observations `[K, D]`, actions `[K, N]`, and the starts of their bars `[K]`, ns."""
         try:
             stored = load_tensors((self.folder / PARITY).read_bytes())
         except (OSError, SafetensorError):
@@ -158,7 +157,7 @@ def freeze(
     origin: BundleOrigin,
     onnx: bool = True,
 ) -> Bundle:
-    """Write the bundle of a policy; an equal one that is there already is left as it is.
+    """Write the bundle of a policy; an equal bundle that exists is left as it is.
 
     market: the window it was tested on, whose bars a replay plays again. onnx: also for programs
     without PyTorch, where the extra `onnx` is installed.
@@ -212,7 +211,7 @@ def freeze(
     for part, content in parts.items():
         home.put(part, content)
     exported = _export_onnx(module, folder / ONNX, record) if onnx else None
-    # The record comes last: once it is there, everything is.
+    # The record is written last: where it exists, the bundle is complete.
     home.put(BUNDLE, seal(to_json(replace(record, onnx=exported)), indent=2))
     return Bundle.open(folder)
 
@@ -224,12 +223,12 @@ def _find_first_close(close: Tensor) -> float:
 
 
 def _is_same(folder: Path, record: BundleRecord) -> bool:
-    """Check for a bundle there that trades alike. Raises DeployError for another one, whose account
-    it is."""
+    """Check for an existing bundle that trades alike. Raises DeployError for a different bundle,
+    to which the folder's account belongs."""
     if not (folder / BUNDLE).is_file():
         return False
     there = Bundle.open(folder)
-    # Settings as models: a version that knows one more, with its default, trades as the one before.
+    # Compared as models: a setting that a version added, at its default, changes no trade.
     models = there.env == validate(EnvSettings, record.env, BUNDLE)
     models &= validate(DataSettings, there.record.data, BUNDLE) == validate(
         DataSettings, record.data, BUNDLE
@@ -258,7 +257,7 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
         )
     if env.fill == "close":
         raise DeployError(
-            "env.fill close trades at prices that are over when they are known; train with"
+            "env.fill close trades at prices that are past when they are known; train with"
             " next_open"
         )
     if env.option is not None:
@@ -283,7 +282,7 @@ def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
 
 
 def _list_files(data: DataSettings) -> list[tuple[str, str]]:
-    """List the settings of data that name a file which later rows need, too."""
+    """List the data settings whose files later rows need, too, with their paths."""
     named = {
         "universe.members": data.universe.membership,
         "universe.shares_outstanding": data.universe.shares_outstanding,
@@ -296,8 +295,8 @@ def _list_files(data: DataSettings) -> list[tuple[str, str]]:
 def sample_parity_vectors(
     policy: PolicyModule, market: MarketTensors, env: EnvSettings
 ) -> dict[str, Tensor]:
-    """Sample observations of an account that the policy trades, and its actions, evenly over a
-    window."""
+    """Sample, evenly over a window, observations of an account that the policy trades, and its
+    actions."""
     from fintrader.backtesting.account import BacktestAccount
 
     account = BacktestAccount(
@@ -319,7 +318,7 @@ def sample_parity_vectors(
 
 
 def _is_clock_read(policy: PolicyModule, obs: Tensor) -> bool:
-    """Check whether any action changes with the rest of the window."""
+    """Check whether any action depends on how much of the window is left."""
     layout = policy.layout
     if not isinstance(layout, ObservationLayout):
         raise DeployError("this policy trades no market")

@@ -27,7 +27,7 @@ class BundleOrigin:
     trials: int
     verdict: str | None
     daily_returns: tuple[float, ...]
-    """Those of the backtest; empty without one."""
+    """Returns of the backtest's sessions; empty without a backtest."""
     companies: Mapping[str, str]
     """Symbol -> company, where the source names it."""
 
@@ -51,7 +51,7 @@ class BundleRecord(BundleOrigin):
     files: Mapping[str, str]
     """File -> SHA-256."""
     own_files: Mapping[str, str]
-    """Setting of `data` -> the file in the bundle that stands in its place."""
+    """Setting of `data` -> the file in the bundle that replaces the one it names."""
     data: Mapping[str, JsonValue]
     """`DataSettings` as they were stored, which the bundle's id depends on."""
     env: Mapping[str, JsonValue]
@@ -69,7 +69,8 @@ class BundleRecord(BundleOrigin):
 
     @property
     def id(self) -> str:
-        """Eight hexadecimal digits of all that decides how it trades: part of every order's id."""
+        """Eight hexadecimal digits of the hash of all that decides how it trades; part of every
+        order's id."""
         identity = {name: getattr(self, name) for name in ("files", "data", "env", "symbols")}
         return hash_bytes(dump_json(identity).encode())[:8]
 

@@ -1,4 +1,4 @@
-"""Clocks of deployments: this machine's, or that of recorded bars, at any speed."""
+"""Clocks of deployments: this machine's clock, or a clock of recorded bars at any speed."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ NAP_SECONDS = 0.5
 
 
 class Clock(Protocol):
-    """Nanoseconds since 1970 UTC."""
+    """A clock in nanoseconds since 1970 UTC."""
 
     live: bool
-    """True where moments pass by themselves, so that one can be missed."""
+    """True where time passes by itself, so that a bar can be missed."""
 
     def now(self) -> int: ...
 
@@ -37,7 +37,7 @@ class WallClock:
 
 
 class ReplayClock:
-    """The clock of recorded bars: it runs `speed` times as fast as time; at speed 0 it jumps to the
+    """The clock of recorded bars: `speed` times as fast as real time; at speed 0 it jumps to the
     next moment."""
 
     live = False

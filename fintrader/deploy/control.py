@@ -1,7 +1,7 @@
 """A deployment's files, its role, and requests to it: `fintrader halt`, `resume`, `accept`,
 `flatten`.
 
-Requests are files, so that they outlive both sides.
+Requests are files, so that they outlive the processes that write and read them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ BUNDLE = "bundle.json"
 JOURNAL = "journal.sqlite"
 HEARTBEAT = "heartbeat.json"
 REPORT = "drift.json"
-"""Files of a deployment's folder; the first lies in its folder `bundle`."""
+"""Files of a deployment's folder; the first is in its folder `bundle`."""
 SILENT_SECONDS = 120.0
-"""A live loop writes its beat every ten seconds; requests to a broker may hold it up for longer."""
+"""Age at which a heartbeat counts as missing. A live loop writes one every ten seconds, but a
+broker may delay it."""
 Request = Literal["halt", "resume", "accept", "flatten"]
 
 
@@ -36,7 +37,7 @@ class Heartbeat:
 
 
 def ask(folder: Path, request: Request) -> None:
-    """Leave a request for the process that runs the deployment in `folder`, now or next. Raises
+    """Leave a request for the present or next process of the deployment in `folder`. Raises
     DeployError for a folder without one, and for a deployment that has ended."""
     if not (folder / "bundle" / BUNDLE).is_file():
         raise DeployError(f"{folder} holds no deployment; see --deployments-dir")
@@ -71,10 +72,10 @@ ALIASES = "aliases.json"
 def list_aliases(deployments: Path) -> dict[str, str]:
     """Read the aliases: alias -> name of the deployment."""
     path = deployments / ALIASES
-    found = read_json(path) if path.is_file() else {}
-    if not isinstance(found, dict):
+    aliases = read_json(path) if path.is_file() else {}
+    if not isinstance(aliases, dict):
         raise DeployError(f"{path} is damaged; remove it, and name the champion again")
-    return found
+    return aliases
 
 
 def promote(folder: Path) -> str:
@@ -91,5 +92,5 @@ def promote(folder: Path) -> str:
 def list_requests(folder: Path) -> list[tuple[Path, Request]]:
     """List the requests that are not carried out yet, oldest first."""
     kinds: tuple[Request, ...] = get_args(Request)
-    found = sorted((folder / "requests").glob("*-*"))
-    return [(path, kind) for path in found for kind in kinds if path.name.endswith(f"-{kind}")]
+    paths = sorted((folder / "requests").glob("*-*"))
+    return [(path, kind) for path in paths for kind in kinds if path.name.endswith(f"-{kind}")]

@@ -1,4 +1,4 @@
-"""Freezing a finished run and trading it on: `fintrader paper --freeze` and `fintrader paper`."""
+"""Freeze and deploy the policy of a finished run: `fintrader paper --freeze`, `fintrader paper`."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def find_deployment(name: str, deployments_dir: str) -> Path:
     folder = Path(deployments_dir)
     home = locate_home(list_aliases(folder).get(name, name), deployments_dir)
     if not (home / "bundle" / BUNDLE).is_file():
-        found = ", ".join(sorted(path.parts[-3] for path in folder.glob(f"*/bundle/{BUNDLE}")))
-        known = f"known: {found}" if found else "make one with `fintrader paper RUN`"
+        names = ", ".join(sorted(path.parts[-3] for path in folder.glob(f"*/bundle/{BUNDLE}")))
+        known = f"known: {names}" if names else "make one with `fintrader paper RUN`"
         raise DeployError(f"{deployments_dir} holds no deployment {name!r}; {known}")
     return home
 
 
 def freeze_run(where: str, settings: PaperSettings) -> Bundle:
-    """Make the bundle of a run's policy unless it is there. Raises RunError for a run that has not
+    """Make the bundle of a run's policy unless it exists. Raises RunError for a run that has not
     finished."""
     return _freeze(where, settings)[0]
 
 
 def run_paper(where: str, settings: PaperSettings) -> Path:
-    """Trade a run on, after a kill from where it was; return the deployment's folder.
+    """Deploy a run's policy, or resume its deployment; return the deployment's folder.
 
     Raises RunError, DeployError, BrokerError, DataError.
     """
@@ -147,24 +147,24 @@ def open_broker(
 
 
 def _register(home: Path, bundle: Bundle) -> None:
-    """Register the claim that the bundle beats its benchmark from the next day on, unless one of
-    its deployments has."""
+    """Register the claim that the bundle beats its benchmark from the next day on, unless another
+    deployment of the bundle has registered it."""
     first = claims.find_first_day()
     claim = claims.Claim(bundle.name, bundle.id, None, bundle.benchmark, first, None)
     try:
         known = [one for one in claims.list_registrations() if one.claim.content == bundle.id]
-        found = known[0] if known else claims.register(claim)
+        registration = known[0] if known else claims.register(claim)
     except (LedgerError, ReturnsError) as error:  # a deployment with positions has to go on
         log.warning("not registered, so that its returns will be no first look: %s", error)
         return
-    digest = found.digest[: claims.SHOWN]
-    line = f"Claim {digest}: {found.claim.describe()}"
+    digest = registration.digest[: claims.SHOWN]
+    line = f"Claim {digest}: {registration.claim.describe()}"
     print(f"{line}; `fintrader judge {home} --claim {digest}` judges it", flush=True)
 
 
 def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
-    """Raise DeployError where a deployment began on other terms, which its account and its twin
-    have."""
+    """Raise DeployError where a deployment began on other terms, on which its account and its twin
+    depend."""
     started = journal.last(DeploymentStart)
     if started is None:
         return
@@ -192,7 +192,7 @@ def report_drift(home: Path, feed: LiveFeed | None = None) -> DriftReport:
     """Measure the drift of a deployment from its journal, print it, write `drift.json` and
     `drift.html`."""
     bundle = Bundle.open(home / "bundle")
-    if feed is None and isinstance(bundle.data.source, SyntheticSettings):  # it has an index
+    if feed is None and isinstance(bundle.data.source, SyntheticSettings):  # has an index
         feed = open_live_feed("replay", bundle.data, bundle.symbols)
     with Journal(home / JOURNAL, reading=True) as journal:
         started = journal.last(DeploymentStart)
@@ -209,7 +209,7 @@ def report_drift(home: Path, feed: LiveFeed | None = None) -> DriftReport:
 
 
 def _freeze(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors, Path]:
-    """Make the bundle; return it, the window its policy was tested on, and the run's cache."""
+    """Make the bundle; return it, its policy's test window, and the run's cache."""
     run = Run(open_run(where))
     folder = run.folder
     config = load_config_of_run(run.folder.root)
@@ -246,7 +246,7 @@ def _freeze(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors,
 def _describe_run(
     run: Run, config: RunConfig, manifest: Manifest, policy: str, companies: Mapping[str, str]
 ) -> BundleOrigin:
-    """Describe the origin of a bundle, with its verdict and daily returns where it has a
+    """Describe the origin of a bundle, with verdict and daily returns if the run has a
     backtest."""
     verdict = None
     returns: tuple[float, ...] = ()

@@ -43,10 +43,10 @@ Array = NDArray[np.float64]
 BAND = (0.05, 0.5, 0.95)
 PATHS = 2_000
 STAKES = (0.2, 0.5, 0.9)
-"""Parts of the wealth that are bet on bad days; their mean is the bettor's wealth."""
+"""Parts of the wealth that three bettors stake on bad days; the mean of their wealths counts."""
 _BINS = 10
 _FEWEST = 8
-"""Sessions of a backtest below which its days say nothing."""
+"""Fewest sessions of a backtest to compare days with."""
 
 
 def measure(
@@ -175,7 +175,7 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
 
     Delay is the market's move until the next bar's open, spread and impact the difference between
     that open and the fill. Unfilled is the gain that the rest of the orders would have made by the
-    close of their bar, rounding that of the parts of shares that were never ordered.
+    close of their bar; rounding is the same gain of parts of shares that were never ordered.
     """
     minutes = market.minutes.numpy()
     length = market.bar_minutes * MINUTE_NS
@@ -203,8 +203,8 @@ def measure_shortfall(journal: Journal, market: MarketTensors, bundle: Bundle) -
             (symbol, shares, orders.get(order_id(sender, decision.bar + length, symbol)))
             for symbol, shares in decision.orders.items()
         ]
-        # A stop counts by the shares that it sold: the others were not to be sold. At a venue only
-        # the first stop of a decision has its id, and a symbol that was not held has none.
+        # A stop counts by the shares that it sold: no others had to be sold. At a venue only the
+        # first stop of a decision has this id, and a symbol that was not held has no stop.
         rested = [orders[order.id] for order in decision.resting if order.id in orders]
         listed += [(o.symbol, o.shares if o.stop_usd is None else o.filled, o) for o in rested]
         for symbol, shares, report in listed:
@@ -236,7 +236,7 @@ def measure_feature_drift(
     """Measure each feature's population stability index between the rows of the backtest and those
     of the decisions.
 
-    Σ (p - q) ln(p / q) over the deciles of the backtest's values, the largest first.
+    Σ (p - q) ln(p / q) over the deciles of the backtest's values; the largest index comes first.
     """
     obs, _, _ = bundle.parity
     layout = bundle.policy.layout
@@ -244,7 +244,7 @@ def measure_feature_drift(
     start = layout.width - getattr(layout, "market_width", 0)
     before = obs[:, start : start + shape.numel()].reshape(-1, *shape).numpy()
     now = market.features[at].numpy()
-    found = []
+    drifts = []
     for number, name in enumerate(market.feature_names):
         old, new = (rows[..., number].ravel() for rows in (before, now))
         edges = np.unique(np.quantile(old, np.linspace(0, 1, _BINS + 1)[1:-1]))
@@ -254,8 +254,8 @@ def measure_feature_drift(
         )
         p = np.maximum(p, 1e-4)
         q = np.maximum(q, 1e-4)
-        found.append(FeatureDrift(name, float(((p - q) * np.log(p / q)).sum())))
-    return tuple(sorted(found, key=lambda row: -row.psi))
+        drifts.append(FeatureDrift(name, float(((p - q) * np.log(p / q)).sum())))
+    return tuple(sorted(drifts, key=lambda row: -row.psi))
 
 
 def _format_time(time: int) -> str:

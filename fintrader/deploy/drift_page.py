@@ -24,7 +24,7 @@ _SHOWN = 20
 
 
 def find_heading(report: DriftReport) -> tuple[str, Tone]:
-    """State the finding in a sentence, and its tone."""
+    """Return the finding in a sentence, and its tone."""
     if report.surprise is not None and report.surprise.is_alarm:
         return "Its days are worse than its backtest's: stop it and find out why.", "doubt"
     if report.halts:
@@ -83,8 +83,8 @@ def present_account(report: DriftReport) -> Section:
     ]
     note = (
         "The twin is the same policy under the same limits in the ledger of the backtest, over the"
-        " bars that were recorded. The band is where nine in ten accounts lie that draw their days"
-        " from the backtest's."
+        " bars that were recorded. Nine in ten accounts that draw their days from the backtest's"
+        " are inside the band."
     )
     return Section(
         "account",
@@ -100,7 +100,7 @@ def present_account(report: DriftReport) -> Section:
 
 def _present_alarm(report: DriftReport) -> Section:
     surprise = report.surprise
-    title = "Is it surprising?"
+    title = "Are its days surprising?"
     if surprise is None:
         few = "The backtest has too few sessions for a comparison."
         return Section("alarm", title, notes=(few,))
@@ -108,8 +108,8 @@ def _present_alarm(report: DriftReport) -> Section:
     note = (
         "The wealth, from 1, of a bettor on days that are worse than the backtest's days and the"
         f" account's own before them. At most one in twenty deployments without drift passes"
-        f" {ALARM:g}, however long they run, as long as a day does not follow the day before. Only"
-        " the order of days counts: a rare large loss is for the limits to find."
+        f" {ALARM:g}, however long they run, if days do not depend on earlier days. Only the ranks"
+        " of days count: the limits have to find a rare large loss."
     )
     return Section("alarm", title, figures=(Chart("surprise", draw),), notes=(note,))
 
@@ -143,8 +143,8 @@ def _present_features(report: DriftReport) -> Section:
         for row in report.features[:_SHOWN]
     ]
     note = (
-        f"Between the backtest's rows and those decided upon; above {PSI_NOTABLE:g} is usually"
-        " called a shift."
+        "The index compares the backtest's rows with those of decisions; a value above"
+        f" {PSI_NOTABLE:g} is usually called a shift."
     )
     table = Table.of(("Feature", "Population stability index", ""), rows)
     return Section("features", "Features seen", tables=(table,), notes=(note,))

@@ -13,15 +13,15 @@ from fintrader.records import from_json
 from fintrader.verdict.track_record import TrackRecord, make_record
 
 ALARM = 20.0
-"""Threshold of the e-process: it is passed by one in twenty deployments without drift, however long
-they run."""
+"""Threshold of the e-process: at most one in twenty deployments without drift passes it, however
+long they run."""
 PSI_NOTABLE = 0.25
 """A population stability index above this is usually called a shift."""
 
 
 @dataclass(frozen=True)
 class EquityDrift:
-    """Account and twin over the whole time."""
+    """Equity of account and twin over the whole time."""
 
     first_usd: float
     account_usd: float
@@ -59,7 +59,7 @@ class DailyDrift:
 
 @dataclass(frozen=True)
 class Surprise:
-    """The wealth of a bettor who holds that the account's days are worse than its backtest's."""
+    """The wealth of a bettor who bets that the account's days are worse than its backtest's."""
 
     path: tuple[float, ...]
     """`[S]`, from 1."""
@@ -148,7 +148,7 @@ class DriftReport:
     """Banner of a wholly or partly synthetic market."""
 
     def summarise(self) -> str:
-        """Sum the report up."""
+        """Summarise the report in a few sentences."""
         equity = self.equity
         apart = round(equity.difference_bps, 2) + 0.0  # without the sign of a zero
         words = (
@@ -189,8 +189,8 @@ def read_account(home: Path) -> TrackRecord:
             " writes it"
         )
     daily = report.daily
-    rival = (daily.days, daily.portfolio_return)
+    benchmark = (daily.days, daily.portfolio_return)
     record = make_record(
-        (daily.days, daily.account_return), name=home.name, benchmark=rival, kind="returns"
+        (daily.days, daily.account_return), name=home.name, benchmark=benchmark, kind="returns"
     )
     return replace(record, benchmark_name=daily.portfolio, strategy=report.bundle)

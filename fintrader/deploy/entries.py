@@ -1,8 +1,8 @@
 """The entries of a deployment's journal: one frozen type for each kind, and how it is stored.
 
-An entry is stored as its fields in JSON. One field of some kinds stands in the journal's column
-`key`, by which it is looked up (`KEYS`). Times are nanoseconds since 1970 UTC, `shares`, `orders`
-and the like map a symbol to a signed number of shares.
+An entry is stored as its fields in JSON. One field of some kinds is stored in the journal's
+column `key`, by which entries are found (`KEYS`). Times are nanoseconds since 1970 UTC; `shares`,
+`orders` and the like map a symbol to a signed number of shares.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class DeploymentStart:
     """The terms on which a deployment began."""
 
     first_bar: int
-    """Start of the first bar that is decided upon."""
+    """Start of the first bar with a decision."""
     bundle: str
     feed: str
     broker: str
     limits: LimitSettings
     initial_cash_usd: float
     sender: str = ""
-    """Its name in the ids of its orders (`orders.find_sender`): `<bundle>-<random>`, so that no
-    other deployment takes them for its own; `<bundle>` or empty where the account is private to
-    the folder."""
+    """The deployment's name in its orders' ids (`orders.find_sender`): `<bundle>-<random>`, so that
+    no other deployment takes them for its own; `<bundle>` or empty where the account is private
+    to the folder."""
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,23 @@ class BarDecision:
     traded: float = 0.0
     """Turnover of the day, USD."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Target weights, those of 0 left out."""
+    """Target weights, without zeros."""
     rounded: Shares = field(default_factory=dict)
     """Parts of shares that rounding left unordered."""
     outside_usd: float = 0.0
-    """Part of the account that is beyond the cap; not traded with and not included in any
-    amount here."""
+    """Part of the account that is beyond the cap: it is not traded, and no amount here includes
+    it."""
     resting: tuple[Order, ...] = ()
-    """Orders that rest from this decision to the next; `orders` are then none."""
+    """Orders that rest from this decision to the next; `orders` is then empty."""
 
     @property
     def ordered(self) -> dict[str, float]:
         """Shares ordered by symbol: purchases less sales, without stops."""
-        found = dict(self.orders)
+        sums = dict(self.orders)
         for order in self.resting:
             if order.limit_usd is not None:
-                found[order.symbol] = found.get(order.symbol, 0.0) + order.shares
-        return found
+                sums[order.symbol] = sums.get(order.symbol, 0.0) + order.shares
+        return sums
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,11 @@ class OrderTerms:
     decision: int
     not_before: int
     until: int
+    """Orders may be sent from `not_before` on and are open until `until`; stops stay longer."""
     prices: Mapping[str, float]
     stops: Mapping[str, float] = field(default_factory=dict)
-    """Symbol -> price of its stop at a venue, USD; 0 once it was reached. `venue_orders` makes the
-    stops' orders by the shares that are held."""
+    """Symbol -> price of its stop at a venue, USD; 0 once it was reached. `venue_orders` sizes the
+    stops' orders by the held shares."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class PurchaseFit:
 
 @dataclass(frozen=True)
 class Cancellation:
-    """A request to cancel an order, about to leave."""
+    """A request to cancel an order, about to be sent."""
 
     order: str
 
@@ -130,9 +131,9 @@ class Checkpoint:
     cash_usd: float
     shares: Shares
     standing: tuple[str, ...]
-    """Ids of the orders that left and may still fill."""
+    """Ids of the orders that were sent and may still fill."""
     owed: Shares = field(default_factory=dict)
-    """Shares of announced splits that the broker has not booked yet, in no count here."""
+    """Shares of announced splits that the broker has not booked yet; `shares` is without them."""
     traded_usd: Mapping[str, float] = field(default_factory=dict)
     """Day (ISO 8601, UTC) -> notional of its fills, of the last days."""
     open_usd: Mapping[str, float] = field(default_factory=dict)
@@ -176,7 +177,7 @@ class Adoption:
     findings: tuple[str, ...]
     cash_usd: float = 0.0
     shares: Shares = field(default_factory=dict)
-    """Of the account, beyond those that were expected."""
+    """Shares of the account less the expected ones."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class CapitalMove:
 
 @dataclass(frozen=True)
 class Halt:
-    """Nothing is ordered from here on."""
+    """The beginning of a halt, in which nothing is ordered."""
 
     why: str
 
@@ -209,7 +210,7 @@ class Flattening:
 
 @dataclass(frozen=True)
 class FlattenEnd:
-    """Nothing is held of the bundle's symbols."""
+    """The end of a flatten: no shares of the bundle's symbols are left that an order could sell."""
 
     others: Shares
     """Shares that stay: of other symbols, or too few for an order (dust)."""
@@ -270,7 +271,7 @@ KEYS = {
     "alert": "kind",
     "action": "symbol",
 }
-"""Kind -> the field that stands in the column `key`."""
+"""Kind -> the field that is stored in the column `key`."""
 
 _JSON = json.JSONEncoder(sort_keys=True, allow_nan=False)
 
@@ -285,8 +286,8 @@ def encode(record: object) -> tuple[str, str, str]:
 
 @functools.lru_cache(maxsize=4096)  # the newest entries are read again at every step
 def decode(kind: str, key: str, text: str) -> Any:
-    """Read a record back; fields that came with a later version have their defaults. Raises
-    RecordError for one of another version."""
+    """Read a record back; fields that a later version added get their defaults. Raises RecordError
+    for a record of another version."""
     if kind not in KINDS:
         raise RecordError("is a kind that this version does not know", kind)
     fields = json.loads(text)
@@ -300,10 +301,10 @@ def _read_defaults(kind: type) -> Mapping[str, JsonValue]:
     """Read the fields of a kind that have defaults, as they are stored."""
     if not dataclasses.is_dataclass(kind):
         return {}
-    found = {}
-    for one in dataclasses.fields(kind):
-        if one.default_factory is not dataclasses.MISSING:
-            found[one.name] = to_plain(one.default_factory())
-        elif one.default is not dataclasses.MISSING:
-            found[one.name] = to_plain(one.default)
-    return found
+    defaults = {}
+    for item in dataclasses.fields(kind):
+        if item.default_factory is not dataclasses.MISSING:
+            defaults[item.name] = to_plain(item.default_factory())
+        elif item.default is not dataclasses.MISSING:
+            defaults[item.name] = to_plain(item.default)
+    return defaults

@@ -44,18 +44,18 @@ class LiveFeed(Protocol):
         """Fetch the bars that begin in `[first, stop)`, ns. Raises DataError."""
 
     def poll(self, since: int, now: int) -> Bars:
-        """Fetch the bars that begin at `since` or later and have closed by `now`; none without an
-        answer in time."""
+        """Fetch the bars that begin at `since` or later and have closed by `now`; none if no
+        answer comes in time."""
 
     def actions(self, first: dt.date, last: dt.date) -> Sequence[Action]:
         """Fetch the splits and dividends that are known of these days."""
 
     def level(self, grid: SessionGrid) -> Level | None:
-        """Return the source's index, as a synthetic market has it; None for other sources."""
+        """Return the index of a synthetic source; None for other sources."""
 
 
 class ReplayFeed:
-    """The bars that a run was made of, as they would have come."""
+    """The bars that a run was made of, one after another as they would have come."""
 
     kind = "replay"
 
@@ -67,10 +67,9 @@ class ReplayFeed:
         cache: Path | None = None,
         until: dt.date | None = None,
     ) -> None:
-        """cache: of markets, in whose folder a vendor's bars are stored, too; until: the last day
-        that is played.
+        """cache: folder of markets and of a vendor's bars; until: the last day that is played.
 
-        Raises DataError where the bars are no longer there.
+        Raises DataError where the bars no longer exist.
         """
         if isinstance(settings.source, VendorSettings) and settings.end is None:
             settings = settings.model_copy(update={"end": until})  # no newer day is asked for
@@ -84,15 +83,15 @@ class ReplayFeed:
             for symbol in symbols
             if symbol in known
         ]
-        # Days are a session long, whatever lies between two of them.
+        # A daily bar is as long as a session, although two of them begin a day or more apart.
         self.bar_ns = min(min(map(bar_length, self._bars)), settings.bar_minutes) * MINUTE_NS
         """Length of a bar of the source."""
         declared = load_actions(settings.actions, self._feed.holder)
         self._actions = with_announced(declared, self._feed.actions)[0]
 
     def level(self, grid: SessionGrid) -> Level | None:
-        found = self._feed.index(grid)
-        return None if found is None else (grid.minutes, found)
+        index = self._feed.index(grid)
+        return None if index is None else (grid.minutes, index)
 
     def poll(self, since: int, now: int) -> Bars:
         return self.history(since, now - self.bar_ns + 1)

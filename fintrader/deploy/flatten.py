@@ -20,16 +20,16 @@ from fintrader.deploy.supervisor import format_shares
 from fintrader.errors import BrokerError, BrokerUnsureError
 
 SELL_AGAIN = 60 * SECOND_NS
-"""Time between two tries in which nothing moves: with every bar of a minute."""
+"""Time between two tries to sell if nothing was filled, ns: the length of a minute bar."""
 _ASK_SOON = 5 * SECOND_NS
 _COUNTED_LATE = 120 * SECOND_NS
-"""Time after a fill in which the broker's positions may still be those before it."""
+"""Time after a fill in which the broker's positions may still lack it, ns."""
 _DAY_NS = 86_400 * SECOND_NS
 
 
 @dataclass
 class Flatten:
-    """A flatten of one deployment: whether it is on, what is left, and what is in its way."""
+    """A flatten of one deployment: its state, the shares left, and the obstacles."""
 
     broker: Broker
     journal: Journal
@@ -40,11 +40,11 @@ class Flatten:
     others: dict[str, float] = field(default_factory=dict)
     """Shares that stay: of symbols that are not the bundle's, or too few for an order."""
     obstacles: dict[str, str] = field(default_factory=dict)
-    """Reasons for which they are not sold yet, by symbol, or for all of them by an empty name."""
+    """Symbol -> reason for which its shares are not sold yet; the empty name stands for all."""
     _ask_at: int = 0
-    """Time of the next question to the broker."""
+    """Time of the next request to the broker."""
     _again_at: dict[str, int] = field(default_factory=dict)
-    """Time from which a symbol is sold again of which nothing was sold."""
+    """Symbol -> time from which it is sold again if nothing was filled."""
     _filled_at: dict[str, int] = field(default_factory=dict)
 
     def begin(self, now: int) -> None:
@@ -67,9 +67,9 @@ class Flatten:
         self, execution: Execution | None, now: int, price: Callable[[str], float]
     ) -> dict[str, float] | None:
         """Ask the broker; return the orders that sell what is left, shares by symbol, or None once
-        nothing is left to sell and no order is open. price: the last one of a symbol.
+        nothing is left to sell and no order is open. price: returns a symbol's last price.
 
-        Shares of a symbol whose orders are open are bound by them and wait for their end.
+        Shares of a symbol wait for the end of its open orders.
         """
         self._ask_at = now + SELL_AGAIN
         self.obstacles.pop("", None)
@@ -105,7 +105,7 @@ class Flatten:
             if abs(count - known.shares.get(name, 0.0)) > SAME_SHARES
             and now < self._filled_at.get(name, -_COUNTED_LATE) + _COUNTED_LATE
         }
-        if doubtful:  # the broker's count may be older than a fill: sold twice is sold short
+        if doubtful:  # the broker's count may be older than a fill: a second sale would be short
             self._ask_at = min(self._ask_at, now + _ASK_SOON)
             why = "the broker's count is not the journal's yet"
             self.obstacles |= dict.fromkeys(doubtful, why)
@@ -122,7 +122,7 @@ class Flatten:
         self._again_at |= dict.fromkeys(symbols, now + SELL_AGAIN)
 
     def note_ended(self, reports: Iterable[OrderReport], now: int) -> None:
-        """Ask soon where an order has ended that was not refused; sell again where shares moved."""
+        """Ask the broker soon after an order ended unrefused; sell a symbol again after a fill."""
         for report in reports:
             if report.filled:
                 self._filled_at[report.symbol] = now
@@ -142,8 +142,8 @@ class Flatten:
         return "; ".join([left, *whys])
 
     def _list_standing(self, execution: Execution | None, now: int) -> list[OrderReport]:
-        """List the open orders of this deployment, and of those that it adopted from another one;
-        cancel those that no execution pursues."""
+        """List the open orders of this deployment, with adopted ones of another; cancel those that
+        no execution pursues."""
         pursued = {} if execution is None else execution.reports
         standing = [report for report in pursued.values() if not report.is_over]
         for report in self.broker.orders(max(now - _DAY_NS, 0)):

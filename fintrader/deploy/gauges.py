@@ -69,6 +69,6 @@ class Gauges:
         self.port = int(self._server.server_port)
 
     def close(self) -> None:
-        """End it."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()

@@ -2,8 +2,8 @@
 
 One SQLite file in write-ahead mode, append-only, with one writer, which holds the deployment's
 lease; the app and `fintrader status` read it meanwhile. No entry is changed or deleted: an order's
-state is the one written last. Counts of entries and the account's curve are updated with
-every entry, so that a look costs the same after a year as after a day.
+state is its last entry. Counts of entries and the account's curve are updated with every entry, so
+that reading them costs the same after a year as after a day.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Entry(Generic[T]):
 
 
 class Journal(contextlib.AbstractContextManager["Journal"]):
-    """Open for writing (`Journal(path)`, made where it is not there) or for reading alone.
+    """A journal, open for writing (`Journal(path)` creates a missing one) or only for reading.
 
     A journal of an earlier version of this format is completed in one transaction. Raises
     DeployError for a file that is no journal, is damaged, of another version, or cannot be written
@@ -127,7 +127,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
                 f"{self.path} is no journal of this version (format {version}, not {FORMAT});"
                 f" {_REMEDY}"
             )
-        # Known before anything is decided: the newest entry of each kind is the one that counts.
+        # Read before anything is decided, to refuse another version: the newest entry of each kind,
+        # which is the one that counts.
         self._read_entries(
             "WHERE seq IN (SELECT (SELECT max(seq) FROM entries AS e WHERE e.kind = t.kind)"
             " FROM tallies AS t)"
@@ -174,7 +175,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return {entry.key: entry.body for entry in rows}
 
     def actions(self) -> list[Action]:
-        """Read the splits and dividends that were announced, each once."""
+        """Read the announced splits and dividends, each once."""
         return [*dict.fromkeys(entry.body for entry in self.entries(Action))]
 
     def is_flattening(self) -> bool:
@@ -216,9 +217,10 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         return self._read_entries("WHERE kind = ? ORDER BY seq DESC LIMIT ?", [NAMES[kind], count])
 
     def entries(self, kind: type[T], *, key: str | None = None, after: int = 0) -> list[Entry[T]]:
-        """Read entries of a kind (and key), oldest first, from the one after number `after`."""
+        """Read entries of a kind (and key) with numbers above `after`, oldest first."""
         condition, values = _select(kind, key)
-        # The newest entries of all kinds are fewer than all of one.
+        # Few entries of any kind follow `after`, so search by number: `+` keeps SQLite from the
+        # index of kinds.
         newest = "+" if after and len(values) == 1 else ""
         return self._read_entries(
             f"WHERE {newest}{condition} AND seq > ? ORDER BY seq", [*values, after]
@@ -227,8 +229,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def last(self, kind: type[T], key: str | None = None) -> Entry[T] | None:
         """Find the newest entry of a kind (and key)."""
         condition, values = _select(kind, key)
-        found = self._read_entries(f"WHERE {condition} ORDER BY seq DESC LIMIT 1", values)
-        return found[0] if found else None
+        entries = self._read_entries(f"WHERE {condition} ORDER BY seq DESC LIMIT 1", values)
+        return entries[0] if entries else None
 
     def tail(self, count: int) -> list[Entry[Any]]:
         """Read the newest entries of all kinds, newest first."""
@@ -236,11 +238,11 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def _find_last(self, *kinds: type) -> Entry[Any] | None:
         """Find the newest entry of several kinds."""
-        found: list[Entry[Any] | None] = [self.last(kind) for kind in kinds]
-        return max(filter(None, found), key=lambda entry: entry.seq, default=None)
+        newest: list[Entry[Any] | None] = [self.last(kind) for kind in kinds]
+        return max(filter(None, newest), key=lambda entry: entry.seq, default=None)
 
     def keep_bars(self, rows: Iterable[Bar]) -> None:
-        """Append bars. One that is there stays."""
+        """Append bars; a stored bar is not replaced."""
         with self.together(), self._translate_errors():
             self._base.executemany(
                 "INSERT OR IGNORE INTO bars VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows
@@ -256,8 +258,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def _address_to_read(self) -> str:
         """Return the address of a connection that only reads.
 
-        SQLite writes a file next to a journal that it reads. Where it may not, and no writer has
-        left a log, nothing can change meanwhile.
+        SQLite writes a file next to a journal that it reads. In a folder without the right to write
+        and without a writer's log it is told that the journal cannot change.
         """
         path = self.path.resolve()
         is_still = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
@@ -274,7 +276,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             )
 
     def _summarise(self, reading: bool) -> None:
-        """Add counts and curve to a journal of before; where it is only read, for this
+        """Add counts and curve to a journal of an earlier version; when reading, only for this
         connection."""
         named = self._base.execute("SELECT name FROM sqlite_master").fetchall()
         if ("entries_drawn",) not in named:
@@ -284,15 +286,15 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
     def _read_entries(self, clause: str, values: Sequence[int | str] = ()) -> list[Entry[Any]]:
         rows = self._select_rows(f"SELECT seq, time, kind, key, body FROM entries {clause}", values)
-        found: list[Entry[Any]] = []
+        entries: list[Entry[Any]] = []
         for seq, time, kind, key, body in rows:
             try:
-                found.append(Entry(seq, time, kind, key, decode(kind, key, body)))
+                entries.append(Entry(seq, time, kind, key, decode(kind, key, body)))
             except (RecordError, ValueError) as error:
                 raise DeployError(
                     f"{self.path}: entry {seq} ({kind}) is of another version ({error}); {_REMEDY}"
                 ) from None
-        return found
+        return entries
 
     def _select_rows(self, query: str, values: Sequence[int | str] = ()) -> list[Any]:
         with self._translate_errors():
@@ -316,8 +318,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
 
 
 def _select(kind: type, key: str | None) -> tuple[str, list[int | str]]:
-    """The condition for entries of a kind (and key), and its values. The index holds kind, key and
-    number, so that entries with a known key are found without the others."""
+    """Return the condition for entries of a kind (and key), and its values. The index holds kind,
+    key and number: with a known key, no other entries are read."""
     name = NAMES[kind]
     if key is None and name in KEYS:
         return "kind = ?", [name]

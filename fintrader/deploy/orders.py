@@ -1,11 +1,11 @@
-"""The orders of a decision, carried to their end: sales first, purchases fitted to the cash,
-nothing sent unwritten.
+"""The execution of a decision's orders: sales first, purchases fitted to the cash, every order
+journalled before it is sent.
 
-An order's life stands in the journal alone. It is written as `sent`, and is on the disk, before it
-leaves; after a kill at any moment the journal therefore names every order that may stand at the
-broker, which is asked by the order's id. An id is the same however often an order is sent, and the
-broker takes each id once: an order of unknown fate is asked for, and sent again only where the
-broker says that it never had it.
+Only the journal holds the state of an order. An order is on the disk as `sent` before it leaves;
+after a kill at any moment the journal therefore names every order that the broker may have, and the
+broker is asked by the order's id. An order keeps its id if it is sent again, and the broker takes
+each id once: an order of unknown fate is asked for, and sent again only where the broker says that
+it never had it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _GROUP = 10
 """Orders written as sent together: few syncs for a hundred orders, few questions after a kill."""
 _CANCEL_AGAIN = 5 * SECOND
 _SETTLE = 15 * SECOND
-"""Time after which an order is given up that the broker does not have."""
+"""Time after which an order that the broker does not have is given up."""
 _QUIET = 5
-"""Answers without news after which the broker is asked less often: it counts requests."""
+"""Answers without news after which the broker, which limits requests, is asked less often."""
 _DAY = 86_400 * SECOND
 _LOOK_BACK = 60 * SECOND
 """Largest lag of the broker's clock behind ours."""
 ASK = "-ask"
 STOP = "-stop"
-"""Ends of the ids of a symbol's second order and of its stops."""
+"""Suffixes of the ids of a symbol's second order and of its stops."""
 _ID = re.compile(r"ft-([0-9a-f]+(?:-[0-9a-f]+)?)-(\d{8}T\d{6}Z)-")
 
 
@@ -48,22 +48,22 @@ def order_id(sender: str, decision_ns: int, symbol: str) -> str:
 
 
 def read_sender(journal: Journal, bundle8: str) -> str:
-    """Read a deployment's name in its orders' ids; the bundle's where the account is its own."""
+    """Read a deployment's name in its orders' ids: the bundle's id if the account is private."""
     started = journal.last(DeploymentStart)
     return (started.body.sender if started else "") or bundle8
 
 
 def find_sender(name: str) -> str:
-    """Find the deployment that made an order's id, whichever it is; empty for ids of others."""
-    found = _ID.match(name)
-    return found[1] if found else ""
+    """Read the deployment's name in an order's id; empty for an id that no deployment made."""
+    match = _ID.match(name)
+    return match[1] if match else ""
 
 
 def format_decision_stamp(name: str) -> str:
     """Return the decision's time in an order's id, the journal's key for the terms of a
-    decision; empty for ids of others."""
-    found = _ID.match(name)
-    return found[2] if found else ""
+    decision; empty for an id that no deployment made."""
+    match = _ID.match(name)
+    return match[2] if match else ""
 
 
 def _format_stamp(decision_ns: int) -> str:
@@ -90,7 +90,7 @@ class OrderSlot:
 
     @property
     def cost_usd(self) -> float:
-        """Worth of the shares that are not filled yet, by their limit or the decision's price."""
+        """Worth of the shares not filled yet, at their limit or the decision's price."""
         price = self.report.limit_usd or self.terms.prices.get(self.report.symbol, 0.0)
         return (self.report.shares - self.report.filled) * price
 
@@ -100,31 +100,31 @@ class OrderSlot:
 
     @property
     def is_asked(self) -> bool:
-        """True where only the broker knows its fate."""
+        """True if the broker has to be asked about its fate."""
         return self.report.state != "intended" and not self.report.is_over
 
 
 @dataclass(frozen=True)
 class OrderRules:
-    """Constants of carrying orders out."""
+    """Constants of an execution."""
 
     sender: str
     """The deployment's name in its orders' ids (`read_sender`)."""
     fee_rate: float = 0.0
     """Fees as a share of the notional."""
     fractional: bool = False
-    """Shares of six decimals instead of whole ones."""
+    """True: shares have six decimals; False: whole shares."""
     cushion: float = 0.01
-    """Share of the cash that purchases leave alone, for prices that move until they fill."""
+    """Share of the cash that purchases leave unused, since prices move until they fill."""
     sales_wait_s: float = 20.0
     """Longest wait of purchases for sales."""
     poll_s: float = 1.0
-    """Time between two questions to the broker, a quarter of them while nothing happens."""
+    """Time between two questions to the broker; four times that while nothing happens."""
 
 
 class Execution:
-    """Carries orders to their end; a runner's loop calls `begin` at a decision and `step` until it
-    is True."""
+    """Carries orders to their end; a runner's loop calls `begin` at a decision, and `step` until
+    that returns True."""
 
     replaces = False
     """True where each decision replaces all resting orders, even if it gives none, and where its
@@ -148,11 +148,10 @@ class Execution:
 
     @classmethod
     def resume(cls, broker: Broker, journal: Journal, rules: OrderRules, *, at: int) -> Execution:
-        """Go on with every order of a deployment that the journal does not call over, of whichever
-        decision.
+        """Go on with the orders of all decisions of a deployment that are not over by the journal.
 
         Orders without a decision in the journal, which were adopted from another deployment, are
-        cancelled at once. Those that a person gave at the broker are left alone.
+        cancelled at once. Orders that a person placed at the broker are left alone.
         """
         execution = cls(broker, journal, rules)
         for name, report in journal.orders().items():
@@ -162,13 +161,13 @@ class Execution:
 
     @property
     def is_over(self) -> bool:
-        """True once nothing more can happen to any order."""
+        """True once all orders are in a final state."""
         return all(slot.report.is_over for slot in self._slots.values())
 
     @property
     def reports(self) -> Mapping[str, OrderReport]:
-        """Reports by id of the last decision's orders, and of earlier ones that were not over when
-        it began."""
+        """Id -> report of the last decision's orders and of earlier ones that were open when it
+        began."""
         return {name: slot.report for name, slot in self._slots.items()}
 
     def begin(
@@ -185,9 +184,9 @@ class Execution:
         """Take on a decision's market orders (symbol -> shares, negative to sell) and those that
         rest; nothing is sent before `step`.
 
-        `prices` are the last ones, USD; `not_before` and `until` (close of the bar they fill in)
-        bound the time in which orders are sent and stand. A decision that the journal has already
-        is not begun twice. Open orders of earlier decisions are brought to their end meanwhile.
+        `prices` are the last prices, USD; orders are sent and open only between `not_before` and
+        `until` (close of the bar they fill in), ns. A decision that the journal has already is not
+        begun twice. Open orders of earlier decisions are brought to their end meanwhile.
         Raises DeployError for a purchase that has no price.
         """
         stamp = _format_stamp(decision)
@@ -216,15 +215,15 @@ class Execution:
         self._slots |= {report.id: OrderSlot(terms, at, until, report) for report in reports}
 
     def is_due(self, now: int) -> bool:
-        """Check for an order that has not left and may leave now."""
+        """Check for an unsent order that may be sent now."""
         return any(
             slot.report.state == "intended" and slot.terms.not_before <= now < slot.until
             for slot in self._slots.values()
         )
 
     def rescale(self, symbol: str, split: float, *, before: int, reason: str, at: int) -> None:
-        """Count the shares of orders that were decided `before` a split, and have not left, as new
-        ones. An order of less than a share expires."""
+        """Convert unsent orders that were decided `before` a split to shares after it. An order of
+        less than a share expires."""
         for slot in self._slots.values():
             report = slot.report
             is_old = report.state == "intended" and slot.terms.decision <= before
@@ -245,10 +244,10 @@ class Execution:
             self._note([(slot, scaled)], at, terms)
 
     def step(self, now: int, *, sends: bool = True) -> bool:
-        """Ask, send (if it `sends`) and cancel the orders that are due now (nanoseconds); True once
-        all are over.
+        """Ask about orders, send (if `sends`) and cancel those due `now` (ns); True once all are
+        over.
 
-        A broker that cannot be reached makes no error here (see `trouble`); it is asked again in
+        A broker that cannot be reached raises no error here (see `trouble`); it is asked again in
         the next step. Raises BrokerError when it refuses the account altogether, DeployError when
         the journal cannot be written.
         """
@@ -269,8 +268,8 @@ class Execution:
         return self.is_over
 
     def stop(self, at: int, reason: str, *, keeps_stops: bool = False) -> None:
-        """Send nothing more: unsent orders expire now, and the next steps cancel the others; with
-        `keeps_stops` not the stops."""
+        """Send nothing more: unsent orders expire now, and the next steps cancel the others, except
+        the stops if `keeps_stops`."""
         ending = [
             slot for slot in self._slots.values() if slot.report.stop_usd is None or not keeps_stops
         ]
@@ -279,7 +278,7 @@ class Execution:
         self._write_off((slot for slot in ending if slot.report.state == "intended"), reason, at)
 
     def _list_due(self, now: int) -> list[OrderSlot]:
-        """List the orders that may leave now."""
+        """List the orders that may be sent now."""
         return [
             slot
             for slot in self._slots.values()
@@ -288,7 +287,7 @@ class Execution:
         ]
 
     def _take_on(self, report: OrderReport, at: int) -> None:
-        """Take on an order from the journal, with the terms of its decision as they stand there."""
+        """Take on an order from the journal, with the journalled terms of its decision."""
         stamp = format_decision_stamp(report.id)
         entry = self._journal.last(OrderTerms, stamp)
         terms = OrderTerms(stamp, 0, 0, 0, {}) if entry is None else entry.body
@@ -299,8 +298,8 @@ class Execution:
             self._fitted.add(stamp)
 
     def _ask(self, now: int) -> None:
-        """Ask the broker about the orders that were sent: one request for all that stand, one by
-        id for each missing."""
+        """Ask the broker about the orders that were sent: one request for all, then one by id for
+        each order missing from the answer."""
         for slot in self._slots.values():
             slot.absent = False
         asked = [slot for slot in self._slots.values() if slot.is_asked]
@@ -311,7 +310,7 @@ class Execution:
         listed: dict[str, OrderReport] = {}
         if len(asked) > 1:
             since = min(max(slot.begun, slot.terms.not_before) for slot in asked) - _LOOK_BACK
-            since = max(since, now - _DAY)  # older ones are asked for by their ids
+            since = max(since, now - _DAY)  # older orders are asked for by their ids
             listed = {report.id: report for report in self._broker.orders(max(0, since))}
             self.stranger = next(filter(self._is_strange, listed), self.stranger)
         # Answers to one request are noted together, all others before the next question: a process
@@ -336,12 +335,13 @@ class Execution:
             self._ask_at = now + 4 * self._poll
 
     def _is_strange(self, name: str) -> bool:
-        """Check for the order of a deployment that the journal does not know."""
+        """Check for an order of a deployment that is not in the journal."""
         is_known = name in self._slots or self._journal.last(OrderReport, name) is not None
         return bool(find_sender(name)) and not is_known
 
     def _expire(self, now: int) -> None:
-        """Write off the orders whose time is over and that are at no broker, without asking one."""
+        """Write off, without asking the broker, unsent orders whose time is over, and sent orders
+        that it does not have."""
         late = [slot for slot in self._slots.values() if now >= slot.until]
         doubtful = late if self._broker.takes_ids_once else self._slots.values()
         lost = [slot for slot in doubtful if slot.absent and now - slot.sent >= _SETTLE]
@@ -365,8 +365,8 @@ class Execution:
                 self._broker.cancel(slot.report)
 
     def _select_purchases(self, due: Sequence[OrderSlot], now: int) -> list[OrderSlot]:
-        """Select the purchases that may leave now: those fitted, and those whose sales are over or
-        have had their time."""
+        """Select the purchases that may be sent now: fitted ones, and those whose sales are over or
+        took too long."""
         waiting: set[str] = set()
         purchases = [slot for slot in due if not slot.is_sale]
         for stamp in dict.fromkeys(slot.stamp for slot in purchases):
@@ -393,8 +393,8 @@ class Execution:
         self._fitted.add(stamp)
 
     def _bound(self, stamp: str) -> float:
-        """Sum the USD that purchases of other decisions may still take, those about to leave
-        included."""
+        """Sum the USD that purchases of other decisions may still take, also those about to be
+        sent."""
         others = (
             slot.cost_usd
             for slot in self._slots.values()
@@ -419,15 +419,15 @@ class Execution:
         )
 
     def _send(self, slots: Sequence[OrderSlot], now: int) -> None:
-        # One by one where a second request could make a second order: none waits as sent.
+        # One by one where a second request could make a second order: no other waits as `sent`.
         most = _GROUP if self._broker.takes_ids_once else 1
         size = len(slots) or 1 if self._broker.takes_baskets else most
         for first in range(0, len(slots), size):
             self._send_group(slots[first : first + size], now)
 
     def _send_group(self, group: Sequence[OrderSlot], now: int) -> None:
-        """Write all as sent, then send one after the other; without an answer the rest waits to be
-        asked after."""
+        """Write all as sent, then send one after the other; after a missing answer the broker is
+        asked about the rest."""
         new = {slot.report.id for slot in group if not slot.sent}
         for slot in group:
             slot.sent = now
@@ -450,7 +450,7 @@ class Execution:
                         text = f"{error}: another deployment of this bundle trades this account"
                         answers.append((slot, replace(report, state="rejected", reason=text)))
                         raise BrokerError(f"{text}; stop it") from None
-                    self._ask_at = now  # it arrived late, and is asked for next
+                    self._ask_at = now  # the earlier request arrived late; ask for the order next
                 except BrokerUnsureError as error:
                     answers.append((slot, replace(report, state="unknown", reason=str(error))))
                     raise
@@ -461,7 +461,7 @@ class Execution:
             self._note_all(answers, now)
 
     def _note_all(self, news: Sequence[tuple[OrderSlot, OrderReport]], now: int) -> None:
-        """Note news in one transaction; a report with fewer fills is older than the one known."""
+        """Note news in one transaction, without reports of fewer fills, which are outdated."""
         self._note(
             [
                 (slot, new.keep_prices(slot.report))

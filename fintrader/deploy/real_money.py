@@ -5,9 +5,9 @@ refuses before it does anything else, and so do the broker and the runner (`refu
 
 A deployment may trade real money once it has traded a paper account for twenty sessions inside the
 band of its backtest. A person then reads its description and its possible losses, and types the
-account's number and the amount. This consent stands in a sealed file, names bundle, account and
-amount, endpoint and limits, of which each change asks again, and lapses after thirty days. Keys of the real account are separate variables, so that no
-paper deployment can ever use them.
+account's number and the amount. This consent is a sealed file that names bundle, account, amount,
+endpoint and limits: a change of any asks again. It lapses after thirty days. Keys of the real
+account are separate variables, so that no paper deployment can ever use them.
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
 
 
 def find_real_deployment(home: Path, bundle: Bundle) -> Path:
-    """Find the folder of the deployment that trades real money: one like any other, which `halt`,
-    `flatten`, `status` and the app find by its name.
+    """Find the folder of the deployment that trades real money, or make it; `halt`, `flatten`,
+    `status` and the app find the deployment by its name, like any other.
 
-    Raises DeployError where another bundle stands there.
+    Raises DeployError where the folder has another bundle.
     """
     place = home.with_name(f"{home.name}-live")
     if not (place / "bundle" / BUNDLE).is_file():
@@ -121,8 +121,8 @@ def find_real_deployment(home: Path, bundle: Bundle) -> Path:
 
 
 def require_proof(home: Path, bundle: Bundle) -> DriftReport:
-    """Return the drift report of a deployment that may trade real money. Raises DeployError for any
-    other."""
+    """Return the drift report of a deployment that may trade real money. Raises DeployError for a
+    deployment that may not."""
     with Journal(home / JOURNAL, reading=True) as journal:
         started = journal.last(DeploymentStart)
     if started is None or started.body.broker == "simulated":
@@ -143,8 +143,8 @@ def require_proof(home: Path, bundle: Bundle) -> DriftReport:
         )
     if report.surprise is not None and report.surprise.is_alarm:
         raise DeployError(
-            f"the days of {home.name} are worse on paper than in its backtest; real money's would"
-            " be, too"
+            f"the days of {home.name} are worse on paper than in its backtest; they would be"
+            " with real money, too"
         )
     if daily.band is None:
         raise DeployError(
@@ -155,7 +155,7 @@ def require_proof(home: Path, bundle: Bundle) -> DriftReport:
     high = daily.band.high_usd[-1]
     if not low <= daily.account_usd[-1] <= high:
         raise DeployError(
-            f"the paper account stands at {daily.account_usd[-1]:,.0f} USD, outside the"
+            f"the paper account is at {daily.account_usd[-1]:,.0f} USD, outside the"
             f" backtest's band of {low:,.0f} to {high:,.0f}; wait until it is inside, or find"
             " the cause"
         )
@@ -185,10 +185,10 @@ def require_consent(
         until=until.isoformat(timespec="seconds"),
     )
     if path.is_file():
-        stands = _read_consent(path)
-        same_times = replace(consent, given=stands.given, until=stands.until)
-        if stands == same_times and now < stands.end:
-            return stands
+        stored = _read_consent(path)
+        same_times = replace(consent, given=stored.given, until=stored.until)
+        if stored == same_times and now < stored.end:
+            return stored
     if settings.cap_usd <= 0:
         raise DeployError("real money needs a limit on the amount: --cap-usd AMOUNT")
     if ask is input and not sys.stdin.isatty():

@@ -21,12 +21,12 @@ class ReceivedBars:
         self.fresh: list[Bars] = []
         """Bars received since the list was last emptied."""
         self.needed = 0
-        """Time from which bars are kept, ns, with the one before it."""
+        """Time from which bars are kept, ns; the bar before it is kept, too."""
         self._names = (*COLUMNS, *self.extras)
         self._rows = {symbol: _Rows(len(self._names)) for symbol in symbols}
 
     def add(self, bars: Bars) -> Bars:
-        """Take in the bars that are newer than the newest of their symbol; return the others."""
+        """Take in the bars that are newer than the newest of their symbol; return the rest."""
         if not len(bars):
             return bars
         order = np.lexsort((bars.ts, bars.symbol))
@@ -57,7 +57,7 @@ class ReceivedBars:
         return bars.take(late)
 
     def carry(self, symbol: str, ts: int, close: float) -> None:
-        """Begin with a last price, for a symbol that may have no bars any more."""
+        """Begin a symbol, which may have no bars any more, with a last price."""
         columns = {**dict.fromkeys(PRICES, np.full(1, close)), "volume": np.zeros(1)}
         extras = dict.fromkeys(self.extras, np.ones(1))
         self.add(wrap_columns(symbol, np.array([ts]), columns, "last close", extras=extras))
@@ -73,8 +73,8 @@ class ReceivedBars:
         return float(rows.values[3, rows.size - 1]) if rows is not None and rows.size else 0.0
 
     def between(self, symbol: str, first: int, stop: int) -> Bars:
-        """Return the bars that begin in `[first, stop)`; a close carried into the first comes as a
-        bar without volume there."""
+        """Return the bars that begin in `[first, stop)`; where none begins at `first`, the close
+        before it becomes a bar without volume."""
         rows = self._rows[symbol]
         start, end = np.searchsorted(rows.ts[: rows.size], [first, stop]).tolist()
         is_carried = start > 0 and first not in rows.ts[start:end][:1]
@@ -102,8 +102,8 @@ class _Rows:
         self.values = np.zeros((columns, 64))
 
     def add(self, ts: Array, values: Array, needed: int) -> None:
-        """Append rows: `ts` `[R]`, values `[C, R]`; where there is no room, forget those that ended
-        before the one `needed`."""
+        """Append rows: `ts` `[R]`, values `[C, R]`; where there is no room, forget rows before
+        `needed`, except the last of them."""
         stop = self.size + len(ts)
         if stop > len(self.ts):
             old = slice(max(int(np.searchsorted(self.ts[: self.size], needed)) - 1, 0), self.size)

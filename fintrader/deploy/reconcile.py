@@ -5,10 +5,10 @@ The expected account is the last one on which both agreed, with the fills since 
 splits. Fills are never added up as they come in: the last report of an order counts, so a fill that
 is reported ten times counts once.
 
-A difference is explained by the broker's activities (splits, dividends, fees, deposits), each of
-which counts once, by a split that is not booked yet or whose fraction is paid in cash, or, of cash
-alone, by its size: fees and interest are booked before they are listed. Cash without an explanation
-stays open for the days of `_RECENT`, in which their sum must be as small as fees are.
+Three things explain a difference: the broker's activities (splits, dividends, fees, deposits), each
+of which counts once; a split that is not booked yet, or whose fraction is paid in cash; and, for
+cash alone, a small size, since fees and interest are booked before they are listed. Unexplained
+cash stays open for `_RECENT`, and its sum over that time must be as small as fees are.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
 _LOOK_BACK = 300 * SECOND
 _DAY = 86_400 * SECOND
 _RECENT = 7 * _DAY
-"""Time in which cash may be explained later; also that before the first start in which orders of
+"""Time in which cash may be explained later, and time before the first start in which orders of
 another deployment count."""
 _BOOKED_LATER = 3 * _DAY
 """Most days between an activity's day and its booking."""
@@ -60,11 +60,11 @@ class Expected:
     traded_usd: float
     """Notional of the fills since the last agreement."""
     owed: Mapping[str, float] = field(default_factory=dict)
-    """Part of the shares that announced splits add and that may not be booked yet."""
+    """Part of `shares` from announced splits that may not be booked yet."""
 
 
 class Tolerance(NamedTuple):
-    """Largest sum of the cash that nothing explains, of the last seven days."""
+    """Most unexplained cash of the last seven days."""
 
     usd: float = 5.0
     bps: float = 10.0
@@ -79,12 +79,12 @@ class Tolerance(NamedTuple):
 class _Balance:
     """The account compared with the expected one."""
 
-    found: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
     counted: tuple[Activity, ...] = ()
     """Activities that explain a difference."""
     owed: Mapping[str, float] = field(default_factory=dict)
     left_usd: float = 0.0
-    """Cash that nothing explains, of the last days."""
+    """Unexplained cash of the last days."""
 
 
 def expect_holdings(journal: Journal) -> Expected:
@@ -151,44 +151,44 @@ def reconcile(
     An order of the journal that is still open after its time is cancelled, unless it is a stop. So
     is one adopted from another deployment. Nothing else at the broker is ever touched. Orders with
     the id of a deployment (`find_sender`) that the journal does not know, open or recent, were sent
-    by another one: they are a difference. A difference counts once it has outlived three looks, a
-    second (`pause`) apart, between which no order moved: orders and positions are asked for one
-    after the other.
+    by another deployment: they are a difference. A difference counts once it has outlived three
+    looks, a second (`pause`) apart, between which no order moved: orders and positions are asked
+    for one after the other.
 
-    At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state
-    is taken as it is, foreign orders into the journal too, and journalled as an `Adoption`. A
-    `Mismatch` adopts its own findings and no others. Later the findings are returned and journalled
-    as a `Mismatch`. Raises BrokerUnsureError when the broker does not answer.
+    At the start (`start`) a difference raises DeployError, unless `adopt`: then the broker's state,
+    with foreign orders, is taken over and journalled as an `Adoption`. A `Mismatch` as `adopt`
+    takes over only its own findings. Later the findings are returned and journalled as a
+    `Mismatch`. Raises BrokerUnsureError when the broker does not answer.
     """
-    found: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     unmoved = 0
     for _ in range(12):
         reports, moved = _take_up(journal, broker, at)
         account = broker.account()
         foreign = [report for report in reports if _is_foreign(journal, report)]
         known = expect_holdings(journal)
-        found = _find_strangers(known, account, foreign)
+        findings = _find_strangers(known, account, foreign)
         balance = _Balance(())
-        if all(finding.kind == "order" for finding in found):
+        if all(finding.kind == "order" for finding in findings):
             balance = _explain(journal, broker, known, account, at, tolerance)
-            found = (*found, *balance.found)
-        if not found:
+            findings = (*findings, *balance.findings)
+        if not findings:
             _record_agreement(journal, account, at, known, balance)
             return ()
         unmoved = 0 if moved else unmoved + 1
-        if (start and adopt is True) or (unmoved >= 3 and _names(adopt, found)):
-            _record_adoption(journal, account, foreign, replace(balance, found=found), at)
+        if (start and adopt is True) or (unmoved >= 3 and _is_accepted(adopt, findings)):
+            _record_adoption(journal, account, foreign, replace(balance, findings=findings), at)
             return ()
         if unmoved >= 3:
             break
         pause(1.0)
     last = journal.last(Mismatch)
-    if last is None or last.body != Mismatch(found):
-        journal.write(Mismatch(found), at=at)
+    if last is None or last.body != Mismatch(findings):
+        journal.write(Mismatch(findings), at=at)
     if start:
-        text = "; ".join(finding.text for finding in found[:_NAMED])
-        if len(found) > _NAMED:
-            text += f"; and {len(found) - _NAMED} more"
+        text = "; ".join(finding.text for finding in findings[:_NAMED])
+        if len(findings) > _NAMED:
+            text += f"; and {len(findings) - _NAMED} more"
         if any(find_sender(report.id) for report in foreign):
             raise DeployError(
                 f"another deployment trades this account ({text}); stop it or give "
@@ -197,15 +197,15 @@ def reconcile(
             )
         raise DeployError(
             f"the account differs from the journal ({text}); correct the account, or start with"
-            " --adopt; `fintrader accept` and the name of the deployment take over what is named"
+            " --adopt; `fintrader accept` and the name of the deployment accept these differences"
         )
-    return found
+    return findings
 
 
-def _names(accepted: bool | Mismatch, found: Iterable[Finding]) -> bool:
-    """Check that a person has accepted these findings. No other account can be accepted."""
+def _is_accepted(accepted: bool | Mismatch, findings: Iterable[Finding]) -> bool:
+    """Check that a person has accepted these findings. Another account is never accepted."""
     return isinstance(accepted, Mismatch) and all(
-        finding in accepted.findings and finding.kind != "account" for finding in found
+        finding in accepted.findings and finding.kind != "account" for finding in findings
     )
 
 
@@ -215,7 +215,7 @@ def _take_up(journal: Journal, broker: Broker, at: int) -> tuple[Sequence[OrderR
     agreed = journal.last(Checkpoint)
     standing = _list_standing(journal, agreed)
     begun = [agreed.time if agreed else at - _RECENT]
-    # Older ones, such as stops, are listed while they stand, and asked for by their ids.
+    # Older orders, such as stops, are listed while open, and asked for by their ids.
     begun += [max(journal.entries(OrderReport, key=name)[0].time, at - _DAY) for name in standing]
     reports = list(broker.orders(max(0, min(begun) - _LOOK_BACK)))
     listed = {report.id for report in reports}
@@ -240,7 +240,7 @@ def _take_up(journal: Journal, broker: Broker, at: int) -> tuple[Sequence[OrderR
 
 
 def _list_standing(journal: Journal, agreed: Entry[Checkpoint] | None) -> set[str]:
-    """List the orders that left and whose end the journal does not know."""
+    """List the orders that were sent and whose end is not in the journal."""
     names = set(agreed.body.standing) if agreed else set()
     later = journal.entries(OrderReport, after=agreed.seq if agreed else 0)
     names.update(entry.key for entry in later)
@@ -270,7 +270,7 @@ def _is_news(known: OrderReport, report: OrderReport) -> bool:
 
 
 def _is_late(journal: Journal, report: OrderReport, at: int) -> bool:
-    """Check that an order of ours is beyond its time, or has none (its decision is in no
+    """Check that an order of ours is beyond its time, or has none (its decision is not in the
     journal)."""
     terms = journal.last(OrderTerms, format_decision_stamp(report.id))
     return terms is None or at >= terms.body.until
@@ -279,22 +279,22 @@ def _is_late(journal: Journal, report: OrderReport, at: int) -> bool:
 def _find_strangers(
     known: Expected, account: BrokerAccount, foreign: Iterable[OrderReport]
 ) -> tuple[Finding, ...]:
-    """Find orders of others, and an account that is another or takes no orders."""
-    found: list[Finding] = []
+    """Find foreign orders, and an account that is the wrong one or takes no orders."""
+    findings: list[Finding] = []
     if account.blocked:
-        found.append(
+        findings.append(
             Finding("account", account.number, f"the account takes no orders: {account.blocked}")
         )
     if known.number and known.number != account.number:
         text = f"the keys are of account {account.number}, the journal of {known.number}"
-        return (*found, Finding("account", account.number, text))
+        return (*findings, Finding("account", account.number, text))
     for report in foreign:
         text = f"order {report.id} of {report.shares:g} {report.symbol} is none of this deployment"
         sender = find_sender(report.id)
         if sender:
             text += f", but of the deployment {sender}"
-        found.append(Finding("order", report.id, text))
-    return tuple(found)
+        findings.append(Finding("order", report.id, text))
+    return tuple(findings)
 
 
 def _explain(
@@ -308,14 +308,14 @@ def _explain(
     """Compare shares and cash; ask for the broker's activities where they differ."""
     agreed = journal.last(Checkpoint)
     balance = _compare(agreed, known, account, at, tolerance, ())
-    differs = balance.found or abs(balance.left_usd) > _CENT
+    differs = balance.findings or abs(balance.left_usd) > _CENT
     if agreed is None or not differs:
         return balance
     since = min(agreed.time, at - _RECENT) - _BOOKED_LATER
     try:
         listed = broker.activities(max(since, 0))
     except (BrokerError, BrokerUnsureError):
-        if balance.found:
+        if balance.findings:
             raise
         return balance
     pending = [one for one in listed if journal.last(Activity, one.id) is None]
@@ -331,7 +331,7 @@ def _compare(
     pending: Sequence[Activity],
 ) -> _Balance:
     """Compare shares and cash, with the activities that were not counted before."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     counted: list[Activity] = []
     owed: dict[str, float] = {}
     for symbol in sorted({*known.shares, *account.shares, *known.owed}):
@@ -341,12 +341,12 @@ def _compare(
             held = account.shares.get(symbol, 0.0)
             due = known.shares.get(symbol, 0.0)
             text = f"{held:g} shares of {symbol} are held, {due:g} expected"
-            found.append(Finding("position", symbol, text))
+            findings.append(Finding("position", symbol, text))
             continue
         counted += taken.counted
         owed |= taken.owed
     if agreed is None or known.cash_usd is None:
-        return _Balance(tuple(found))
+        return _Balance(tuple(findings))
     recent = _list_days(at)
     was_open = sum(usd for day, usd in agreed.body.open_usd.items() if day in recent)
     traded = sum(usd for day, usd in agreed.body.traded_usd.items() if day in recent)
@@ -357,8 +357,8 @@ def _compare(
     left -= sum(one.cash_usd for one in paid)
     if not -slack <= left <= slack + tolerance.due_usd:
         text = f"cash is {account.cash_usd:,.2f} USD, {account.cash_usd - left:,.2f} expected"
-        found.append(Finding("cash", account.number, text))
-    return _Balance(tuple(found), (*counted, *paid), owed, left)
+        findings.append(Finding("cash", account.number, text))
+    return _Balance(tuple(findings), (*counted, *paid), owed, left)
 
 
 def _match_shares(
@@ -368,7 +368,7 @@ def _match_shares(
     rows: Sequence[Activity],
     tolerance: Tolerance,
 ) -> _Balance | None:
-    """Explain the shares of a symbol; None where nothing does."""
+    """Explain the shares of a symbol; None where nothing explains them."""
     held = account.shares.get(symbol, 0.0)
     due = known.shares.get(symbol, 0.0)
     owed = known.owed.get(symbol, 0.0)
@@ -388,18 +388,18 @@ def _match_shares(
 
 
 def _pick(rows: Sequence[Activity], name: str, target: float) -> Sequence[Activity]:
-    """Pick the rows whose amounts together come closest to a target: none, all, or, of few rows,
-    what is left of these when one after the other changes sides."""
+    """Pick rows whose amounts sum close to a target: none, all, or, of few rows, the best subset of
+    a search that adds or drops one row at a time."""
 
-    def measure(some: Sequence[Activity]) -> float:
-        total: float = sum(getattr(one, name) for one in some)
+    def measure(subset: Sequence[Activity]) -> float:
+        total: float = sum(getattr(one, name) for one in subset)
         return round(abs(target - total), 6)
 
     picks: list[Sequence[Activity]] = [(), rows]
     while len(rows) <= _FEW and min(map(measure, picks)) > 0.0:
         flips = [
-            [one for one in rows if (one in some) != (one is flip)]
-            for some in picks
+            [one for one in rows if (one in subset) != (one is flip)]
+            for subset in picks
             for flip in rows
         ]
         closer = min(flips, key=measure, default=())
@@ -462,14 +462,14 @@ def _record_adoption(
     balance: _Balance,
     at: int,
 ) -> None:
-    """Journal the account as it is; what explains a part of its differences counts, too."""
+    """Journal the account as it is; activities that explain a part of the difference count, too."""
     if account.blocked:
         raise DeployError(f"the account takes no orders ({account.blocked}); ask the broker why")
     known = expect_holdings(journal)
-    kinds = {finding.kind for finding in balance.found}
-    symbols = [finding.name for finding in balance.found if finding.kind == "position"]
+    kinds = {finding.kind for finding in balance.findings}
+    symbols = [finding.name for finding in balance.findings if finding.kind == "position"]
     adoption = Adoption(
-        tuple(finding.text for finding in balance.found),
+        tuple(finding.text for finding in balance.findings),
         balance.left_usd if "cash" in kinds else 0.0,
         {name: account.shares.get(name, 0.0) - known.shares.get(name, 0.0) for name in symbols},
     )

@@ -26,7 +26,7 @@ Levels = Callable[[SessionGrid], "Level | None"]
 
 
 class Recorder:
-    """Bars and events of the sessions from as far back as the features reach to some days ahead."""
+    """Bars and events from the oldest session that the features read to some days ahead."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Recorder:
             self.journal.write(LateBars(len(odd), tuple(names)), at=at)
 
     def keep(self, bars: Bars, at: int) -> Bars:
-        """Take bars in and journal them; return those that are not newer than the ones there."""
+        """Take bars in and journal them; return those not newer than the newest of their symbol."""
         if not len(bars):
             return bars
         late = self.rows.history.add(bars)
@@ -140,7 +140,7 @@ class Recorder:
         return int(self.grid.minutes[self.grid.first_bar[session]])
 
     def recorded(self) -> MarketTensors:
-        """Build the market of the received bars, from the first that was decided upon. Raises
+        """Build the market of the received bars, from the first bar with a decision. Raises
         DeployError."""
         started = self.journal.last(DeploymentStart)
         if started is None:

@@ -55,7 +55,7 @@ class RemoteBroker:
     takes_ids_once = True
     takes_bids_over_stops = True
     variables: Sequence[Sequence[str]]
-    """The environment's names of the keys of a paper account, and of those for real money."""
+    """Environment variables with the keys of a paper account, and with those for real money."""
 
     def __init__(
         self, endpoint: str | None, host: str, limits: RequestLimits, *, real_money: bool
@@ -73,7 +73,7 @@ class RemoteBroker:
         self._left: collections.deque[float] = collections.deque(maxlen=limits.per_minute)
         self._closed_until = -math.inf
         keys = [os.environ.get(variable, "") for variable in variables]
-        # No attribute that a log might show holds them.
+        # A function, so that no attribute that a log might show holds the keys.
         self._read_keys: Callable[[], list[str]] = lambda: keys
         if not all(keys):
             raise DeployError(
@@ -84,8 +84,8 @@ class RemoteBroker:
         return f"{type(self).__name__}({self.endpoint!r})"
 
     def _call_once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Answer:
-        """Send one request. Errors end here with their contents: a request has the keys in its
-        head."""
+        """Send one request. Errors are not passed on: their requests have the keys in the
+        headers."""
         raise NotImplementedError
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
@@ -140,7 +140,7 @@ class RemoteBroker:
         if answer.status in (401, 403):
             return BrokerError(
                 f"{self.kind} refuses the keys (status {answer.status}); check"
-                f" {' and '.join(self._variables)}, and whether they are of this kind of account"
+                f" {' and '.join(self._variables)}, and whether they belong to this kind of account"
             )
         return BrokerError(
             f"{self.kind} refuses the request (status {answer.status}: {answer.message}); correct"
@@ -166,7 +166,7 @@ def report_rejection(order: Order, reason: str) -> OrderReport:
 
 
 def parse_seconds(text: str | None) -> float | None:
-    """Parse the header Retry-After; None for nothing or a date: the doubling wait does as well."""
+    """Parse the header Retry-After; None if missing or a date: the doubling wait then applies."""
     try:
         return max(0.0, parse_number(text))
     except (TypeError, ValueError):

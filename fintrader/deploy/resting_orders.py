@@ -1,5 +1,5 @@
-"""The orders of the embedded broker's account: one by one, as a journal has them, and, where they
-rest, as the rows of its ledger (`envs.account.Account.resting`)."""
+"""The orders of the embedded broker's account in two forms: single orders, as in a journal, and, if
+they rest, rows of its ledger (`envs.account.Account.resting`)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from fintrader.envs.settings import EnvSettings
 def list_orders(
     resting: Array, account: BacktestAccount, sender: str, decision: int
 ) -> tuple[Order, ...]:
-    """List the orders of rows `[R, N]` for an account. A stop is for the position that its symbol
-    may have; where it was reached its sale is the only order.
+    """List the orders of rows `[R, N]` for an account. A stop covers the largest position that
+    its symbol may have; once it was reached, its sale is the only order.
 
-    sender, decision: of `orders.order_id`.
+    sender, decision: as in `orders.order_id`.
     """
     env = account.settings
     orders = []
@@ -74,8 +74,8 @@ def trace_order(
     account: BacktestAccount, report: OrderReport, place: tuple[int, int, int], stop: float | None
 ) -> list[tuple[int, OrderReport]]:
     """Trace an accepted order by the account's log: its report after each bar that changed it, with
-    the bar's start (ns). `place`: number of its asset, bar of its decision, number of trades before it;
-    `stop`: `Order.stop_usd` of its symbol."""
+    the bar's start (ns). `place`: numbers of its asset, of its decision's bar, and of the trades
+    before it; `stop`: `Order.stop_usd` of its symbol."""
     asset, bar, first = place
     columns = (column.tolist() for column in account.list_trades(first))
     fills = [
@@ -125,7 +125,7 @@ def trace_order(
 def _end_order(
     report: OrderReport, account: BacktestAccount, at: int, bars: int, is_reached: bool
 ) -> OrderReport:
-    """End an order at bar `at`, after which it has rested for `bars`, where it rests no longer."""
+    """End an order that rests no longer after bar `at`, its `bars`-th; return others unchanged."""
     reason = ""
     if (report.limit_usd, report.stop_usd) == (None, None):
         reason = "the bar's volume, the cash or the limits allow no more"

@@ -1,9 +1,9 @@
 """The market of the newest bars, which the build's functions make of the bars received so far.
 
-A policy must see the same rows live as in training. So the rows of a decision come out of
-`market.build.assemble`, over the sessions that the features reach back on and with the stored
-statistics; nothing is computed a second way. Its row at a bar is, but for rounding, the row that a
-build of all bars has there.
+A policy must see the same rows live as in training. So the rows of a decision come from
+`market.build.assemble`, over the sessions that the features read and with the stored statistics;
+nothing is computed a second way. Except for rounding, the row at a bar is the row of a build of all
+bars.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fintrader.market.universe import load_membership, load_shares, member_days,
 from fintrader.results.market_description import Fault, MarketDescription
 
 SPARE_SESSIONS = 2
-"""More than the features need: a window's first session opens on carried prices."""
+"""Sessions beyond the features' reach: a window's first session opens on carried prices."""
 Level = tuple[Array, Array]
 """Minutes and level of a source's index, `[K]` each."""
 
@@ -97,8 +97,8 @@ class RecentMarket:
         warm_up_sessions: int | None,
         lookback: int,
     ) -> None:
-        """settings, symbols, normalisation: of the market that was trained on, the last a file of
-        its statistics. warm_up_sessions: in place of the features' reach.
+        """settings, symbols, normalisation (a file of statistics): of the market of the training.
+        warm_up_sessions: replaces the features' reach.
 
         Raises DeployError where the features do not know their reach.
         """
@@ -122,8 +122,7 @@ class RecentMarket:
             update={"symbols": self.symbols, "max_symbols": None, "min_coverage": 0.0}
         )
         windows = WindowSettings(fractions=(0.4, 0.3, 0.3), embargo_sessions=0)
-        # A fault that stops a build is journalled here: half a day with it is better than no
-        # market.
+        # A fault that would stop a build is journalled here: a market with it is better than none.
         self._asked = settings.model_copy(
             update={
                 "features": features,
@@ -145,7 +144,7 @@ class RecentMarket:
             or (isinstance(source, FilesSettings) and source.label == "end")
             or not set(chosen.known_at).isdisjoint(chosen.extra)
         )
-        """Whether new rows can be appended: users' own features read all bars."""
+        """True if new rows can be appended; users' own features read all bars."""
         self._recent = RecentBars(self.symbols, self.history.extras, self._read)
         self._description: MarketDescription
         self._is_described = False
@@ -163,15 +162,15 @@ class RecentMarket:
 
     @property
     def history_sessions(self) -> int:
-        """Whole sessions of bars that the first decision needs before it."""
+        """Whole sessions of bars that are needed before the first decision."""
         return max(self.sessions, self.daily_sessions)
 
     def at(self, grid: SessionGrid, bar: int, since: int = 0) -> tuple[MarketTensors, int]:
         """Build the market whose newest closed bar is `bar` of `grid`; return it and the bar's row.
 
-        It begins with the session, or earlier: with the `lookback` bars whose features it holds, or
-        the bar that begins at `since`, ns. Raises DeployError when the received bars do not reach
-        back far enough, DataError for invalid bars.
+        The market begins with the session, or earlier: with the first of its `lookback` bars of
+        features, or the bar that begins at `since`, ns. Raises DeployError when the received
+        bars do not reach back far enough, DataError for invalid bars.
         """
         if not self._is_described:
             market, row = self._build_window(grid, bar, self.sessions)
@@ -219,7 +218,7 @@ class RecentMarket:
         window = self._window
         before = self._stop
         self._stop = int(window.minutes[size - 1]) + self.settings.bar_minutes * MINUTE_NS
-        if min(before, self._stop) < self._taken:  # bars that were taken in come once more
+        if min(before, self._stop) < self._taken:  # the same bars are taken in again
             self._recent.size = 0
         self._taken = max(self._taken, self._stop)
         fresh = join_bars(self.history.fresh)
@@ -238,7 +237,7 @@ class RecentMarket:
         return carry_extras(bars, self.settings.features.known_at)
 
     def _read_between(self, symbol: str, first: int, stop: int) -> Bars:
-        """Read a symbol's clean bars that were received of a span."""
+        """Read a symbol's clean bars that begin in `[first, stop)`, ns."""
         return self._clean(self.history.between(symbol, first, stop))
 
     def _clean(self, bars: Bars) -> Bars:
@@ -315,7 +314,7 @@ class RecentMarket:
         return np.append(self._index, level)
 
     def _find_context(self, benchmark: Array, rows: slice) -> Array:
-        """Find the context of some of the window's bars, `[R, M]`."""
+        """Compute the context of some of the window's bars, `[R, M]`."""
         window = self._window
         names = self.context
         plain = [name for name in names if ft.turbulence_days(name) is None]
@@ -367,7 +366,7 @@ class RecentMarket:
         return int(ts.max())
 
     def whole(self, grid: SessionGrid, first: int, last: int) -> MarketTensors:
-        """Build the market from the bar that begins at `first` to the one in which `last` lies."""
+        """Build the market from the bar that begins at `first` to the bar that contains `last`."""
         start, stop = (
             int(np.searchsorted(grid.minutes, moment, side="right")) - 1 for moment in (first, last)
         )
@@ -428,8 +427,8 @@ class RecentMarket:
         return replace(market, context=context, trusted=True)
 
     def _find_turbulence(self, grid: SessionGrid, number: int, bar: int) -> Array:
-        """Find the context `[M]` of a session's opening, of which turbulence is known; `bar` is the
-        newest."""
+        """Compute the context `[M]` of a session's opening, of which only turbulence is used; `bar`
+        is the newest."""
         opening = min(int(grid.first_bar[number]), bar)
         first = number - self.daily_sessions
         if first < 0 or not self._is_plain:
@@ -453,8 +452,8 @@ class RecentMarket:
             days = ft.turbulence_days(name)
             if days is not None:
                 rows = slice(len(day_close) - days - 2, len(day_close))
-                found = ft.turbulence(day_close[rows], member[rows], days)[-1]
-                context[0, column] = np.log1p(found)
+                turbulence = ft.turbulence(day_close[rows], member[rows], days)[-1]
+                context[0, column] = np.log1p(turbulence)
         return np.asarray(self._scale_context(context)[0])
 
     def _member_days(self, window: SessionGrid) -> Array:

@@ -1,8 +1,8 @@
-"""The loop of a deployment: receive, decide and order, bar after bar. One loop for replays, paper
-and money.
+"""The loop of a deployment: receive, decide and order, bar after bar. Replays, paper and real money
+have the same loop.
 
-A process may end at any moment. All its knowledge stands in the journal, so the same command goes
-on; decisions missed meanwhile are skipped, never made up for.
+A process may end at any moment. All its state is in the journal, so the same command resumes it;
+decisions missed meanwhile are skipped.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _DAY_NS = 86_400 * SECOND_NS
 _LAST_DAYS = 5
 """Days before the end of a consent in which each session is followed by an alert."""
 _FRESH = 120 * SECOND_NS
-"""Time for which splits and the account are known well enough to send orders."""
+"""Largest age of what is known of splits and the account when orders are sent."""
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Runner:
         daily: Callable[[], str | None] = lambda: None,
     ) -> None:
         """window: start of the first and the last bar of a replay, ns; None: from the next bar on,
-        without end, or to the last bar that closes by `until`. cap_usd: most that is traded with,
-        of a larger account. daily: called after each session that is traded live; people get
-        the text it returns.
+        without end, or to the last bar that closes by `until`. cap_usd: most USD of the account
+        that are traded. daily: called after each session that is traded live; its text is sent as
+        an alert.
 
         Raises DeployError for real money; a cap means real money, too.
         """
@@ -161,7 +161,7 @@ class Runner:
         self._reported_at = 0
         """Time of a flatten's newest alert."""
         self._read_at = self._retry_at = 0
-        """Time at which the account was last read before orders, and of the next try."""
+        """Times of the last read of the account before orders, and of the next try to read it."""
         self._lease: StoreLease | None = None
         self._beat = time.time()
         """Last sign of life of the loop, Unix time of this machine."""
@@ -188,7 +188,7 @@ class Runner:
             try:
                 self._lease = stack.enter_context(hold_account(self.broker, self.journal))
                 self._run()
-            # A person who stops the loop knows that, but perhaps not of a flatten.
+            # A person who stops the loop knows of the stop, but perhaps not of a flatten.
             except BaseException as error:
                 if isinstance(error, Exception) or self.flatten.is_on:
                     is_known = isinstance(error, FintraderError)
@@ -229,7 +229,7 @@ class Runner:
         self.journal.write(DeploymentEnd(), at=self.clock.now())
 
     def _iterate_bars(self) -> Iterator[int]:
-        """Yield the bars to wake at: each as it is made; in a replay those of decisions, and each
+        """Yield the bars to wake at: live every bar, in a replay those of decisions and each
         session's last."""
         bar = self._next
         while True:
@@ -308,12 +308,12 @@ class Runner:
             days = (self.until - now) // _DAY_NS
             if days < _LAST_DAYS:
                 text = f"the consent lapses on {format_moment(self.until)}"
-                self._record_news("consent", f"{text}; what is held then stays", now)
+                self._record_news("consent", f"{text}; positions then stay", now)
         try:
             alarm = self._daily()
             if alarm:
                 self._record_news("drift", alarm, now)
-        except FintraderError as error:  # a report is worth no decision
+        except FintraderError as error:  # a failed report must cost no decision
             self._record_news("report", f"the drift report could not be written: {error}", now)
 
     # --- how it begins ----------------------------------------------------------------------------
@@ -368,17 +368,17 @@ class Runner:
         self._take_over(now)
 
     def _find_bar(self, now: int) -> int:
-        """Find the newest bar that has begun, or the first of those that are decided upon."""
+        """Find the newest bar that has begun, or the first bar of decisions if that is later."""
         begun = int(np.searchsorted(self.grid.minutes, now, side="right")) - 1
         return max(begun, self.first)
 
     def _take_over(self, now: int) -> None:
-        """Agree with the broker before anything is ordered, and go on with the orders of before."""
+        """Agree with the broker before anything is ordered, and go on with earlier orders."""
         halt = self.journal.find_halt()
         self.limits.halted = "" if halt is None else halt.why
         if self.simulated is not None:
             self.accounts.restore(self.simulated)
-            if self.window is not None:  # whose clock goes to the next decision in one step
+            if self.window is not None:  # a replay's clock jumps to the next decision
                 self._pursue()
         else:
             self._carry_out_requests(now)
@@ -455,15 +455,15 @@ class Runner:
             outside_usd=self.accounts.outside_usd,
             resting=resting,
         )
-        # The orders may stand until the close of the next bar, or rest until the next decision.
+        # The orders stay open until the close of the next bar, or rest until the next decision.
         last = self.grid.num_bars - 1
         opens = int(self.grid.minutes[min(bar + 1, last)])
         bars = min(self.env.order_bars, self.env.decision_interval) if self.env.orders_rest else 1
         until = int(self.grid.minutes[min(bar + bars, last)]) + self.length
         execution = self._open_execution()
         if execution.replaces and bars == self.env.decision_interval:
-            until += _FRESH  # the next decision ends them, unless it is missed
-        with self.journal.together():  # a decision stands there with its orders, or not at all
+            until += _FRESH  # the next decision ends the orders, unless it is missed
+        with self.journal.together():  # a decision is written with its orders, or not at all
             self.journal.write(record, at=now)
             if orders or resting or execution.replaces:
                 execution.begin(
@@ -491,8 +491,8 @@ class Runner:
         return self.execution
 
     def _start_session(self, bar: int, now: int, *, again: bool = False) -> None:
-        """Take in the splits and dividends of the day, once or `again`, also into orders that were
-        decided before them."""
+        """Take in the day's splits and dividends, once or `again`, and apply them to orders
+        that were decided before."""
         session = int(self.grid.session[bar])
         for action in self.recorder.morning(self.feed, session, now, again=again):
             opened = self.recorder.find_open(action.day)
@@ -505,8 +505,8 @@ class Runner:
                     )
 
     def _may_send(self, execution: Execution, now: int) -> bool:
-        """Read splits and the account again before orders leave that were decided some time ago; a
-        flatten's leave all the same."""
+        """Read splits and the account again before sending orders that were decided some time ago;
+        a flatten's orders are sent even if that fails."""
         is_fresh = now - self._read_at < _FRESH
         if self.simulated is not None or is_fresh or not execution.is_due(now):
             return True
@@ -536,8 +536,8 @@ class Runner:
         self._check_limits(bar, now, equity)
 
     def _check_limits(self, bar: int, now: int, equity: float | None = None) -> None:
-        """Check the losses of an account at a broker with every bar between two decisions; the
-        twin of an embedded one checks them at decisions alone."""
+        """Check the losses of an account at a broker with every bar between two decisions; an
+        embedded account and its twin check them only at decisions."""
         if self.simulated is not None:
             return
         equity = self.accounts.between(now) if equity is None else equity
@@ -548,7 +548,6 @@ class Runner:
     # --- requests, halts, news --------------------------------------------------------------------
 
     def _show_beat(self) -> None:
-        """Write the heartbeat."""
         self._shown = self._beat
         beat = Heartbeat(int(self._beat * SECOND_NS), self._following)
         write_json(self.folder / HEARTBEAT, to_json(beat))
@@ -589,7 +588,7 @@ class Runner:
             path.unlink(missing_ok=True)
 
     def _begin_flatten(self, now: int) -> None:
-        """Halt, which stops open orders; everything is sold from now on."""
+        """Halt, which stops open orders; then sell everything."""
         self._halt("asked to flatten", now)
         self.flatten.begin(now)
         if self.simulated is None:
@@ -617,8 +616,8 @@ class Runner:
         self._report_left(now)
 
     def _sell(self, orders: dict[str, float], now: int) -> None:
-        """Write down a flatten's orders for the length of a bar; while the exchange is closed wait
-        for its open and ask again then, since shares may go overnight."""
+        """Journal a flatten's orders for the length of a bar; while the exchange is closed, ask
+        again at its open, since the shares may change overnight."""
         last = self.grid.num_bars - 1
         bar = min(int(np.searchsorted(self.grid.minutes, now - self.length, side="right")), last)
         if now >= self.grid.end[self.grid.session[bar]]:  # a session's last bar may be shorter
@@ -673,7 +672,7 @@ class Runner:
         """Go on with orders and flatten. Raises RunError where another process has taken the
         account over while this one slept."""
         if self._lease is not None:
-            with contextlib.suppress(StorageError):  # a disk that is away takes nothing over
+            with contextlib.suppress(StorageError):  # an unreachable disk is no takeover
                 self._lease.check()
         now = self.clock.now()
         try:
@@ -713,8 +712,7 @@ class Runner:
             self._record_news("halt", text, now, is_repeated=True)
 
     def _record_news(self, kind: str, text: str, now: int, *, is_repeated: bool = False) -> None:
-        """Journal each new text once; send it to people once a minute, old ones if
-        `is_repeated`."""
+        """Journal each new text once, and send an alert; of an old text only if `is_repeated`."""
         alert = Alert(kind, text)
         last = self.journal.last(Alert, kind)
         is_new = last is None or last.body != alert
@@ -748,5 +746,5 @@ class Runner:
 
 def _by_symbol(symbols: tuple[str, ...], values: Array | None) -> dict[str, float]:
     """Map symbols to their values `[N]`, zeros left out; empty without any."""
-    found = () if values is None else zip(symbols, values.tolist(), strict=True)
-    return {symbol: value for symbol, value in found if value}
+    pairs = () if values is None else zip(symbols, values.tolist(), strict=True)
+    return {symbol: value for symbol, value in pairs if value}

@@ -42,10 +42,10 @@ WantedBy=default.target
 
 
 def write_service(name: str, run: str, words: Sequence[str], settings: PaperSettings) -> str:
-    """Write the files of a service next to a deployment; return the steps that are left, in lines.
+    """Write the files of a service next to a deployment; return the remaining steps, in lines.
 
     words: the command after `fintrader`, with the run. Raises DeployError for addresses of alerts
-    among them, which may be secrets.
+    in the settings, which may be secrets.
     """
     if settings.alerts.urls or settings.alerts.heartbeat:
         raise DeployError(
@@ -68,13 +68,14 @@ def write_service(name: str, run: str, words: Sequence[str], settings: PaperSett
     return (
         f"{unit}: keys and alert addresses go into {variables} (NAME=value, chmod 600);"
         f" then `systemctl --user enable --now {unit}`, and `loginctl enable-linger` once\n"
-        f"{manifest}: `kubectl -n fintrader create secret generic {secret} --from-env-file {variables}`,"
-        f" copy the run to /data/{there} of its disk, then `kubectl apply -f {manifest}`"
+        f"{manifest}: `kubectl -n fintrader create secret generic {secret} --from-env-file"
+        f" {variables}`, copy the run to /data/{there} of its disk,"
+        f" then `kubectl apply -f {manifest}`"
     )
 
 
 def _quote(word: str) -> str:
-    """Quote a word of a command line of systemd, whose % and $ stand for other things."""
+    """Quote a word of a command line of systemd, which gives % and $ other meanings."""
     escaped = re.sub(r'(["\\])', r"\\\1", word).replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
 

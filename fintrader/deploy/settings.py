@@ -14,9 +14,9 @@ class AlertSettings(Settings):
     """Receivers of alerts; each kind of news is sent at most once a minute."""
 
     urls: tuple[str, ...] = ()
-    """Addresses: an https one gets the alert as JSON (text, kind, deployment), the others are
-    apprise's, such as mailtos://, tgram:// and ntfys://. FINTRADER_ALERT_URLS in the environment
-    has more, between spaces, for those that are secrets."""
+    """Addresses: https ones get the alert as JSON (text, kind, deployment); others are apprise's,
+    such as mailtos://, tgram:// and ntfys://. Put secret addresses into FINTRADER_ALERT_URLS in the
+    environment, separated by spaces."""
     heartbeat: str | None = None
     """A dead man's switch: an https address that is called once a minute while the loop lives;
     FINTRADER_ALERT_HEARTBEAT where it is a secret."""
@@ -25,7 +25,7 @@ class AlertSettings(Settings):
 
 
 class PaperSettings(Settings):
-    """Settings of a run that trades on."""
+    """Settings of `fintrader paper`."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")] | None = None
     """Name of the deployment and its folder: letters, digits and _.-; the run's name unless set,
@@ -35,8 +35,8 @@ class PaperSettings(Settings):
     deployments_dir: str = "deployments"
     """Folder that holds the deployments."""
     feed: Literal["replay", "alpaca", "binance", "bitstamp", "coinbase", "kraken"] = "replay"
-    """`replay`: the bars of the test window again; the others: bars as they are made, of Alpaca
-    (keys from the environment) or of an exchange of cryptocurrencies."""
+    """`replay`: the bars of the test window again; otherwise live bars, of Alpaca (keys from the
+    environment) or of an exchange of cryptocurrencies."""
     broker: Literal["simulated", "alpaca", "binance"] = "simulated"
     """`simulated`: the environment's own ledger; `alpaca`: its paper account; `binance`: the spot
     account of its sandbox."""
@@ -44,7 +44,7 @@ class PaperSettings(Settings):
     """A `challenger` trades the embedded broker next to a champion, whatever `broker` says: it
     never sends an order."""
     speed: Annotated[float, Field(ge=0.0)] = 0.0
-    """Speed of a replay as a multiple of time; 0: as fast as it can."""
+    """Speed of a replay as a multiple of real time; 0: as fast as possible."""
     other_feed: bool = False
     """Trade bars of another source than those the policy was trained on."""
     adopt: bool = False
@@ -60,20 +60,20 @@ class PaperSettings(Settings):
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Serve gauges to Prometheus on this port of the loopback interface."""
     endpoint: str | None = None
-    """A server on this machine in the place of the broker's, for tests. Keys are sent to no other
+    """A server on this machine instead of the broker's, for tests. Keys are sent to no other
     host."""
 
     @property
     def suffix(self) -> str:
-        """End of the deployment's name after the run's: its replay, its shadow and its paper
-        account lie apart."""
+        """End of the deployment's name after the run's, so that replay, shadow and paper account
+        have separate folders."""
         if self.feed == "replay":
             return ""
         return "-shadow" if self.ordered_at == "simulated" else "-paper"
 
     @property
     def ordered_at(self) -> str:
-        """The broker that gets the orders: a challenger's is the embedded one."""
+        """The broker that gets the orders: the embedded one for a challenger."""
         return "simulated" if self.role == "challenger" else self.broker
 
 

@@ -30,10 +30,10 @@ class AccountState(NamedTuple):
     resting: Array | None = None
     """Orders that rest `[R, N]`; None without any."""
 
-    def stand(
+    def build_account(
         self, market: MarketTensors, env: EnvSettings, bar: int, shares: Array
     ) -> BacktestAccount:
-        """Build the account of this worth with these shares `[N]` at a bar of a market."""
+        """Build the account in this state with these shares `[N]` at a bar of a market."""
         account = BacktestAccount.resume(
             market,
             env,
@@ -52,8 +52,7 @@ class SimulatedBroker(Broker):
     """A broker whose orders of a decision fill together at the next bar, with costs, as in a
     backtest; those that rest fill in the bars until the next decision, which replaces them.
 
-    It knows the window's later bars, as a market does, and reports of an order only the events up
-    to `now()`.
+    It knows the window's later bars, but reports only events up to `now()`.
     """
 
     kind = "simulated"
@@ -68,9 +67,9 @@ class SimulatedBroker(Broker):
         *,
         grows: bool = False,
     ) -> None:
-        """market: the bars that are traded; the first decision may be taken at its first. A broker
-        that `grows` knows no bar before the first call of `grow`, where its account begins with the
-        newest bar; `market` is then any of these symbols."""
+        """market: the traded bars; the first of them may have the first decision. A broker that
+        `grows` knows no bar before the first call of `grow`, where its account begins with the
+        newest bar; `market` may then be any market of these symbols."""
         self.market = market
         self.env = env
         self._now = now
@@ -108,7 +107,7 @@ class SimulatedBroker(Broker):
             state = self.state
             held = account.held
             self._baskets = {bar + old - account.bar: own for old, own in self._baskets.items()}
-        self._account = state.stand(market, self.env, bar, held)
+        self._account = state.build_account(market, self.env, bar, held)
         if self.env.orders_rest:
             self._account.expect_bars()
         self.market = market
@@ -124,7 +123,7 @@ class SimulatedBroker(Broker):
         self._minutes = self.market.minutes.numpy()
         self._begun = True
         bar = int(np.searchsorted(self._minutes, minute))
-        self._account = state.stand(self.market, self.env, bar, shares)
+        self._account = state.build_account(self.market, self.env, bar, shares)
         self._baskets = {}
         for order in orders:
             self._accept(order)
@@ -148,7 +147,7 @@ class SimulatedBroker(Broker):
         return report
 
     def cancel(self, report: OrderReport) -> None:
-        """Do nothing but step: an order ends with its bar, or at the next decision."""
+        """Cancel nothing: an order ends with its bar, or at the next decision."""
         self._advance()
 
     def order(self, order_id: str) -> OrderReport | None:
@@ -190,7 +189,7 @@ class SimulatedBroker(Broker):
 
     @property
     def since(self) -> int:
-        """Start of the bar at which the account stands, ns; 0 before it has begun."""
+        """Start of the account's bar, ns; 0 before it has begun."""
         return int(self._minutes[self._account.bar]) if self._begun else 0
 
     @property
@@ -218,7 +217,7 @@ class SimulatedBroker(Broker):
             basket = self._baskets.pop(bar, {})
             want: Holdings | None = None
             if self.env.orders_rest:
-                # Nothing rests longer than to the next decision, also where that one was missed.
+                # No order rests beyond the next decision, even a missed one.
                 account.replace_orders(lay_out_orders(basket.values(), self._column, self.env))
             elif basket:
                 goal = account.held.copy()

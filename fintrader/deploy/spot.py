@@ -1,17 +1,17 @@
 """Orders at a spot exchange of cryptocurrencies, through ccxt (extra `crypto`): its sandbox, and no
 other address.
 
-A pair such as BTC/USDT is a symbol, an amount of its base coin are shares, and its quote coin is the
-account's cash, counted as USD. Balances of other coins are no part of the account. A fee that is
-taken in a coin of the pairs makes that coin's shares fewer (`OrderReport.fee_shares`), so a fill
-counts once the exchange has listed its trade with the fee.
+A pair such as BTC/USDT is a symbol, amounts of its base coin are shares, and its quote coin is the
+account's cash, counted as USD. Balances of other coins are no part of the account. A fee taken in a
+coin of the pairs reduces that coin's shares (`OrderReport.fee_shares`), so a fill counts once the
+exchange has listed its trade with the fee.
 
-An exchange takes the id of an order that is over once more. So an order of unknown fate is asked
-for and never sent again: a request lives five seconds (`recvWindow`), and what the exchange does
-not have after that never comes.
+An exchange accepts the id of a finished order again. So an order of unknown fate is asked for and
+never sent again: a request is valid for five seconds (`recvWindow`), and an order that the exchange
+does not have after that never arrives.
 
-Keys come from the environment alone and go to the exchange's own hosts alone. ccxt quotes addresses
-with signatures in its errors and logs heads with the key; neither leaves this module.
+Keys come only from the environment and go only to the exchange's own hosts. ccxt quotes addresses
+with signatures in its errors and logs headers with the key; neither leaves this module.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ _LIMITS = RequestLimits(per_minute=1200)
 """ccxt keeps the exchange's own pace."""
 _MS = 1_000_000
 _SPAN_MS = 43_200_000
-"""Span of a request for orders, 12 hours: a deployment makes an order of a pair in a minute."""
+"""Span of a request for orders, 12 hours: a page holds an order of a pair for each minute."""
 _PAGE = 1000
 _REMEMBERED = 2000
-"""Most orders that are over whose reports are kept."""
+"""Most reports of finished orders that are kept."""
 _STATES: Mapping[str, State] = {
     "closed": "filled",
     "canceled": "cancelled",
     "expired": "expired",
     "rejected": "rejected",
 }
-"""Last statuses of an order in ccxt; all others stand."""
+"""Final statuses of an order in ccxt; all others are open."""
 _STATUSES = {
     **dict.fromkeys(("InvalidNonce", "RateLimitExceeded", "DDoSProtection"), 429),
     **dict.fromkeys(("InvalidOrder", "InsufficientFunds", "BadRequest", "OperationRejected"), 422),
@@ -74,11 +74,11 @@ def shorten_id(name: str) -> str:
 
 
 def restore_id(short: str, symbol: str) -> str:
-    """Restore the id that `shorten_id` made short. Ids of others stay."""
-    found = _SHORT.fullmatch(short)
-    if not found:
+    """Restore the id that `shorten_id` shortened; return any other id unchanged."""
+    match = _SHORT.fullmatch(short)
+    if not match:
         return short
-    name = order_id(found[1], int(found[2], 16) * SECOND, symbol)
+    name = order_id(match[1], int(match[2], 16) * SECOND, symbol)
     return next((name + end for end in ("", ASK, STOP) if shorten_id(name + end) == short), name)
 
 
@@ -124,7 +124,7 @@ class CcxtBroker(RemoteBroker):
         self._client.apiKey, self._client.secret = self._read_keys()
         restrict(self._client.session, self.endpoint, limits.seconds, host=host)
         self._reports: dict[tuple[str, str], OrderReport] = {}
-        """Reports of orders that are over, by symbol and the exchange's number."""
+        """Reports of finished orders, by symbol and the exchange's number."""
 
     def submit(self, order: Order) -> OrderReport:
         """Send one order; ccxt cuts its shares to the exchange's step and rounds its price to the
@@ -145,16 +145,16 @@ class CcxtBroker(RemoteBroker):
         if answer.status == 200:
             return self._read(lambda: self._report(answer.body))
         if "uplicate order" in answer.message:
-            raise OrderTakenError(f"an order {order.id} stands at {self.kind} already")
+            raise OrderTakenError(f"{self.kind} has an order {order.id} already")
         return report_rejection(order, answer.message)
 
     def cancel(self, report: OrderReport) -> None:
-        """Cancel an order; one that is over already stays as it is."""
+        """Cancel an order; a finished one stays unchanged."""
         ended = (200, 404, 422)
         self._call(self._client.cancel_order, report.broker_id, report.symbol, allowed=ended)
 
     def order(self, order_id: str) -> OrderReport | None:
-        """Report an order of a deployment; None for ids of others, which do not say their pair."""
+        """Report an order of a deployment; None for other ids, which do not name their pair."""
         symbol = order_id.partition("Z-")[2].partition("-")[0]
         if symbol not in self._symbols:
             return None
@@ -169,7 +169,7 @@ class CcxtBroker(RemoteBroker):
         return None if answer.status == 404 else self._read(lambda: self._report(answer.body))
 
     def orders(self, since: int) -> Sequence[OrderReport]:
-        """Report the orders of the pairs sent since then, and all that stand, however old."""
+        """Report the orders of the pairs sent since then, and all open ones, however old."""
         rows = self._ask(self._client.fetch_open_orders)
         stop = self.time() // _MS
         for symbol in self._symbols:
@@ -194,8 +194,8 @@ class CcxtBroker(RemoteBroker):
         return self._read(lambda: self._parse_account(body))
 
     def size_sale(self, symbol: str, shares: float, price_usd: float) -> float:
-        """An exchange counts the worth at a price of its own, so less than a tenth above its least
-        is dust, too."""
+        """Treat less than 110 % of the exchange's least order value as dust, since it values orders
+        at its own price."""
         limits = self._client.markets[symbol]["limits"]
         most = min(round(shares, 9), limits["market"]["max"] or math.inf)
         answer = self._call_once(self._client.amount_to_precision, (symbol, most))
@@ -217,7 +217,7 @@ class CcxtBroker(RemoteBroker):
 
     def _report(self, row: Any) -> OrderReport:
         """Read a report from an order of ccxt and its trades, which are asked for unless they came
-        with it. Before all are known, with their fees, an order of a deployment stands."""
+        with it. Until all are known with their fees, an order of a deployment counts as open."""
         key = row["symbol"], row["id"]
         own = restore_id(row["clientOrderId"], row["symbol"])
         if key in self._reports:
@@ -252,8 +252,7 @@ class CcxtBroker(RemoteBroker):
         return report
 
     def _sum_fees(self, parts: Any) -> dict[str, float]:
-        """Sum the fees by symbol, those of the cash under an empty name, those of other coins
-        nowhere."""
+        """Sum the fees by symbol, cash under an empty name, without fees in other coins."""
         fees: dict[str, float] = {}
         for fee in [part["fee"] for part in parts if part["fee"]]:
             symbol = self._names.get(fee["currency"])
@@ -275,7 +274,7 @@ class CcxtBroker(RemoteBroker):
 
     def _parse_transfers(self, rows: Any) -> list[Activity]:
         """Read deposits that have come and withdrawals that have left, with their fees."""
-        found = []
+        transfers = []
         for row in rows:
             symbol = self._names.get(row["currency"])
             is_out = row["type"] == "withdrawal"
@@ -283,7 +282,7 @@ class CcxtBroker(RemoteBroker):
                 continue
             amount = row["amount"] * (-1.0 if is_out else 1.0)
             amount -= (row["fee"] or {}).get("cost") or 0.0
-            found.append(
+            transfers.append(
                 Activity(
                     id=f"{row['type']}-{row['id'] or row['txid']}",
                     kind="transfer",
@@ -293,7 +292,7 @@ class CcxtBroker(RemoteBroker):
                     cash_usd=0.0 if symbol else amount,
                 )
             )
-        return found
+        return transfers
 
     def _call_once(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Answer:
         try:
@@ -303,12 +302,12 @@ class CcxtBroker(RemoteBroker):
             text = str(error)
         status = next((_STATUSES[kind] for kind in kinds if kind in _STATUSES), 0)
         if not self._client.markets and kinds[0] == "BadSymbol":
-            # An answer without the list of pairs is no list: ccxt asks for it again.
+            # Without a list of pairs in the answer, let ccxt ask for it again.
             self._client.markets = None
             status = 0
         words = re.search(r'"msg"\s*:\s*"([^"]*)"', text)
         message = words[1] if words else text if status == 422 else kinds[0]
-        # Refused where the clocks differ: it is sent again once their difference is known.
+        # Refused where the clocks differ: sent again once their difference is known.
         if kinds[0] == "InvalidNonce":
             answer = self._call_once(self._client.load_time_difference, ())
             status = 429 if answer.status else 0
@@ -317,7 +316,7 @@ class CcxtBroker(RemoteBroker):
 
 
 def _has_fees(row: Any) -> bool:
-    """Check that an order's trades make up all that was filled, each with its fee."""
+    """Check that an order's trades sum to its fills, each with its fee."""
     fees = [(trade["fee"] or {}).get("cost") for trade in row["trades"]]
     filled = sum(trade["amount"] for trade in row["trades"])
     return None not in fees and math.isclose(filled, row["filled"] or 0.0, rel_tol=1e-9)

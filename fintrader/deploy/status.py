@@ -52,7 +52,7 @@ _DAY_NS = 86_400_000_000_000
 
 @dataclass(frozen=True)
 class Status:
-    """A deployment as it stands. Parts that are not there yet are empty."""
+    """The present state of a deployment. Missing parts are empty."""
 
     name: str
     bundle: BundleRecord
@@ -79,7 +79,7 @@ class Status:
     orders: tuple[OrderReport, ...] = ()
     """The newest ones, newest first."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Orders by state, all of them."""
+    """State -> number of all its orders."""
     curve: tuple[tuple[int, float], ...] = ()
     """Start of the bar and equity, oldest first."""
     journal: tuple[Entry[Any], ...] = ()
@@ -93,30 +93,29 @@ class Status:
 
     @property
     def equity(self) -> float | None:
-        """USD, at the newest bar at which it is known."""
+        """Equity at the newest bar of the curve, USD."""
         return self.curve[-1][1] if self.curve else None
 
     @property
     def resting(self) -> tuple[OrderReport, ...]:
-        """Those of the newest orders that rest at a price."""
+        """Those of `orders` that rest at a price."""
         return tuple(order for order in self.orders if order.rests)
 
     @property
     def is_beating(self) -> bool:
-        """True where its loop showed a sign of life lately, also while it is halted."""
+        """True if the loop showed a recent sign of life, also while it is halted."""
         return self.beat is not None and time.time() - self.beat / 1e9 <= SILENT_SECONDS
 
     @property
     def timezone(self) -> str:
-        """The market's own time zone, an IANA name; UTC where the bundle names no calendar that is
-        known."""
+        """The market's time zone, an IANA name; UTC if the bundle names no known calendar."""
         try:
             return timezone_of(str(self.bundle.calendar))
         except DataError:
             return "UTC"
 
     def headroom(self) -> dict[str, tuple[float, float]]:
-        """Compare each limit with its use, as shares of equity: limit -> used, most."""
+        """Compare each limit with its use: limit -> use and limit, as shares of equity."""
         decision = self.decision
         if decision is None or self.started is None:
             return {}
@@ -138,9 +137,9 @@ class Status:
 def list_names(folder: Path) -> list[str]:
     """List the deployments in a folder."""
     files = (f"bundle/{BUNDLE}", JOURNAL)
-    # A glob passes over folders that may not be entered.
-    found = (path for file in files for path in folder.glob(f"*/{file}"))
-    return sorted({path.relative_to(folder).parts[0] for path in found})
+    # A glob skips folders that may not be entered.
+    paths = (path for file in files for path in folder.glob(f"*/{file}"))
+    return sorted({path.relative_to(folder).parts[0] for path in paths})
 
 
 def read_status(home: Path) -> Status:
@@ -197,10 +196,10 @@ def _read_files(home: Path) -> tuple[str, Heartbeat | None]:
 
 
 def _read_journal(status: Status, journal: Journal) -> Status:
-    """Fill in the parts of a status that stand in the journal."""
+    """Fill in the parts of a status from the journal."""
     started = journal.last(DeploymentStart)
     decision = journal.last(BarDecision)
-    held, cash = _value_standing(journal, started, decision)
+    held, cash = _compute_holdings(journal, started, decision)
     news = [entry for kind in _NEWS for entry in journal.read_newest(kind, SHOWN_NEWS)]
     tail = [entry for entry in journal.tail(400) if not isinstance(entry.body, OrderReport)]
     return replace(
@@ -219,7 +218,7 @@ def _read_journal(status: Status, journal: Journal) -> Status:
 
 
 def _list_newest_orders(journal: Journal) -> tuple[OrderReport, ...]:
-    """List the orders with the newest news, those decided last first."""
+    """List the orders with the newest reports, the last decided first."""
     newest: dict[str, OrderReport] = {}
     for entry in journal.read_newest(OrderReport, 8 * SHOWN_ORDERS):
         newest.setdefault(entry.key, entry.body)
@@ -235,7 +234,7 @@ def _describe_flatten(journal: Journal) -> str:
     return news.body.text
 
 
-def _value_standing(
+def _compute_holdings(
     journal: Journal, started: Entry[DeploymentStart] | None, decision: Entry[BarDecision] | None
 ) -> tuple[dict[str, float], float]:
     """Compute the shares by symbol and the cash, USD, as they are now."""
@@ -244,7 +243,7 @@ def _value_standing(
         return dict(known.shares), known.cash_usd or 0.0
     if decision is None:
         return {}, 0.0
-    # The embedded broker's account has the fills of earlier orders before the journal says so.
+    # A decision's shares include fills of earlier orders that are journalled after it.
     held = dict(decision.body.shares)
     fills_usd, _ = sum_fills(journal, decision.seq, held, begun_since=True)
     shares = {name: count for name, count in held.items() if abs(count) > 1e-9}

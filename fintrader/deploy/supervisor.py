@@ -31,13 +31,13 @@ HEARTBEAT_VARIABLE = "FINTRADER_ALERT_HEARTBEAT"
 LOOK_SECONDS = 5.0
 PING_SECONDS = 60.0
 START_SECONDS = 600.0
-"""Time that a loop may take to its first sign of life: it reads weeks of bars."""
+"""Most time before a loop's first sign of life: it reads weeks of bars."""
 _BY_HAND = 130
 """Exit status of a command that a person interrupted."""
 
 
 class _Watch:
-    """The knowledge of a supervisor about the loop."""
+    """A supervisor's knowledge of its loop."""
 
     def __init__(self, alerts: Alerts, switch: str) -> None:
         self.alerts = alerts

@@ -6,13 +6,14 @@ the decision, also by those that were filled during the cancellation. So no shar
 twice.
 
 A decision gives a stop's price (`OrderTerms.stops`) and no order. Every held share that no ask
-offers gets a stop, good till cancelled. Brokers refuse two sales of the same share, so an ask is for
-the shares that it offers, and the stop is for all others. Linked orders (OCO) are not used: Alpaca
-chooses the id of the second one, so that a restart would not find it, and ccxt has none for spot
-accounts. Some venues take no bid while a stop rests in its symbol (`Broker.takes_bids_over_stops`).
-There a bid is dropped where a stop protects shares, and its rest is cancelled with its first fill. A
-stop counts as reached once it has a fill, or if the venue refuses it because it would trigger at
-once. Then the symbol's bids and asks end, and all its shares are sold at the market.
+offers gets a stop, good till cancelled. Brokers refuse two sales of the same share, so the stop is
+for the shares that no ask offers. Linked orders (OCO) are not used: Alpaca chooses the id of the
+second order, so that a restart would not find it, and ccxt has none for spot accounts.
+
+Some venues take no bid while a stop rests in its symbol (`Broker.takes_bids_over_stops`). There a
+bid is dropped where a stop protects shares, and after its first fill the rest of a bid is
+cancelled. A stop counts as reached once it has a fill, or if the venue refuses it because it would
+trigger at once. Then the symbol's bids and asks end, and all its shares are sold at the market.
 
 The process may die between any two calls. States at that moment, and the restart's next step:
 
@@ -24,7 +25,7 @@ The process may die between any two calls. States at that moment, and the restar
    decision.
 4. A new order is `sent`, and the venue may have it or not: ask for it by its id. A stop that the
    venue does not have is made anew.
-5. A stop was cancelled, and its successor was not sent: send it. Until then the shares have no stop.
+5. A stop was cancelled, and its successor was not sent: send it. Until then the shares have none.
 6. A bid was filled meanwhile: send its stop. Until then the shares have none.
 7. A stop was reached meanwhile: journal its fills and the price 0 (reached), and sell the rest.
 8. The fills of a stop are journalled, and the price 0 is not: the rest gets a stop at the same
@@ -47,15 +48,15 @@ from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings, sum_fills
 from fintrader.deploy.resting_orders import lay_out_orders
 
 _PAUSE = 20 * SECOND
-"""Least time between two stops of a symbol. The first one of a decision has the decision's time in
-its id, and a later one its own."""
+"""Least time between two stops of a symbol. The first stop of a decision has the decision's time in
+its id, a later stop its own time."""
 _NEVER = 1 << 62
 _WOULD_TRIGGER = re.compile("would trigger immediately|stop price must not be")
-"""Words by which Binance and Alpaca refuse a stop at a price that is reached, or almost."""
+"""Words by which Binance and Alpaca refuse a stop whose price is reached, or nearly reached."""
 
 
 class VenueExecution(Execution):
-    """Carries orders out that rest at a venue."""
+    """Carries out orders that rest at a venue."""
 
     replaces = True
 
@@ -75,7 +76,7 @@ class VenueExecution(Execution):
         return super().is_over and not self.stops
 
     def lay_out(self, account: BacktestAccount) -> Array:
-        """Lay out the resting orders as the ledger's rows `[R, N]`, for an account at a decision."""
+        """Lay out the resting orders as the ledger's rows `[R, N]`, for a decision's account."""
         column = {symbol: number for number, symbol in enumerate(account.market.symbols)}
         orders = [
             Order(name, report.symbol, report.shares - report.filled, 0, report.limit_usd)
@@ -91,7 +92,7 @@ class VenueExecution(Execution):
         return lay_out_orders(orders, column, env, age=env.decision_interval)
 
     def is_due(self, now: int) -> bool:
-        """Check for orders that may leave now; with stops it is always true, since a fill may need
+        """Check for orders that may be sent now; always true with stops, since a fill may need
         another stop."""
         return super().is_due(now) or bool(self.stops)
 
@@ -153,15 +154,15 @@ class VenueExecution(Execution):
         return due + self._make_stops(now)
 
     def _waits(self, slot: OrderSlot, now: int) -> bool:
-        """Check that an order has to wait for the end of others: an order for those of its symbol, a
-        bid for all old bids. An ask that lacks shares ends the symbol's stops."""
+        """Check that an order has to wait for orders that are being ended: those of its symbol and,
+        for a bid, all bids. An ask that lacks shares ends the symbol's stops."""
         report = slot.report
         if report.limit_usd is None or slot.sent:
             return False
         if slot.is_sale and self._count_free(report.symbol, now, slot) < -report.shares:
-            for one in self._list_open(report.symbol):
-                if one.report.stop_usd is not None:
-                    self._end([one], now)
+            for other in self._list_open(report.symbol):
+                if other.report.stop_usd is not None:
+                    self._end([other], now)
         return any(
             one.report.symbol == report.symbol or not (one.is_sale or slot.is_sale)
             for one in self._slots.values()
@@ -201,12 +202,12 @@ class VenueExecution(Execution):
 
     def _send_group(self, group: Sequence[OrderSlot], now: int) -> None:
         self._note([(slot, self._size_order(slot)) for slot in group], now)
-        # A stop that does not leave is dropped: the next look makes one of the size needed then.
+        # A stop that is not sent is dropped: the next look makes one of the size needed then.
         self._slots |= {slot.report.id: slot for slot in group}
         super()._send_group([slot for slot in group if not slot.report.is_over], now)
 
     def _size_order(self, slot: OrderSlot) -> OrderReport:
-        """Reduce an order that leaves by the fills since its decision."""
+        """Reduce an order, before it is sent, by the fills since its decision."""
         report = slot.report
         if slot.sent or report.limit_usd is None:
             return report

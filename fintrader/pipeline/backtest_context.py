@@ -107,8 +107,8 @@ def add_data(
     windows: Sequence[MarketTensors],
     results: Results,
 ) -> BacktestContext:
-    """Add the extent of the windows' bars, the build's repairs and the faults found, and why little
-    of the `results` is invested.
+    """Add the extent of the windows' bars, the build's repairs and faults, and the reason if the
+    `results` invest little.
 
     `path`: the market file; files of the build next to it are used where they exist.
     """

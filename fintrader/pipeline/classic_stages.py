@@ -1,4 +1,4 @@
-"""Stages of a run in a classic environment: it has no market, and test episodes in the place of a
+"""Stages of a run in a classic environment, which has test episodes instead of a market and a
 backtest."""
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ def describe_environment(
     agents: Sequence[AgentSettings],
     manifest: Manifest,
 ) -> Path:
-    """Write `environment.json`, from whose hash the seeds of the evaluation follow.
+    """Write `environment.json`; its hash determines the seeds of the evaluation.
 
-    Raises ConfigError before any pod begins where the environment cannot be made, or an agent
-    cannot learn in it.
+    Raises ConfigError, before any pod begins, if the environment cannot be made or an agent cannot
+    learn in it.
     """
-    one = settings.model_copy(update={"num_envs": 1, "workers": "sync"})
-    with contextlib.closing(WorkerEnv.make(one)) as env:
+    single = settings.model_copy(update={"num_envs": 1, "workers": "sync"})
+    with contextlib.closing(WorkerEnv.make(single)) as env:
         for agent in agents:
             make_agent(agent, env.layout).prepare_env(env)
     path = folder.root / ENVIRONMENT
@@ -46,7 +46,7 @@ def describe_environment(
 
 
 def hash_market(path: Path) -> str:
-    """Read the content hash of a market file; hash the file of a classic environment."""
+    """Read a market file's content hash, or hash a classic environment's file."""
     return hash_file(path) if path.name == ENVIRONMENT else MarketTensors.stored_hash(path)
 
 

@@ -1,4 +1,4 @@
-"""`RunConfig`: everything a run is made from, out of YAML and the command line."""
+"""`RunConfig`: all settings of a run, from YAML and the command line."""
 
 from __future__ import annotations
 
@@ -242,16 +242,16 @@ class RunConfig(DataConfig):
         return on_cluster
 
     def resolved_device(self) -> str:
-        """Return the device to use here; `cpu` if only a cluster's nodes need the GPU. Raises
+        """Return this machine's device; `cpu` if only a cluster's nodes need the GPU. Raises
         ConfigError for a local run on a GPU that is absent."""
         if self.reproducible == "across_machines":
             return "cpu"
-        import torch  # a configuration is checked without it
+        import torch  # late, since checking a configuration needs no torch
 
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         if self.device.startswith("cuda") and not torch.cuda.is_available():
-            if self.launcher.kind != "local":  # the nodes have it, not the one this command runs on
+            if self.launcher.kind != "local":  # the nodes have a GPU, this machine has none
                 return "cpu"
             raise ConfigError(f"device: {self.device!r} is not available here; use cpu or auto")
         return self.device
@@ -270,10 +270,10 @@ RESULT_NEUTRAL = ("runs_dir", "cache", "name", "store", "launcher", "operations"
 
 def changed_results(before: RunConfig, now: RunConfig) -> dict[str, tuple[Any, Any]]:
     """Dotted name -> (before, now) of every setting that differs and is not `RESULT_NEUTRAL`."""
-    found = compare_values(before.model_dump(mode="json"), now.model_dump(mode="json"))
+    differences = compare_values(before.model_dump(mode="json"), now.model_dump(mode="json"))
     return {
         field: values
-        for field, values in found.items()
+        for field, values in differences.items()
         if field.split(".")[0] not in RESULT_NEUTRAL
     }
 
@@ -292,8 +292,7 @@ def load_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> Ru
 
 
 def load_config_of_run(folder: Path) -> RunConfig:
-    """Load the configuration of a run that is to be acted on, and name the code that it imports.
-    Raises ConfigError."""
+    """Load the configuration of a run, and log the code that it imports. Raises ConfigError."""
     path = folder / "config.yaml"
     name_code(str(path), read_values(path))
     return load_config(path)
@@ -302,8 +301,8 @@ def load_config_of_run(folder: Path) -> RunConfig:
 def configured(
     config: RunConfig | Mapping[str, Any] | Path | str, overrides: Mapping[str, Any]
 ) -> RunConfig:
-    """A run's settings (a configuration's name, a YAML file, settings or plain values) with
-    `overrides` over them.
+    """Build a run's settings from a configuration's name, a YAML file, settings or plain values;
+    `overrides` replace parts of them.
 
     Raises ConfigError naming the field that is wrong.
     """

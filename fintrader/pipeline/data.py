@@ -32,7 +32,7 @@ def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> Lookahead
         )
     print(report)
     if config.folder.root.is_dir():
-        found = {
+        findings = {
             "leaks": list(map(str, report.leaks)),
             "alarms": report.alarms,
             "trusted": report.trusted,
@@ -40,13 +40,13 @@ def check_lookahead(config: RunConfig, settings: LookaheadSettings) -> Lookahead
             "unproved": report.unproved,
             "trials": report.trials,
         }
-        write_json(config.folder.root / "lookahead.json", found)
+        write_json(config.folder.root / "lookahead.json", findings)
     return report
 
 
 def make_market(config: RunConfig, manifest: Manifest) -> Path:
-    """Build the run's market file, or find the one it began with; in a classic environment, its
-    episodes. Raises RunError when it began with another one, DataError, StorageError."""
+    """Build the run's market file, or find the one it began with; describe a classic environment.
+    Raises RunError when the run began with another market, DataError, StorageError."""
     with manifest.stage("data"):
         if isinstance(config.env, GymnasiumSettings):
             return describe_environment(config.folder, config.env, config.agents, manifest)
@@ -58,7 +58,7 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
         before = manifest.values["data_hash"]
         if before not in (None, content):
             raise RunError(
-                f"{config.folder.root} was made from another market (data hash {before[:12]} there,"
+                f"{config.folder.root} was made from another market (data hash {before[:12]} then,"
                 f" {content[:12]} now), of other bars or by another version of fintrader (commit"
                 f" {str(manifest.values['commit'])[:12]}); put the old file back, go on with that"
                 " version, or choose another --name"

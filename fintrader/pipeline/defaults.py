@@ -37,13 +37,13 @@ def table() -> dict[str, Any]:
     for place, members in CHOICES.items():
         for model in members.values():
             names |= set(_mappings(model, f"{place.rpartition('.')[0]}."))
-    found = select_values(whole, names)
-    mappings = {name: found.get(name) or {} for name in sorted(names)}
+    entries = select_values(whole, names)
+    mappings = {name: entries.get(name) or {} for name in sorted(names)}
     return {"settings": settings, "choices": choices, "mappings": mappings}
 
 
 def _defaults(model: type[BaseModel], place: str) -> Iterator[tuple[str, Any]]:
-    for name, field in model.model_fields.items():  # a required one has None for a default
+    for name, field in model.model_fields.items():  # a required field has None as default
         value = (
             None
             if field.is_required()

@@ -32,16 +32,16 @@ def train(
     folder: Path | str | None = None,
 ) -> TrainResult:
     """Train `agent` (`fintrader.agents.PPO()`, `"ppo"` for the same, or an agent of your own) in
-    `env`; the result's `.policy` is the trained one.
+    `env`; the result's `.policy` is the trained policy.
 
-    `env_steps`, summed over all accounts, or `seconds`: one of the two. `seed` draws the weights,
-    the exploration and the episodes of an agent that is made here; an agent of your own has its
-    seed already. With `folder` the training's state and metrics are stored there, and the same call
-    goes on where it was.
+    The budget is either `env_steps`, summed over all accounts, or `seconds`. `seed` draws the
+    weights, the exploration and the episodes of an agent that is made here; an agent of your own
+    has its seed already. With `folder` the training's state and metrics are stored there, and the
+    same call resumes the training.
 
-    Raises ConfigError when the agent or the environment is something else, and unless one budget
-    is given; TrainingError when a number is no longer finite; CheckpointError when `folder` holds a
-    training of another seed or of other settings (the budget may differ).
+    Raises ConfigError for any other agent or environment, and for none or both of the budgets;
+    TrainingError when a number is no longer finite; CheckpointError when `folder` holds a training
+    of another seed or of other settings (the budget may differ).
     """
     chosen = choose_agent(agent)
     if isinstance(chosen, type) or not (
@@ -86,12 +86,11 @@ def _check_environment(env: object) -> None:
 
 @check_keywords
 def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
-    """Run the whole pipeline: bars, market, tournament, the same search without information,
-    backtest.
+    """Run the whole pipeline: bars, market, tournament, null model, backtest.
 
     `config`: a configuration's name (`"quickstart"`), the path of a YAML file, settings, or plain
     values; `overrides` replace parts of it: `run("quickstart", name="mine", env={"cost_bps": 5})`.
-    A run that was killed goes on where it was, a finished one is opened. Raises ConfigError naming
+    A killed run is resumed, a finished one opened. Raises ConfigError naming
     the setting, DataError, RunError when the folder is in use or was made with other settings.
     """
     from fintrader.pipeline import run_stages  # `train` begins without the pipeline's imports
@@ -102,7 +101,7 @@ def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) ->
 
 @check_keywords
 def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
-    """Run data and tournament, without the look at the test window."""
+    """Build the market and run the tournament, without a look at the test window."""
     from fintrader.pipeline import run_stages
     from fintrader.pipeline.config import configured
 

@@ -67,19 +67,19 @@ from fintrader.verdict.verdict import NullSearch
 
 @dataclass(frozen=True)
 class _Traded:
-    """Choices of one search, or of those of all folds, traded over their windows."""
+    """Policies that one search, or the search of each fold, chose, traded over their windows."""
 
     folders: Sequence[RunFolder]
     """The searches that the strategies were chosen in, one for each of `markets`."""
     markets: Sequence[MarketTensors]
     results: Results
     free: BacktestResult | None
-    """Result of the same searches with information-free features."""
-    moved: Sequence[Explainer]
+    """Result of the same searches on information-free features."""
+    explainers: Sequence[Explainer]
     about: Mapping[str, Any]
-    """Fields of the backtest's context that only this kind has."""
+    """Fields of the context that only this kind of backtest has."""
     title: str | None = None
-    """Name of a walk-forward's windows together."""
+    """Name of all windows of a walk-forward together; None for one window."""
 
 
 def evaluate_chosen(
@@ -95,19 +95,19 @@ def evaluate_chosen(
 
     with reporter() as progress:
         best = str(manifest.values["best"])
-        results, baselines, moved = _simulate_chosen(
+        results, baselines, explainer = _simulate_chosen(
             config, folder, windows, window, shuffled, best, progress
         )
         free = results.pop("null_model", None)
         shares = _add_oracle(market, config.trading, results, progress)
     results = measured_against(results, baselines.portfolio)
     about = {"left_out": dict(baselines.left_out), "share_of_oracle": shares}
-    traded = _Traded([folder], [market], results, free, [moved], about)
+    traded = _Traded([folder], [market], results, free, [explainer], about)
     _write(config, manifest, path, window, traded, repeat)
 
 
 def check_window(config: RunConfig) -> None:
-    """Raises ConfigError when another window than the folds' test windows is asked for."""
+    """Raise ConfigError if the settings name another window than the folds' test windows."""
     if config.backtest.window != ("test",):
         asked = " ".join(config.backtest.window)
         raise ConfigError(
@@ -116,13 +116,13 @@ def check_window(config: RunConfig) -> None:
 
 
 def folds_of(folder: RunFolder) -> list[RunFolder]:
-    """The folders of a walk-forward's finished folds, in order; none for any other run."""
-    found = sorted((folder.root / "folds").glob("*/ensemble/ensemble.json"))
-    return [RunFolder(path.parent.parent) for path in found]
+    """List the folders of a walk-forward's finished folds, in order; none for any other run."""
+    paths = sorted((folder.root / "folds").glob("*/ensemble/ensemble.json"))
+    return [RunFolder(path.parent.parent) for path in paths]
 
 
 def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None = None) -> None:
-    """Every strategy over all test windows, one after another, as one backtest.
+    """Backtest every strategy over the test windows of all folds, joined into one backtest.
 
     Raises RunError when the run has no finished fold.
     """
@@ -135,7 +135,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     parts: dict[str, list[BacktestResult]] = {}
     folds = []
     tests = list[MarketTensors]()
-    moved = []
+    explainers = []
     left_out: dict[str, str] = {}
     with reporter() as progress:
         for folder in folders:
@@ -143,10 +143,10 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
             free_path = folder.root / "information_free.safetensors"
             shuffled = partial(_own_windows, folder.null_model, free_path)
             best = read_ensemble(folder).members[0]
-            results, baselines, watched = _simulate_chosen(
+            results, baselines, explainer = _simulate_chosen(
                 config, folder, windows, "test", shuffled, best, progress, share=1 / len(folders)
             )
-            moved.append(watched)
+            explainers.append(explainer)
             left_out |= {
                 name: f"fold {len(tests) + 1}: {why}" for name, why in baselines.left_out.items()
             }
@@ -165,7 +165,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
     free = whole.pop("null_model", None)
     about = {"left_out": left_out, "folds": tuple(folds)}
     title = f"walk-forward, {len(folders)} folds"
-    traded = _Traded(folders, tests, whole, free, moved, about, title)
+    traded = _Traded(folders, tests, whole, free, explainers, about, title)
     _write(config, manifest, Path(str(manifest.values["market"])), "test", traded, repeat)
 
 
@@ -204,8 +204,7 @@ def _write(
     traded: _Traded,
     repeat: Repeat | None,
 ) -> None:
-    """Write and seal a backtest, its report and its tear sheet; the look at its window is counted
-    first.
+    """Count the look at the window; then write and seal a backtest, its report and its tear sheet.
 
     `path` is the market file.
     """
@@ -265,7 +264,7 @@ def _write(
         market=markets,
         settings=env,
         sensitivity=rows,
-        explanation=explain("ensemble", traded.moved),
+        explanation=explain("ensemble", traded.explainers),
         seed=config.seed,
     )
     with manifest.stage("report"):
@@ -277,8 +276,8 @@ def _write(
 
 
 def _selection_scores(folders: Sequence[RunFolder], metric: str) -> NullSearch:
-    """The best score each search found while selecting, with information and without, as means over
-    the folds."""
+    """Average over the folds the best validation scores of the searches with information, and of
+    those without."""
 
     def mean_best(searches: Sequence[RunFolder]) -> float | None:
         best = [best_score(search.leaderboard) for search in searches]
@@ -290,8 +289,8 @@ def _selection_scores(folders: Sequence[RunFolder], metric: str) -> NullSearch:
 
 
 def as_configured(config: RunConfig, window: str) -> bool:
-    """Check that a window's backtest is complete, sealed with its report, and as these settings
-    make it."""
+    """Check that a window's backtest is complete, sealed with its report, and made with these
+    settings."""
     home = config.folder.backtest_of(window)
     if not all((home / name).is_file() for name in ("metrics.json", "report.html")):
         return False
@@ -305,7 +304,7 @@ def as_configured(config: RunConfig, window: str) -> bool:
 
 
 def _policy(folder: RunFolder) -> Path:
-    """A finished tournament's ensemble."""
+    """Path of a finished tournament's ensemble."""
     return folder.ensemble / "policy.safetensors"
 
 
@@ -320,10 +319,10 @@ def _simulate_chosen(
     share: float = 1.0,
 ) -> tuple[dict[str, BacktestResult], Baselines, Explainer]:
     """Backtest a finished tournament's ensemble and best pod, and every baseline, over the same
-    bars of one of its `windows`; explain a `share` of the examined decisions of the ensemble.
+    bars of one of its `windows`; explain decisions of the ensemble (`share`: of `Explainer`).
 
-    `null_model` among the results is the same search on the features of `shuffled()`, where there
-    was one.
+    The result `null_model` comes from the same search on the features of `shuffled()`, if that was
+    made.
     """
     env = config.trading
     store = run_store(folder)
@@ -336,7 +335,7 @@ def _simulate_chosen(
     if config.backtest.null_model and _policy(folder.null_model).is_file():
         traded["null_model"] = _policy(folder.null_model), getattr(shuffled(), window)
     policies = {name: load_policy(path) for name, (path, _) in traded.items()}
-    moved = Explainer(policies["ensemble"], market, env, share=share)
+    explainer = Explainer(policies["ensemble"], market, env, share=share)
     results = {
         name: simulate(
             policies[name],
@@ -344,25 +343,24 @@ def _simulate_chosen(
             env,
             name=name,
             progress=progress,
-            watch=moved.look if name == "ensemble" else None,
+            watch=explainer.look if name == "ensemble" else None,
         )
         for name, (_, bars) in traded.items()
     }
-    # Nothing may be judged on what it was fitted to, or chosen on.
+    # No baseline may be judged on bars that it was fitted to or chosen on.
     train = None if window == "train" else windows.train
     validation = windows.validation if window == "test" else None
     baselines = simulate_all_baselines(
         market, env, train=train, validation=validation, every=True, progress=progress
     )
-    return baselines.join(results), baselines, moved
+    return baselines.join(results), baselines, explainer
 
 
 def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
     """Draw the report of a written backtest, and pyfolio's tear sheet; an earlier tear sheet is
     removed.
 
-    `auto` draws it where it can be drawn; asked for by name, a window it cannot draw leaves a line
-    that says so.
+    `auto` draws a tear sheet where that is possible; `png` and `pdf` print a line where it is not.
     """
     write_report(home / "report.html", stored)
     wanted = config.backtest.tear_sheet
@@ -379,7 +377,7 @@ def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
 def _list_trial_returns(folders: Sequence[RunFolder], name: str) -> list[NDArray[np.float64]]:
     """List `[S, M]` for each folder that has any: `returns` or `active_returns` of every scored
     pod, in the order of the pods."""
-    found = []
+    matrices = []
     for folder in folders:
         columns = [
             getattr(result, name)
@@ -387,12 +385,12 @@ def _list_trial_returns(folders: Sequence[RunFolder], name: str) -> list[NDArray
             if result.score is not None and getattr(result, name)
         ]
         if len(set(map(len, columns))) == 1:
-            found.append(np.array(columns, dtype=np.float64).T)
-    return found
+            matrices.append(np.array(columns, dtype=np.float64).T)
+    return matrices
 
 
 def information_free_market(path: Path, seed: int, target: Path | None = None) -> Path:
-    """Make the market with features of other days, next to the true one, unless it exists."""
+    """Save the market with features of other days next to the true one, unless it exists."""
     target = target or path.with_name(f"information_free_{seed}.safetensors")
     if not target.is_file():
         information_free(MarketTensors.load(path), seed).save(target)
@@ -402,11 +400,10 @@ def information_free_market(path: Path, seed: int, target: Path | None = None) -
 def _add_oracle(
     market: MarketTensors, env: EnvSettings, results: dict[str, BacktestResult], progress: Progress
 ) -> dict[str, float]:
-    """Compute the share of the oracle's log growth over this window that was made, by strategy;
-    empty on real bars.
+    """Compute each strategy's share of the oracle's log growth in this window; empty on real bars.
 
     Adds the strategy `oracle`, which knows the planted states and trades them in the same
-    environment so as to maximise expected wealth (not the Sharpe ratio).
+    environment to maximise expected wealth (not the Sharpe ratio).
     """
     if (
         market.provenance.planted_drift is None
@@ -417,7 +414,7 @@ def _add_oracle(
     ):
         return {}
     layout = TradingEnv.evaluation(market, env).layout
-    at_once = env.model_copy(update={"trade_rate": 1.0})  # it knows the costs of its steps
+    at_once = env.model_copy(update={"trade_rate": 1.0})  # the oracle allows for costs itself
     results["oracle"] = simulate(
         oracle_policy(market, layout, env.cost_bps),
         market,

@@ -1,5 +1,5 @@
-"""Check of all that a run's settings name, before it starts: files, runs, devices,
-packages, rights."""
+"""Check, before a run starts, of the files, runs, devices, packages and rights that its settings
+need."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _KEYS = ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY")
 
 def missing_inputs(config: RunConfig) -> list[str]:
     """List the missing files, packages and secrets at which `fintrader run` would stop, a sentence
-    each; empty where nothing is missing.
+    each.
 
-    Looks at names only, and only on this machine: a URL counts as present.
+    Checks only names on this machine: a URL counts as present.
     """
     return [
         *_environment(config),
@@ -80,7 +80,7 @@ def _data(data: DataSettings) -> Iterator[str]:
 
 
 def named_files(data: DataSettings) -> dict[str, str | None]:
-    """Map settings to the single files that they name, without the bars."""
+    """Map the settings that name a file, other than the bars, to its path."""
     return {
         "universe.members": data.universe.membership,
         "universe.shares_outstanding": data.universe.shares_outstanding,
@@ -92,7 +92,7 @@ def named_files(data: DataSettings) -> dict[str, str | None]:
 
 
 def _earlier(config: RunConfig) -> Iterator[str]:
-    """The run to begin with, and the one that already has this name."""
+    """Check the run to start from, and an existing run of this name."""
     address = config.from_run
     if (
         address is not None
@@ -100,8 +100,7 @@ def _earlier(config: RunConfig) -> Iterator[str]:
         and not (Path(address) / "tournament.json").is_file()
     ):
         yield (
-            f"from_run: {address}: no tournament lies there; give the folder of a run that has"
-            " raced"
+            f"from_run: {address}: no tournament is there; give the folder of a run that has raced"
         )
     try:
         find_stages_to_repeat(config)

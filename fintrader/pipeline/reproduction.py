@@ -21,17 +21,17 @@ from fintrader.results.backtest_files import read_backtest
 from fintrader.results.verify import Check
 
 TOLERANCE = 1e-6
-"""Relative difference that is allowed if code, packages or processor differ from the report's."""
+"""Largest relative difference, if code, packages or processor differ from the report's."""
 Metrics = Mapping[str, Mapping[str, Any]]
 
 
 def check_report(
     report: Path, *, keep: Path | None = None, data: str | None = None, allow_code: bool = False
 ) -> Iterator[Check]:
-    """Make the run of a report again, in a folder of its own, and compare every metric.
+    """Make the run of a report again, in a separate folder, and compare every metric.
 
-    `keep`: where that folder is to stay (it must not hold the run yet); None: it is removed.
-    `data`: where the bars lie here. Null model, sensitivity and tear sheet change no metric and are
+    `keep`: the folder, which stays and must not hold the run yet; None: a temporary folder.
+    `data`: path of the bars here. Null model, sensitivity and tear sheet change no metric and are
     left out. Code that the configuration names is imported only with `allow_code`.
 
     Raises ReportError for a report that cannot be read, holds no configuration, or was made of
@@ -50,17 +50,17 @@ def check_report(
         raise ReportError(
             f"{where}: its record is damaged (verb {verb!r:.40}, window {window!r:.40})"
         )
-    others = compare_origin(recipe)
-    tolerance = TOLERANCE if others else 0.0
+    deviations = compare_origin(recipe)
+    tolerance = TOLERANCE if deviations else 0.0
     yield Check(
         "origin of the report",
         "commit, packages and processor with those here",
-        result=f"otherwise here: {'; '.join(others)}; so numbers within {tolerance:g} of each other"
-        " (relative) count as equal"
-        if others
+        result=f"different here: {'; '.join(deviations)}; so numbers within {tolerance:g} of each"
+        " other (relative) count as equal"
+        if deviations
         else "the same commit, packages and processor as here",
     )
-    # No existing market is trusted: it is built again, in that folder.
+    # No existing market is trusted: the market is built again, in that folder.
     temporary = tempfile.TemporaryDirectory(prefix="fintrader-reproduce-")
     with temporary if keep is None else contextlib.nullcontext(keep) as home:
 
@@ -100,8 +100,8 @@ def check_report(
         if again:
             backtest_run(own.folder.root, judged)
         stored = read_backtest(own.folder.backtest_of(window))
-        found = {name: values.by_key() for name, values in stored.metrics.items()}
-    count, differences = compare_metrics(record["metrics"], found, tolerance)
+        metrics = {name: values.by_key() for name, values in stored.metrics.items()}
+    count, differences = compare_metrics(record["metrics"], metrics, tolerance)
     yield Check(
         "metrics",
         "every metric of every strategy in the report with that of the run made again",
@@ -129,48 +129,54 @@ def config_from(values: Any, where: str, *, allow_code: bool, **places: Any) -> 
     named = list_code(values)
     if named and not allow_code:
         raise ReportError(
-            f"{where}: its configuration imports {', '.join(named)}; read that code, then say"
+            f"{where}: its configuration imports {', '.join(named)}; read that code, then add"
             " --allow-code True"
         )
     return validate(RunConfig, {**values, **places}, where)
 
 
-def compare_metrics(reported: Metrics, found: Metrics, tolerance: float) -> tuple[int, list[str]]:
+def compare_metrics(
+    reported: Metrics, reproduced: Metrics, tolerance: float
+) -> tuple[int, list[str]]:
     """Count the metrics on either side, and describe those that differ by more than `tolerance`
     (relative)."""
     pairs = [
-        (f"{strategy} {key}", reported.get(strategy, {}).get(key), found.get(strategy, {}).get(key))
-        for strategy in sorted({*reported, *found})
-        for key in dict.fromkeys([*reported.get(strategy, {}), *found.get(strategy, {})])
+        (
+            f"{strategy} {key}",
+            reported.get(strategy, {}).get(key),
+            reproduced.get(strategy, {}).get(key),
+        )
+        for strategy in sorted({*reported, *reproduced})
+        for key in dict.fromkeys([*reported.get(strategy, {}), *reproduced.get(strategy, {})])
     ]
     return len(pairs), [
         _describe(*pair) for pair in pairs if not _is_close(pair[1], pair[2], tolerance)
     ]
 
 
-def _is_close(reported: float | None, found: float | None, tolerance: float) -> bool:
-    if reported is None or found is None:
-        return reported is found
-    return math.isclose(reported, found, rel_tol=tolerance, abs_tol=tolerance)
+def _is_close(reported: float | None, reproduced: float | None, tolerance: float) -> bool:
+    if reported is None or reproduced is None:
+        return reported is reproduced
+    return math.isclose(reported, reproduced, rel_tol=tolerance, abs_tol=tolerance)
 
 
-def _describe(metric: str, reported: float | None, found: float | None) -> str:
-    text = f"{metric}: {reported!r} in the report, {found!r} here"
-    if reported is None or found is None:
+def _describe(metric: str, reported: float | None, reproduced: float | None) -> str:
+    text = f"{metric}: {reported!r} in the report, {reproduced!r} here"
+    if reported is None or reproduced is None:
         return text
-    relative = f" ({(found - reported) / abs(reported):+.2%})" if reported else ""
-    return f"{text}, {found - reported:+.3g}{relative}"
+    relative = f" ({(reproduced - reported) / abs(reported):+.2%})" if reported else ""
+    return f"{text}, {reproduced - reported:+.3g}{relative}"
 
 
 def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
     """List the differences of code, packages and processor here from those in a recipe."""
     here = made_by()
-    said = []
+    differences = []
     if recipe.get("dirty") or here["dirty"]:
         which = "the report's" if recipe.get("dirty") else "this"
-        said.append(f"{which} code has changes that no commit holds")
+        differences.append(f"{which} code has changes that no commit holds")
     if recipe.get("commit") != here["commit"]:
-        said.append(
+        differences.append(
             f"commit {_short(recipe.get('commit'))} in the report, {_short(here['commit'])} here"
         )
     reported = recipe.get("versions")
@@ -178,7 +184,7 @@ def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
     for name in sorted({*versions, *here["versions"]}):
         if versions.get(name) != here["versions"].get(name):
             there = versions.get(name) or "none"
-            said.append(
+            differences.append(
                 f"{name} {there!s:.40} in the report, {here['versions'].get(name) or 'none'} here"
             )
     config = recipe.get("config")
@@ -192,8 +198,10 @@ def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
             if isinstance(one, Mapping)
         ]
         names = ", ".join(f"{name!s:.60}" for name in reported_processors) or "unknown"
-        said.append(f"processor {names} in the report, {here['processors'][0]['processor']} here")
-    return tuple(said)
+        differences.append(
+            f"processor {names} in the report, {here['processors'][0]['processor']} here"
+        )
+    return tuple(differences)
 
 
 def _short(commit: Any) -> str:
@@ -206,7 +214,7 @@ def _check_bars(config: RunConfig, reported: Any, where: str) -> None:
         built = build_data(config)
     except DataError as error:
         raise ReportError(
-            f"the bars of {where} are not available here ({error}); say where they are: --data PATH"
+            f"the bars of {where} are not available here ({error}); give their path: --data PATH"
         ) from error
     content = MarketTensors.stored_hash(built)
     if content != reported:

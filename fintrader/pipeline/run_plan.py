@@ -1,4 +1,4 @@
-"""`fintrader plan`: what a run will do before it starts, from the estimates that the app shows.
+"""`fintrader plan`: describe a run before it starts, with the estimates that the app shows.
 Nothing is started, built or downloaded."""
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def plan_run(config: RunConfig, prices: Mapping[str, float | None]) -> Table:
     """List bars, symbols, pods, memory, time and cost of a run, at prices in USD an hour."""
     runs = RunsFolder.at(config.runs_dir)
     newest = summaries(runs, FileCache(summaries=4096))
-    found = estimate(
+    forecast = estimate(
         config, list_records(runs, newest, lambda run: read_yaml(run.path("config.yaml")))
     )
-    hours = found.seconds / 3600
+    hours = forecast.seconds / 3600
     costs = [f"${hours * usd:,.2f} {name}" for name, usd in prices.items() if usd is not None]
     budget = config.tournament.budget
     unit, amount = next((name, value) for name, value in budget if value is not None)
@@ -35,8 +35,8 @@ def plan_run(config: RunConfig, prices: Mapping[str, float | None]) -> Table:
     return list_facts(
         dict(_describe_data(config))
         | {
-            "pods": f"{config.tournament.pods}, each of {size}, in {found.at_once} slots",
-            "time and memory": found.describe(),
+            "pods": f"{config.tournament.pods}, each of {size}, in {forecast.at_once} slots",
+            "time and memory": forecast.describe(),
             "cost": ", ".join(costs) or "needs a price: --on-demand-usd X, --spot-usd X an hour",
         }
     )

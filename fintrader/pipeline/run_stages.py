@@ -77,10 +77,10 @@ def run_tournament(config: RunConfig) -> Path:
 
 
 def walk_forward(config: RunConfig) -> Path:
-    """All folds below `runs/<name>/folds/`, and one backtest over all their test windows in
+    """Run all folds in `runs/<name>/folds/`, and one backtest over all their test windows in
     `runs/<name>/backtest/`.
 
-    Killed anywhere, the same call goes on with the fold it was at. The trials of all folds are
+    After a kill the same call goes on with the interrupted fold. The trials of all folds are
     counted together. Raises BacktestError when not even one fold fits into the data.
     """
     evaluation.check_window(config)
@@ -105,7 +105,7 @@ def walk_forward(config: RunConfig) -> Path:
 def _race_fold(
     config: RunConfig, manifest: Manifest, market: MarketTensors, fold: Fold, count: int
 ) -> int:
-    """Run the fold's tournament (and the search without information); return its trials."""
+    """Run the fold's tournament (and its null model); return the trials of the tournament."""
     folder = _fold_folder(config, fold.number)
     start = _start(config, manifest)
     if config.walkforward.warm_start and fold.number:
@@ -131,8 +131,7 @@ def _fold_folder(config: RunConfig, number: int) -> RunFolder:
 
 
 def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) -> Path:
-    """Backtest a run's stored policies again, with `config` where it concerns the backtest and its
-    trading.
+    """Backtest a run's stored policies again, with the backtest and trading settings of `config`.
 
     A walk-forward is judged over all its folds. Every further look at a window is counted. The
     command in the report calls the run `called` (default: the folder). Raises ConfigError for a
@@ -171,7 +170,7 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
 
 
 def _command(called: str, own: RunConfig, config: RunConfig) -> str:
-    """The shell line for the settings in which `config` differs from the run's own. Raises
+    """Write the shell line with the settings in which `config` differs from the run's own. Raises
     ConfigError."""
     words = ["fintrader", "backtest", called]
     # Places change no result, but these three would be ignored silently: the folder fixes them.
@@ -192,10 +191,10 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
             words += option
             continue
         if field in places:
-            what = "is said by the folder"
+            what = "is fixed by the folder"
             other = ""
         else:
-            what = "says how policies are trained, and these are already"
+            what = "decides how policies are trained, and these are trained already"
             other = f" --name {config.name}-2"
         raise ConfigError(
             f"{option[0]}: {what}; a backtest takes --backtest.* and of --env.* how orders are"
@@ -280,7 +279,7 @@ def find_stages_to_repeat(config: RunConfig) -> set[str]:
     reopened = set[str]()
     if not folder.config.is_file() or _nothing_made(folder):
         return reopened
-    # Through the model, so that a setting which this version added counts with its default.
+    # Loaded through the model: a setting that this version added then has its default.
     changeable = list_changeable(config.tournament)
     for field, (there, here) in changed_results(load_config(folder.config), config).items():
         if field.startswith("backtest."):
@@ -373,15 +372,17 @@ class Start:
 
 
 def _start(config: RunConfig, manifest: Manifest) -> Start | None:
-    """Find the run that the configuration starts from, as the manifest recorded it."""
+    """Describe the run that the configuration starts from; the manifest will note the takeover."""
     address = config.from_run
     if address is None:
         return None
 
-    def noted(found: WarmStart) -> None:
-        said = {name: getattr(found, name) for name in ("address", "run", "policies", "trials")}
-        if manifest.values.get("inherited") != said:
-            manifest.update(inherited=said)
+    def noted(warm_start: WarmStart) -> None:
+        origin = {
+            name: getattr(warm_start, name) for name in ("address", "run", "policies", "trials")
+        }
+        if manifest.values.get("inherited") != origin:
+            manifest.update(inherited=origin)
 
     return Start(address, lambda: RunFolder(open_run(address).resolve()), noted)
 
@@ -407,12 +408,12 @@ def search(
     """
     how: dict[str, Any] = {}
     if start is not None:
-        heirs = WarmStartTarget(config.tournament, config.agents, config.trading, market)
+        target = WarmStartTarget(config.tournament, config.agents, config.trading, market)
 
         def take_over(store: RunStore) -> WarmStart:
-            found = inherit(store, start.address, start.find, heirs)
-            start.noted(found)
-            return found
+            warm_start = inherit(store, start.address, start.find, target)
+            start.noted(warm_start)
+            return warm_start
 
         how["inherit"] = take_over
     with watching(config, folder) as watch, reporter() as progress:
@@ -435,8 +436,8 @@ def search(
 
 
 def _refuse_unfit_agents(config: RunConfig, market: MarketTensors) -> None:
-    """Raise ConfigError before training for an agent that could not act in this market, or not with
-    orders that rest."""
+    """Raise ConfigError, before training, for an agent that cannot act in this market or cannot
+    learn with these orders or traders."""
     layout = lay_out(market, config.trading)
     for agent in config.agents:
         head = make_head(layout, agent.head)
@@ -466,7 +467,7 @@ def backtest_stage(
         with manifest.stage("backtest"):
             for window in windows:
                 evaluation.evaluate_chosen(config, manifest, market, window, repeat)
-        manifest.saved()  # a stage that had been done before does not save
+        manifest.saved()  # a stage that was done before does not save
     manifest.finish()
     return conclude(config, manifest)
 
@@ -488,7 +489,7 @@ def _print_outcome(config: RunConfig, manifest: Manifest, folder: Path) -> None:
     view = BacktestView.of(stored)
     title = f"{config.name}: {window_words(str(context.window))}, net of {context.costs}"
     verdict = present_verdict(view)
-    # The banner stands above the first number.
+    # The banner comes before the first number.
     parts = (verdict.warning, title, *present_baselines(view).tables, replace(verdict, warning=""))
     print(*filter(None, map(str, parts)), sep="\n")
     for name, change in context.changed.items():

@@ -139,8 +139,7 @@ def run_store(folder: RunFolder) -> RunStore:
 
 
 def index_tournaments(root: Path, *, again: bool = False) -> None:
-    """Make the databases of the tournaments in a run's folder that lack one (or, `again`, of
-    all)."""
+    """Build the missing databases of the tournaments in a run's folder (`again`: all of them)."""
     for path in (
         root / "tournament.json",
         *root.glob("null_model/tournament.json"),
@@ -189,7 +188,7 @@ def refresh(home: Path) -> None:
         return
     with contextlib.ExitStack() as stack:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while True:  # others may be looking at the same moment
+        while True:  # other readers may hold the lock
             try:
                 stack.enter_context(RunFolder(home).lock())
                 break

@@ -1,7 +1,7 @@
 """Start a run on another machine: as a job of a Ray cluster, or of a Kubernetes cluster.
 
-The configuration is checked here and travels with the job, so that nothing of it needs to lie
-there. Bars and results must be where the job reaches them.
+The configuration is checked here and sent with the job, so the other machine needs no copy. The job
+must be able to reach bars and results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fintrader.pipeline.inputs import named_files
 from fintrader.yaml_text import parse_yaml
 
 JOB_PORT = 8265
-"""Port of Ray's job server, which `ray://HOST` stands for."""
+"""Port of Ray's job server, which `ray://HOST` means."""
 NAMESPACE = "fintrader"
 KUBECTL_SECONDS = 30
 """Patience with a cluster that does not answer."""
@@ -38,7 +38,7 @@ _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?")
 
 
 class SubmitOptions(Settings):
-    """The other machine."""
+    """The machine to start a run on."""
 
     to: str | None = None
     """`ray://HOST` or the address of Ray's job server (`http://HOST:8265`); or `kubernetes`: the
@@ -69,8 +69,8 @@ def submit(config: RunConfig, options: SubmitOptions) -> str:
 
 
 def _check_address(address: str) -> None:
-    """Raise ConfigError for an address that is no job server's, or holds a secret: it is printed,
-    and stands in the shell's history."""
+    """Raise ConfigError for an address that is no job server's, or holds a secret: the
+    address is printed and kept in the shell's history."""
     parts = urlsplit(address)
     if "@" in parts.netloc or parts.query:
         raise ConfigError(
@@ -82,7 +82,7 @@ def _check_address(address: str) -> None:
 
 
 def _find_unreachable(config: RunConfig, to_ray: bool) -> Iterator[str]:
-    """Files that the job would not find, and results that would be lost with its folder."""
+    """List files that the job would not find, and results that would be lost with its folder."""
     data = config.data
     paths = dict[str, str | None]()
     if not config.is_classic and data.source.kind != "synthetic":
@@ -90,7 +90,7 @@ def _find_unreachable(config: RunConfig, to_ray: bool) -> Iterator[str]:
     for field, path in {**paths, "from_run": config.from_run}.items():
         if path is not None and not is_url(path) and not Path(path).is_absolute():
             yield (
-                f"{field}: {path} lies on this machine; give a URL, or an absolute path at which"
+                f"{field}: {path} is on this machine; give a URL, or an absolute path at which"
                 " the other machine has it"
             )
     if to_ray and config.store is None and not config.runs_dir.is_absolute():
@@ -117,7 +117,7 @@ def _submit_to_ray(config: RunConfig, address: str) -> str:
             headers = json.loads(os.environ.get("RAY_JOB_HEADERS", "{}"))
             job = JobSubmissionClient(address, headers=headers).submit_job(
                 entrypoint=command,
-                # A run may be submitted again, to go on; its lease keeps two apart.
+                # A run may be submitted again to go on; its lease prevents two at once.
                 submission_id=f"{config.name}-{time.time_ns() // 10**6}",
                 runtime_env={"working_dir": folder},
             )

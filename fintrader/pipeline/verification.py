@@ -67,7 +67,7 @@ def verify_run(home: RunFolder, *, reopen: bool) -> Iterator[Check]:
 
 
 def _read_settings(home: RunFolder) -> tuple[TournamentSettings | None, Check | None]:
-    """Read the settings of the run that a tournament is of, or lies in (a fold, a null model)."""
+    """Read the settings of a tournament's run, or of the run that it is a fold or null model of."""
     folders = (home.root, *home.root.absolute().parents[:3])
     holders = (
         folder / "config.yaml"
@@ -109,8 +109,7 @@ def repair_run(home: RunFolder) -> Iterator[str]:
 
 
 def check_replay(folder: Path, name: str | None) -> Check:
-    """Race a finished run again, each pod seeing the same results as then, and compare byte by
-    byte.
+    """Race a finished run again, with the results that each pod saw then, and compare byte by byte.
 
     The new run is `name`, or the old name with `-replay`. Raises TournamentError when the run is
     unfinished or lost a pod for good, RunError when the market has changed.

@@ -19,8 +19,8 @@ SPACE: dict[str, Space] = {
     "noise": Range(low=0.03, high=2.0, log=True),
 }
 NOT_SHARED = (*SPACE, "learners", "pipeline")
-"""Settings of the configured algorithm that others do not take over: searched ones, and those that
-not all have."""
+"""Settings of the configured algorithm that the others do not take over: those in `SPACE`, and
+those that some algorithms lack."""
 PODS, PODS_EACH = 25, 6
 """Least number of pods, in all and for each algorithm; two thirds begin from new weights."""
 
@@ -28,9 +28,10 @@ PODS, PODS_EACH = 25, 6
 def widen(config: RunConfig) -> RunConfig:
     """Let all algorithms race, or those that the configuration lists, with settings from `SPACE`.
 
-    Others share what the first algorithm's settings change of its defaults. `SPACE` replaces ranges
-    of the same settings in `tournament.search`. Everything else is as configured, the budget of a
-    pod included. Raises ConfigError where another algorithm cannot have a shared setting.
+    The others take over the settings in which the first algorithm differs from its defaults.
+    `SPACE` replaces ranges of the same settings in `tournament.search`. Everything else is as
+    configured, also the budget of a pod. Raises ConfigError where another algorithm cannot have a
+    shared setting.
     """
     agents: list[Any] = [agent.model_dump(mode="json") for agent in config.agents]
     if len(agents) == 1:
@@ -53,7 +54,7 @@ def widen(config: RunConfig) -> RunConfig:
     wide = {
         "pods": max(race.pods, PODS, PODS_EACH * len(agents)),
         "order": "halving",
-        "ensemble_size": 1,  # of the other rungs no pod adds to the last one (docs/results.md)
+        "ensemble_size": 1,  # pods of earlier rungs add nothing (docs/results.md)
         "search": race.search | SPACE,
     }
     values = config.model_copy(update={"tournament": race.model_copy(update=wide)})

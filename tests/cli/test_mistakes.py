@@ -70,7 +70,7 @@ run Q --runs-dir file --cache file | Not a directory
 run Q extra words | 'extra': `fintrader run` takes settings from here on
 run Q -x | '-x': `fintrader run` takes settings from here on
 run folder | folder is a folder; give the path of a YAML configuration
-run bin.yaml | bin.yaml: no text, so no YAML
+run bin.yaml | bin.yaml: not text in UTF-8
 run broken.yaml | broken.yaml: not valid YAML at line 1
 run type.yaml | type.yaml: env.num_envs: expected a whole number, got 'many'
 run union.yaml | union.yaml: env.participation: expected a number, got 'often'

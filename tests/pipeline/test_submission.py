@@ -106,7 +106,7 @@ def test_a_server_that_does_not_answer_is_named():
         (["--to", "ray://"], "expected ray://HOST"),
         (["--to", "kubernetes", "--launcher.kind", "ray"], "leave launcher.kind: ray out"),
         (["--to", "ray://head"], "runs_dir: a folder of the job's own would be lost"),
-        (["--to", "kubernetes", "--from", "runs/old"], "from_run: runs/old lies on this machine"),
+        (["--to", "kubernetes", "--from", "runs/old"], "from_run: runs/old is on this machine"),
     ],
 )
 def test_what_cannot_run_there_is_refused_here(words, message, capsys):
@@ -123,7 +123,7 @@ def test_bars_of_this_machine_are_refused(tmp_path, capsys, monkeypatch):
     (tmp_path / "own.yaml").write_text("data: {path: bars, source: {kind: files}}\n")
     with pytest.raises(SystemExit):
         main(["submit", "own.yaml", "--to", "kubernetes"])
-    assert "data.path: bars lies on this machine" in capsys.readouterr().err
+    assert "data.path: bars is on this machine" in capsys.readouterr().err
 
 
 @pytest.fixture
