@@ -97,13 +97,13 @@ class PolicyModule(nn.Module):
         if self.meta.get("market") is None:
             return
         trained = MarketIdentity.from_json(self.meta["market"])
-        given = MarketIdentity.of(market)
+        actual = MarketIdentity.of(market)
         differ = next(
-            (name for name in vars(given) if getattr(trained, name) != getattr(given, name)), None
+            (name for name in vars(actual) if getattr(trained, name) != getattr(actual, name)), None
         )
         if differ in ("normalisation", "normalisation_hash"):
             there = trained.normalisation_hash or "not known"
-            here = given.normalisation_hash or "not known"
+            here = actual.normalisation_hash or "not known"
             raise CheckpointError(
                 f"this policy was trained on rows scaled by other statistics ({there}; this market:"
                 f" {here}): build this market with data.features.normalisation set to the training"

@@ -418,8 +418,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         Raises EnvError, changing nothing, for actions of the wrong shape, dtype or device or with
         NaN, before the first reset, and for a finished account in DISABLED mode. On CUDA, where a
-        check would wait for the device, a NaN counts as 0 and a finished account stands still with
-        reward 0.
+        check would wait for the device, a NaN counts as 0 and a finished account stays as it is,
+        with reward 0.
         """
         if self._state is None:
             raise EnvError("call reset() first: there are no accounts yet")

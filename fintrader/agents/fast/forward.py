@@ -58,7 +58,7 @@ class Plan(IntEnum):
     DECODER = 7
     """A `Head`."""
     LATENTS = 8
-    """L: latents of the assets, then the head's others."""
+    """L: latents of the assets, then the head's extra ones."""
     HAS_CASH = 9
     DEPTH = 10
     HEAD = 11
