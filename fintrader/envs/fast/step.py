@@ -159,11 +159,7 @@ class FusedStep:
     def convert_inputs(self, endow: Endowment, key: Tensor) -> _Arrays:
         """Convert the accounts' random streams and endowment to arrays, once."""
         if endow is not self._cache[0] or key is not self._cache[1]:
-            self._cache = (
-                endow,
-                key,
-                tuple(value.contiguous().numpy() for value in (key, *endow)),
-            )
+            self._cache = (endow, key, tuple(value.contiguous().numpy() for value in (key, *endow)))
         return self._cache[2]
 
     def run(self, *arguments: Any) -> list[int]:
