@@ -6,9 +6,9 @@ single Adam step on
     L = −E[log π(z|s) A] + vf_coef · E[(V − target)²] / 2 − ent_coef · H
 
 It is PPO with one pass, one minibatch and no ratio (https://arxiv.org/abs/2205.09123); rollouts are
-short, so that steps are many. Differences from the paper: GAE instead of n-step returns (λ = 1
-gives those), Adam instead of RMSprop, exploration noise as PPO's, and advantages normalised over
-the rollout, since rewards of markets have no natural scale.
+short, so there are many steps. Differences from the paper: GAE instead of n-step returns (λ = 1
+gives those), Adam instead of RMSprop, PPO's exploration noise, and advantages normalised over the
+rollout, since rewards of markets have no natural scale.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ class Agent(Protocol):
     device: torch.device
     seed: int
     head: ActionHead
-    """Turns its latents into actions."""
+    """Turns the agent's latents into actions."""
     differentiable: bool
-    """True if it differentiates through the environment, whose graph is then cut after every
+    """True if the agent differentiates through the environment; its graph is then cut after every
     update."""
 
     @property
@@ -46,8 +46,8 @@ class Agent(Protocol):
         """The deterministic policy learned so far; shares its weights with the agent."""
 
     def prepare_env(self, env: Any) -> Any:
-        """Turn `env` into the environment that the agent trains in. Raises ConfigError when it
-        cannot learn there."""
+        """Turn `env` into the environment that the agent trains in. Raises ConfigError when the
+        agent cannot learn in it."""
 
     def anneal(self, fraction: float) -> None:
         """Move step sizes to their values once `fraction` of the budget is used."""
@@ -59,8 +59,8 @@ class Agent(Protocol):
         """Store the outcome of the last `act`."""
 
     def update(self) -> Metrics | None:
-        """Learn if enough was observed. Return metrics when the agent is ready to be stored, empty
-        ones if there was nothing to learn yet; otherwise None."""
+        """Learn if enough was observed. Return metrics when the agent is ready to be stored, an
+        empty dictionary if there was nothing to learn yet; otherwise return None."""
 
     def pause(self) -> Metrics | None:
         """Make the agent ready to be stored where `update` returned None, and return its metrics so
@@ -108,8 +108,8 @@ def make_agent(
 
 
 def choose_agent(agent: Any) -> Any:
-    """Return the default settings of an algorithm that is named (`ppo`) or given as a class;
-    anything else as it is. Raises ConfigError for an unknown name."""
+    """Return the default settings of an algorithm, given by name (`ppo`) or class; return anything
+    else unchanged. Raises ConfigError for an unknown name."""
     by_name = {kind.__name__.lower(): kind for kind in _AGENTS}
     if isinstance(agent, str) and agent.lower() not in by_name:
         raise ConfigError(f"{agent!r} is no algorithm; {suggest(agent, by_name)}")
@@ -118,8 +118,8 @@ def choose_agent(agent: Any) -> Any:
 
 
 def refuse_idle(head: ActionHead) -> None:
-    """Raise ConfigError for a head whose action no latent changes: a fully invested tilt of one
-    symbol."""
+    """Raise ConfigError for a head whose action does not depend on latents: a fully invested tilt
+    of one symbol."""
     assets = (
         head.layout.num_actions if isinstance(head.layout, FlatLayout) else head.layout.num_assets
     )

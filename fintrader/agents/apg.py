@@ -10,8 +10,8 @@ update: play `num_steps` steps with the graph kept, then climb
 
 by one Adam step of the actor. A step that ends an episode adds γ^k V(final observation) when it was
 truncated and nothing when it was terminated, and starts the discount anew. The value V, fitted to
-TD(λ) targets, stands for everything beyond the horizon; `bootstrap: false` leaves it out, `running`
-at the end of an episode only.
+TD(λ) targets, estimates the rewards beyond the horizon. `bootstrap: false` leaves V out, `running`
+only at the end of an episode.
 
 Whole shares have no gradient: training runs with fractions of a share, whatever the environment's
 settings are. Differences from the paper: the simulator is a trading account instead of a robot,
@@ -38,9 +38,9 @@ from fintrader.errors import ConfigError
 from fintrader.memory import require_memory
 
 VALUE_LEARNING_RATE = 3e-3
-"""Step size of the value's Adam."""
+"""Learning rate of the critic."""
 VALUE_EPOCHS = 4
-"""Steps of the value on each rollout."""
+"""Gradient steps of the critic on each rollout."""
 
 
 class APGAgent(BaseAgent):
@@ -51,8 +51,8 @@ class APGAgent(BaseAgent):
     settings: APG
 
     def add_parts(self) -> None:
-        """Add the optimisers. Raises ConfigError for a layout without assets: other environments
-        cannot be differentiated."""
+        """Add the optimisers. Raises ConfigError for a classic environment, which cannot be
+        differentiated."""
         if isinstance(self.layout, FlatLayout):
             raise ConfigError(
                 "agent.algo apg needs the trading environment, which can be differentiated;"
@@ -62,7 +62,7 @@ class APGAgent(BaseAgent):
         self.add_optimiser("critic", self.critic.parameters(), VALUE_LEARNING_RATE)
         self.steps: list[Transition] = []
         self.accounts = 0
-        """B of the steps so far."""
+        """B of the stored steps."""
 
     def prepare_env(self, env: Any) -> Any:
         """Prepare `env` as every agent does. Raises ConfigError when `env` cannot be
@@ -84,8 +84,8 @@ class APGAgent(BaseAgent):
         return self.head.decode(obs, latent, self.table)
 
     def observe(self, transition: Transition) -> None:
-        """Keep one step with its graph. Raises ConfigError when a horizon of them is more than
-        memory holds."""
+        """Keep one step with its graph. Raises ConfigError when a horizon of steps needs more
+        memory than there is."""
         accounts, width = transition.obs.shape
         if accounts != self.accounts:
             # Two observations a step, and a copy of both in the stacked rollout. The memory of the
@@ -132,7 +132,7 @@ class APGAgent(BaseAgent):
             total = total + weight * reward[t]
             weight = weight * settings.gamma
             done = terminated[t] | truncated[t]
-            # Only a truncated step or the horizon has a value to add.
+            # Only truncated steps and the last one add a value.
             if settings.bootstrap and (t == last or may_hold(truncated[t])):
                 has_future = truncated[t] | (~done if t == last else torch.zeros_like(done))
                 value = self.critic(self.normalise(step.next_obs, acting=True))
@@ -141,8 +141,8 @@ class APGAgent(BaseAgent):
         return total.mean() / len(self.steps)
 
     def _fit_value(self, rollout: Transition) -> dict[str, Tensor]:
-        """Take steps of the value towards its targets, on `[H, B, ...]` steps with scaled
-        rewards."""
+        """Take gradient steps of the critic towards its targets; `rollout` is `[H, B, ...]`, its
+        rewards scaled."""
         settings = self.settings
         reward = rollout.reward
         with torch.no_grad():

@@ -1,5 +1,5 @@
-"""The base of every agent here: its networks, their gradient steps, its random streams, and the
-environment that it trains in."""
+"""Base class of all agents: networks and their gradient steps, random streams, and the environment
+that the agent trains in."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class BaseAgent(Resumable):
     differentiable: bool = False
     """True if the training loop keeps the environment's graph between updates."""
     outputs: int = 1
-    """Numbers the actor gives for each latent."""
+    """Numbers that the actor outputs for each latent."""
     is_bounded: bool = False
     """True if means of latents that become weights end in tanh. Noise costs money, so without a
     bound the logit of cash grows until no stock is bought and learning stops."""
     is_squashed: bool = False
-    """True if latents end in tanh, and critics judge them next to the observation."""
-    num_traders = 1  # accounts in turn that are those of a game
+    """True if latents end in tanh, and critics read them next to the observation."""
+    num_traders = 1  # consecutive accounts that trade in one game
     members: int | None = None
-    """K critics as one network; None: a single one."""
+    """K: critics in one network; None: a single critic."""
 
     def __init__(
         self, settings: Any, layout: Layout, *, device: torch.device | str, seed: int
@@ -94,8 +94,8 @@ class BaseAgent(Resumable):
         """Add the algorithm's own parts: optimisers, networks, buffers."""
 
     def prepare_env(self, env: Any) -> Any:
-        """Turn `env` into the environment that the agent trains in. Raises ConfigError when it
-        cannot learn there."""
+        """Turn `env` into the environment that the agent trains in. Raises ConfigError when the
+        agent cannot learn in it."""
         if not isinstance(env, MarketEnv):
             return env
         env = to_training_env(env, self.seed, differentiable=self.differentiable)
@@ -161,8 +161,8 @@ class BaseAgent(Resumable):
         self.optimisers[name] = make_adam(parameters, rate, self.settings.weight_decay, eps)
 
     def descend(self, name: str, parts: Parts) -> dict[str, Tensor]:
-        """Take one step of an optimiser down the mean of the losses of a batch's parts, computed
-        one at a time; return the metrics' means, and the gradient's norm."""
+        """Take one optimiser step on the mean loss of a batch, computed part by part; return the
+        metrics' means and the gradient's norm."""
         optimiser = self.optimisers[name]
         optimiser.zero_grad()
         # Only this optimiser's parameters get a gradient: other networks that the loss passes
@@ -175,7 +175,7 @@ class BaseAgent(Resumable):
                 metrics[key] = metrics.get(key, 0.0) + share * value.detach()
             torch.autograd.backward(share * loss, inputs=inputs)
         grads = [weight.grad for weight in inputs if weight.grad is not None]
-        # Like nn.utils.clip_grad_norm_ without its sorting by device: all are on the same one.
+        # Like nn.utils.clip_grad_norm_, but all gradients are on one device.
         norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         torch._foreach_mul_(grads, (self.settings.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
         optimiser.step()

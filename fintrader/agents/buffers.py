@@ -1,4 +1,4 @@
-"""Steps of experience, the latest rollout of them, and the returns over it.
+"""Steps of experience, the rollout buffer, and generalised advantage estimation.
 
 A *terminated* step has no future: nothing is bootstrapped beyond it. A *truncated* step was cut off
 by a clock: its future is the value of the true final observation. Either ends the trace, because
@@ -32,7 +32,7 @@ class Transition(NamedTuple):
     truncated: Tensor
     """`[B]` bool"""
     next_obs: Tensor
-    """`[B, D]`: where the step truly led; the final observation where an episode ended."""
+    """`[B, D]`: observation after the step; the final one where an episode ended."""
 
 
 @dataclass(eq=False)
@@ -45,7 +45,7 @@ class StepBuffer:
     latent_width: int
     device: torch.device
     overlaps = False
-    """True if the observation after a step is stored once, as that of the next step."""
+    """True if the observation after a step is stored only as the next step's `obs`."""
 
     def __post_init__(self) -> None:
         shape = (self.num_steps, self.num_envs)
@@ -63,17 +63,17 @@ class StepBuffer:
         self.columns = [self.obs, self.reward, *ends, self.next_obs, self.latent]
 
     def write(self, t: int, transition: Transition, *latent: Tensor) -> None:
-        """Write one step as number `t`; `latent`: its latent, and any later columns."""
-        obs, _, *others = transition
-        torch._foreach_copy_([column[t] for column in self.columns], [obs, *others, *latent])
+        """Write one step as row `t`; `latent`: its latent, and further columns."""
+        obs, _, *rest = transition
+        torch._foreach_copy_([column[t] for column in self.columns], [obs, *rest, *latent])
 
 
 class RolloutBuffer(StepBuffer):
     """`num_steps` consecutive steps of `num_envs` accounts."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError when it, or learning from it, would take more memory than the device
-        has free."""
+        """Allocate the buffer. Raises ConfigError when the buffer, or learning from it, needs more
+        memory than the device has free."""
         # Overlapping must know which episodes ended; on a GPU that would wait for the device.
         self.overlaps = self.device.type == "cpu"
         # Observations are stored raw, scaled and as the networks' input; on a GPU the next
@@ -87,7 +87,7 @@ class RolloutBuffer(StepBuffer):
         """`[T, B]`: value of the true final observation where an episode ended, undefined
         elsewhere."""
         self.log_prob = torch.zeros_like(self.latent)
-        """`[T, B, L]`: of each latent, under the policy that drew it."""
+        """`[T, B, L]`: log density of each latent under the policy that drew it."""
         self.columns.append(self.log_prob)
         self.step = 0
 

@@ -82,7 +82,7 @@ def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def select_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Select the tensors whose names begin with `prefix.`, and take it off."""
+    """Select the tensors whose names begin with `prefix.`, and strip it."""
     return {
         name[len(prefix) + 1 :]: tensor
         for name, tensor in tensors.items()
@@ -190,7 +190,7 @@ class Resumable:
         return {name: tensor.detach().clone() for name, tensor in state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from `state_dict()`. Raises CheckpointError when it belongs to another
+        """Continue from `state_dict()`. Raises CheckpointError when the state belongs to another
         architecture or market."""
         self.inherit(state)
         self.load_extra_state(select_below("extra", state))

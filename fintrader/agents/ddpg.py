@@ -5,12 +5,11 @@
     targets: θ' ← θ' + τ (θ − θ')
 
 with z = tanh(actor(s)) + noise while exploring, and sums cut at the first end of an episode:
-nothing is bootstrapped after a termination. Differences from the paper: exploration is Gaussian,
-since Ornstein-Uhlenbeck noise brought nothing in later comparisons
-(https://arxiv.org/abs/1802.09477, section 6), and lasts from one decision to the next on markets;
-targets may sum n steps (https://arxiv.org/abs/1804.08617); networks have LayerNorm
-(https://arxiv.org/abs/2302.02948) instead of batch normalisation; large arguments of the tanh are
-penalised (`saturation_coef`).
+nothing is bootstrapped after a termination. Differences from the paper: exploration noise is
+Gaussian (Ornstein-Uhlenbeck noise brought nothing in https://arxiv.org/abs/1802.09477, section 6)
+and, on markets, correlated from one decision to the next; targets may sum n steps
+(https://arxiv.org/abs/1804.08617); networks have LayerNorm (https://arxiv.org/abs/2302.02948)
+instead of batch normalisation; large arguments of the tanh are penalised (`saturation_coef`).
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
 
 
 class DDPGAgent(OffPolicyAgent):
-    """One critic, and an actor that climbs it."""
+    """One critic, and an actor that maximises its value."""
 
     def choose_following(self, batch: Batch) -> Tensor:
-        """Choose the latents `[R, L]` at which the target values the next observations."""
+        """Choose the latents `[R, L]` at which target critics judge the next observations."""
         return torch.tanh(self.actor_target(batch)[0])
 
     def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
@@ -43,7 +42,7 @@ class DDPGAgent(OffPolicyAgent):
         return metrics
 
     def improve_actor(self, sample: ReplaySample) -> dict[str, Tensor]:
-        """Take one step of a deterministic actor up the first critic."""
+        """Take one step of the actor that raises the first critic's value."""
 
         def iterate_parts() -> Parts:
             for share, obs in self.split_batch(sample.obs):

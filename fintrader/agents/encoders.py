@@ -19,8 +19,7 @@ class GruEncoder(nn.Module):
 
         r, z = σ(W x_t + U h + b),   n = tanh(W x_t + r ⊙ (U h + b)),   h ← (1 − z) ⊙ n + z ⊙ h
 
-    It starts from zero at the window's oldest bar, so that nothing is carried from one decision to
-    the next.
+    The state starts at zero at the window's oldest bar, so decisions share no memory.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class AttentionEncoder(nn.Module):
     """Scaled dot-product attention (https://arxiv.org/abs/1706.03762, equation 1) of the newest bar
     to all bars.
 
-    e = softmax(q · k / √E) v,   q from the newest bar, k and v from every bar; k knows its position
+    e = softmax(q · k / √E) v,   q from the newest bar, k and v from every bar; k with its position
     """
 
     def __init__(

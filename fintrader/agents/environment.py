@@ -13,12 +13,12 @@ from fintrader.errors import ConfigError
 MarketEnv: TypeAlias = TradingEnv | JoinedEnv | RandomisedEnv | RivalsEnv
 
 NO_GRADIENT = (
-    "agent.algo apg follows gradients, which orders that rest do not have: set it to ppo or sac, or"
-    " env.action to target"
+    "agent.algo apg follows gradients, and resting orders have none: set agent.algo to ppo or sac,"
+    " or env.action to target"
 )
 NO_OWN_GRADIENT = (
-    "agent.algo apg follows the gradient of all traders' rewards, not of each one's own: set it to"
-    " ppo or sac, or leave out env.traders"
+    "agent.algo apg follows the gradient of all traders' rewards, not of each trader's own: set"
+    " agent.algo to ppo or sac, or leave out env.traders"
 )
 MAX_CLOCK_BARS = 1 << 24
 """Largest number of bars that float32 can count exactly."""
@@ -26,11 +26,12 @@ MAX_CLOCK_BARS = 1 << 24
 
 def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> MarketEnv:
     """Give `env` the costs of training, the variants of `env.randomise`, and, where possible,
-    observations with the bar's number instead of its market data; if `differentiable`, fractions of
-    a share, because whole ones have no gradient.
+    observations with the bar's number instead of its market data. If `differentiable`, allow
+    fractions of a share, because whole shares have no gradient.
 
     With the number, all accounts at a bar share one pass through the networks. Raises ConfigError
-    when `env.randomise` is set for several windows, or traders share what is differentiated.
+    when `env.randomise` is set for several windows, or a gradient is wanted with resting orders or
+    several traders.
     """
     if differentiable and env.settings.orders_rest:
         raise ConfigError(NO_GRADIENT)
@@ -38,7 +39,7 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
         raise ConfigError(NO_OWN_GRADIENT)
     if isinstance(env, RandomisedEnv):
         return env
-    # The bar's number must be exact, and a market row wider than one.
+    # The bar's number must be exact in float32, and shorter than the row that it replaces.
     has_clock = len(env.table) <= MAX_CLOCK_BARS and env.layout.market_width > 1
     observation = "factored" if has_clock else "flat"
     settings = env.settings.for_training().model_copy(update={"observation": observation})

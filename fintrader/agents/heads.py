@@ -15,8 +15,8 @@ EXTRA_LATENT_SCALE = 0.25
 """Scale of the latents that belong to no asset, such as cash. Early exploration only pays costs, so
 an unscaled cash logit runs away before the network has learned which assets to hold."""
 FOLLOWING_SHARE = 0.005
-"""Active share of an aim up to which, roughly, it is followed at once whatever the learned rate
-(`tilt`): so the account reaches the benchmark itself, and does not only approach it."""
+"""Active share of an aim (`tilt`) below which the account trades to it almost at once, whatever the
+learned rate: it thus reaches the benchmark instead of only approaching it."""
 RATE_PER_LATENT = 2.0
 """Logits of the trade rate per unit of latent (`tilt`): latents of ±1 move a rate of 0.2 between 3
 and 65 percent."""
@@ -28,18 +28,17 @@ class ActionHead:
     `direct`
         `a = clip(z, -1, 1)`. For classic environments and for the environment's `trade` actions.
     `aim`
-        For target weights. The latents are logits of an *aim* portfolio with cash in it, and the
-        action is the aim, or the edge of a no-trade region around it:
-        `a = w + shrink(softmax(scale · z) − w, band)` with the weights held w. The environment
+        For target weights. The latents are logits of an *aim* portfolio that includes cash:
+        `a = softmax(scale · z + bias)`, with a bias for cash (`cash_logit`). The environment
         decides how much of the way is traded at each decision (`env.trade_rate`); below 1,
         exploration noise moves the account slowly instead of paying costs every bar.
     `tilt`
         For target weights around the benchmark's, b:
-        `aim ∝ b · exp(max_log_tilt · tanh((z − Σ b z) / max_log_tilt))`, and the action lies part
-        of the way from the holdings to the aim, `a = w + rate · (aim − w)`, where the rate is
-        learned, too. Latents of 0 hold the benchmark: without evidence there is no bet. Idle money
-        (cash, names that left the benchmark) goes into the aim at once, and an aim that is the
-        benchmark itself is followed at a rate of 1, so that it is held exactly.
+        `aim ∝ b · exp(max_log_tilt · tanh((z − Σ b z) / max_log_tilt))`. The action is part of the
+        way from the holdings w to the aim, `a = w + rate · (aim − w)`; the rate is learned, too.
+        Latents of 0 hold the benchmark: without evidence there is no bet. Idle money (cash, symbols
+        that left the benchmark) goes into the aim at once. If the aim is the benchmark, the rate is
+        1, so that the account holds it exactly.
     """
 
     def __init__(self, layout: Layout, settings: ActionHeadSettings) -> None:
@@ -63,7 +62,8 @@ class ActionHead:
         self.targets_weights = self.kind != "direct"
         extra = {"direct": 0, "weights": layout.num_assets, "aim": 1}
         self.extra = extra.get(self.kind, 2 - settings.fully_invested)
-        """Latents that stand last: cash; the trade rate, then cash; the trade rate of each asset."""
+        """Number of the last latents: cash (`aim`); the trade rate, then cash (`tilt`); the trade
+        rate of each asset (`weights`)."""
         self.latents = layout.num_actions + self.extra
         """L: width of the latent."""
         self.out_gain = 0.0 if self.kind == "tilt" else 0.01
@@ -96,8 +96,8 @@ class ActionHead:
         return torch.softmax(torch.add(bias, latent, alpha=settings.scale), dim=-1)[..., :assets]
 
     def tilt(self, benchmark: Tensor, held: Tensor, latent: Tensor) -> Tensor:
-        """Compute the `tilt` head's action `[B, N]` from the benchmark's weights and those held,
-        both `[B, N]`, and latents `[B, L]`."""
+        """Compute the `tilt` head's action `[B, N]` from the benchmark's weights and the weights
+        held, both `[B, N]`, and latents `[B, L]`."""
         settings = self.settings
         assets = benchmark.shape[-1]
         z = latent[..., :assets]

@@ -15,8 +15,8 @@ from fintrader.envs.observation import ObservationLayout
 class MarketOnceLatentCritic(nn.Module):
     """Value `[*batch_shape, R]` of a batch and latents `[R, L]`.
 
-    The value is not quadratic in latents and holdings, so one more layer reads both of them, and
-    the bar's embeddings.
+    The value is not quadratic in latents and holdings, so one more layer reads both and the bar's
+    embeddings.
     """
 
     def __init__(self, layout: ObservationLayout, plan: Blueprint, *, latents: int) -> None:

@@ -1,4 +1,4 @@
-"""The action head where orders rest: weights, and a price for each."""
+"""Action heads for resting orders: weights, and a limit price for each."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class LimitHead(ActionHead):
         if self.kind == "direct":
             return super().decode(obs, latent)
         assert not isinstance(self.layout, FlatLayout)
-        others = self.layout.num_actions - self.layout.num_assets
-        own, prices = latent.tensor_split([-others], dim=-1)
+        num_prices = self.layout.num_actions - self.layout.num_assets
+        own, prices = latent.tensor_split([-num_prices], dim=-1)
         return torch.cat([super().decode(obs, own, table), prices.clamp(-1.0, 1.0)], dim=-1)
 
 
@@ -32,7 +32,7 @@ class LimitWeightsHead(LimitHead, WeightsHead):
 
 def make_head(layout: Layout, settings: ActionHeadSettings) -> ActionHead:
     """Make the head that suits a layout. Raises ConfigError as `ActionHead` does, and for a head of
-    weights where actions are prices alone."""
+    weights where actions are only prices."""
     is_weights = settings.kind == "weights" and not isinstance(layout, FlatLayout)
     if isinstance(layout, FlatLayout) or not layout.resting:
         return (WeightsHead if is_weights else ActionHead)(layout, settings)

@@ -1,5 +1,5 @@
-"""Networks of the kind `mlp`, which read a row of numbers. The first layer is applied to market
-and account separately, to the market once a bar."""
+"""Networks of the kind `mlp`, which read a row of numbers. The first layer reads market and account
+separately, the market once a bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fintrader.envs.observation import Layout
 
 
 class Mlp(nn.Module):
-    """A batch (and latents `[R, L]`, if any) to `[*batch_shape, R, out]`."""
+    """Maps a batch (and latents `[R, L]`, if any) to `[*batch_shape, R, out]`."""
 
     def __init__(
         self,

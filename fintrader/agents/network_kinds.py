@@ -1,8 +1,8 @@
 """Networks by the name of their kind: `market_once`, `per_asset`, `mlp`.
 
 Where observations show more than one bar (`env.lookback`), an encoder can sum up each asset's last
-bars (`mlp`: the whole market's) in a few numbers, next to the newest bar. Without one, the bars
-before are plain further inputs.
+bars (`mlp`: the whole market's) in a few numbers, next to the newest bar. Without an encoder,
+earlier bars are plain further inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from fintrader.errors import ConfigError
 def resolve_network(settings: NetworkSettings, layout: Layout, head: ActionHead) -> NetworkSettings:
     """Replace the kind `auto` by the kind that suits layout and head.
 
-    Raises ConfigError for a network that cannot read the layout, or has no rate for each asset.
+    Raises ConfigError for a network that cannot read the layout, or lacks the trade rates that the
+    head needs.
     """
     if isinstance(layout, FlatLayout):
         if settings.kind not in ("auto", "mlp"):
@@ -82,8 +83,8 @@ def make_actor(
 def make_critic(
     layout: Layout, settings: NetworkSettings, *, latents: int = 0, members: int | None = None
 ) -> nn.Module:
-    """Make the critic that resolved `settings` describe: the value `[R]` of a batch, with `latents`
-    the value of a batch and its latents `[R, L]`; `members`: K critics as one network, `[K, R]`."""
+    """Make the critic that resolved `settings` describe. It maps a batch to values `[R]`; with
+    `latents`, a batch and latents `[R, L]`. `members`: K critics as one network, `[K, R]`."""
     batch_shape = () if members is None else (members,)
     plan = Blueprint(settings, make_encoder(layout, settings, batch_shape), batch_shape)
     if settings.kind == "market_once" and not latents:

@@ -10,7 +10,7 @@ assets permutes the outputs, and training on one asset changes the function for 
 `network_kinds` makes these networks and those of the other kinds.
 
 `batch_shape` is `()` for one network and `(K,)` for K networks in one: their weights are one
-tensor, and to apply them is one batched matmul.
+tensor, applied by one batched matmul.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Hidden(nn.Sequential):
         super().__init__(*norm, ACTIVATIONS[settings.activation]())
         can_fuse = settings.activation in ("relu", "tanh") and not settings.layer_norm
         self.fused = settings.activation if can_fuse else None
-        """Activation that `linear` can apply instead of this; else None."""
+        """Activation that `linear` can apply instead of this module; else None."""
 
 
 def join(*parts: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ class AssetTrunk(nn.Module):
     """Embeds every asset with the same weights: `[R, N, P]` and common columns `[R, G]` to
     `[*batch_shape, R, N, H]` and their mean over the assets.
 
-    Each layer is `h_i ← f(W h_i + V mean_j h_j)`; the first one sees the common columns in place of
+    Each layer is `h_i ← f(W h_i + V mean_j h_j)`; the first one reads the common columns instead of
     the mean.
     """
 
@@ -171,7 +171,7 @@ class Blueprint(NamedTuple):
 
 
 class AssetInput(nn.Module):
-    """The market's columns of each asset: rows `[U, L*W]` to `[U, N, P]`, and to common columns
+    """Splits market rows `[U, L*W]` into each asset's columns `[U, N, P]` and common ones
     `[U, G]`."""
 
     def __init__(self, layout: ObservationLayout, encoder: nn.Module | None) -> None:
@@ -256,7 +256,7 @@ class Coefficients(NamedTuple):
     slope: Tensor | None
     """`[outputs, U, N]`; None where holdings are not read."""
     extra: Tensor | None
-    """`[outputs, U, C]`: of latents that belong to no asset; None where there are none."""
+    """`[outputs, U, C]`: C latents that belong to no asset; None where there are none."""
     account: Tensor
     """`[outputs, U, A, L]`, A = 0 for networks that do not read the account's columns."""
 
@@ -311,10 +311,10 @@ class MarketOnceActor(Actor):
         account = own[:, 1 + self.holdings :].transpose(1, 2)
         extra = None
         if top is not None:
-            both = EXTRA_LATENT_SCALE * top
-            both = both.view(rows.shape[0], self.outputs, -1, self.extra).permute(1, 2, 0, 3)
-            extra = both[:, 0]
-            account = torch.cat([account, both[:, 1:].transpose(1, 2)], dim=-1)
+            columns = EXTRA_LATENT_SCALE * top
+            columns = columns.view(rows.shape[0], self.outputs, -1, self.extra).permute(1, 2, 0, 3)
+            extra = columns[:, 0]
+            account = torch.cat([account, columns[:, 1:].transpose(1, 2)], dim=-1)
         return Coefficients(own[:, 0], own[:, 1] if self.holdings else None, extra, account)
 
     def _combine(self, batch: Batch, coefficients: Coefficients, k: int) -> Tensor:
@@ -333,7 +333,7 @@ class MarketOnceActor(Actor):
 @fast_on_cpu("market_once")
 def quadratic_value(each: Tensor, top: Tensor, batch: Batch) -> Tensor:
     """Compute top_0 + mean_n (each_0n + each_1n h_n) h_n, `[R]`, with the coefficients
-    `each [2, U, N]` and `top [U, K]` of each row's bar and the holdings h, which stand last in the
+    `each [2, U, N]` and `top [U, K]` of each row's bar and the holdings h, the last columns of the
     private part."""
     assets = each.shape[-1]
     held = batch.private[..., -assets:]

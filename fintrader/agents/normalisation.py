@@ -17,7 +17,7 @@ PerturbRows = Callable[[Tensor, Tensor | None], Tensor]
 shown instead."""
 
 CLIP = 10.0
-"""Standardised values lie within ± this."""
+"""Standardised values are clipped to ± this."""
 EPSILON = 1e-8
 """Added to variances, so that a column that does not vary is not divided by zero."""
 _ROWS_AT_ONCE = 4096
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     """`[R]` int64: the row that each sample sees; None: row i is sample i's."""
 
     def select(self, samples: Tensor) -> Self:
-        """Select the samples with these numbers, and (but on a GPU) the rows that they see."""
+        """Select the samples with these numbers and, on a CPU, only the rows that they see."""
         private = self.private.index_select(0, samples)
         if self.row_index is None:
             return type(self)(private, self.rows.index_select(0, samples), None)
@@ -62,8 +62,8 @@ def index_occurring(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[
     """Return the distinct values of `numbers` `[R]` (each in 0 ... count - 1), ascending, and for
     each of `numbers` its position among them.
 
-    A GPU's result is padded with zeros: to a power of two, so that few sizes occur, or without
-    `wait` to the most there can be, because counting the values makes the host wait.
+    A GPU's result is padded with zeros to a power of two, so that few sizes occur. Without `wait`
+    it is padded to the largest possible size, because counting the values makes the host wait.
     """
     occurs = numbers.new_zeros(count, dtype=torch.int64)
     occurs.index_fill_(0, numbers, 1)
@@ -78,8 +78,8 @@ def index_occurring(numbers: Tensor, count: int, *, wait: bool = True) -> tuple[
 
 
 class RunningStatistics(nn.Module):
-    """Mean and variance of all that was merged, by the parallel algorithm of Chan, Golub and
-    LeVeque (1979), in float64."""
+    """Mean and variance of all merged values, by the parallel algorithm of Chan, Golub and LeVeque
+    (1979), in float64."""
 
     mean: Tensor
     var: Tensor
@@ -110,8 +110,8 @@ class ObservationNormaliser(RunningStatistics):
     assets permutes the result.
 
     Observations are flat, `[..., D]`, or *clocked*, `[..., A + N + 1]`: the private part and the
-    number of a bar (exact in float32 up to 2**24), whose row stands in a table that all accounts
-    share. The market's columns get their statistics from the whole table at once.
+    number of a bar (exact in float32 up to 2**24), whose row is in a table that all accounts share.
+    The market's columns get their statistics from the whole table at once.
     """
 
     groups: Tensor
@@ -196,12 +196,12 @@ class ObservationNormaliser(RunningStatistics):
         groups = self.groups[first : first + rows.shape[1]]
         zeros = torch.zeros_like(self.mean)
         sizes = torch.bincount(groups, minlength=len(zeros)).double()
-        # Offsets by the first row keep float32 sums exact enough for columns with a large mean.
+        # Subtracting the first row keeps float32 sums exact enough for columns with a large mean.
         origin = rows[0].float()
         centred = rows - origin
         moved = centred.mean(dim=0).double()
         column_mean = moved + origin.double()
-        # As `var(dim=0)`, which takes five times as long.
+        # Equals `var(dim=0)`, five times faster.
         column_var = (centred.square_().mean(dim=0).double() - moved**2).clamp_min(0)
         occurs = sizes > 0
         sizes = sizes.clamp_min(1)
@@ -222,7 +222,7 @@ class ObservationNormaliser(RunningStatistics):
 
 
 def to_shift_and_scale(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn statistics into the float32 shift to subtract from columns, then the factor."""
+    """Turn statistics into float32 columns: the shift to subtract, then the factor."""
     return mean.float(), (var + EPSILON).rsqrt().float()
 
 
@@ -230,7 +230,7 @@ class RewardScaler(RunningStatistics):
     """Divides rewards by the deviation of the discounted return (https://arxiv.org/abs/2005.12729,
     section 2).
 
-    The mean stays: subtracting it would change which policy is best when episodes can end.
+    Rewards keep their mean: subtracting it would change which policy is best when episodes can end.
     """
 
     def __init__(self, gamma: float) -> None:

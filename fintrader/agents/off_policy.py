@@ -2,8 +2,8 @@
 the schedule of updates.
 
 These agents know latents in [-1, 1] only: the actor's output goes through tanh, exploration is
-clipped to the same range, and critics judge latents, not the actions a head makes of them (the head
-is a fixed function of both).
+clipped to the same range, and critics judge latents, not the actions that a head makes of them (a
+fixed function of observation and latent).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fintrader.agents.replay import ReplayBuffer, sum_n_steps
 from fintrader.agents.settings import OffPolicySettings
 
 REPORT_STEPS = 50
-"""Steps of the environment between two lines of metrics: reading one waits for the device."""
+"""Steps of the environment between two lines of metrics: reading metrics waits for the device."""
 
 CELLS_AT_ONCE = 1 << 15
 """Samples times assets whose gradients are computed together on a CPU: a bound on memory."""
@@ -169,14 +169,14 @@ class OffPolicyAgent(BaseAgent):
         return (self.learned + 1) % delay == 0
 
     def fit_critics(self, sample: ReplaySample, target: Tensor) -> dict[str, Tensor]:
-        """Take one step of all critics towards `target [R]`, down the sum over K of mean squared
-        errors."""
+        """Take one step of all critics towards `target [R]`; the loss is the sum over K of mean
+        squared errors."""
 
         def iterate_parts() -> Parts:
             for share, obs, *columns in self.split_batch(sample.obs, sample.latent, target):
-                latent, aim = columns
+                latent, goal = columns
                 values = self.critic(obs, latent)
-                loss = (values - aim).pow(2).mean(dim=-1).sum()
+                loss = (values - goal).pow(2).mean(dim=-1).sum()
                 means = {"critic_loss": loss / self.members, "value_mean": values.mean()}
                 yield share, loss, means
 

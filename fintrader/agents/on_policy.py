@@ -73,14 +73,14 @@ def take_passes(
 
 
 def standardise(advantage: Tensor) -> Tensor:
-    """Shift and scale `[R]` to mean 0 and deviation 1; a single one is left as it is."""
+    """Shift and scale `[R]` to mean 0 and deviation 1; a single advantage stays as it is."""
     if advantage.numel() < 2:
         return advantage
     return (advantage - advantage.mean()) / (advantage.std() + 1e-8)
 
 
 def log_prob_per_latent(noise: Tensor, log_std: Tensor) -> Tensor:
-    """Log density of each latent, `[..., L]`, that lies `noise` deviations from its mean."""
+    """Log density of each latent, `[..., L]`, that is `noise` deviations from its mean."""
     return torch.add(-log_std - 0.5 * math.log(2 * math.pi), noise.square(), alpha=-0.5)
 
 
@@ -88,16 +88,16 @@ def subtract_group_baseline(advantage: Tensor, row_index: Tensor, bars: int) -> 
     """Subtract from `[R]` advantages the mean of the other accounts at the same bar
     (`row_index [R]`, below `bars`); an account alone at its bar keeps its own.
 
-    Accounts at a bar meet the same prices: gains and losses that all of them have by these say
-    nothing about their actions. The others' actions do not depend on an account's own, so the
-    gradient keeps its mean (https://arxiv.org/abs/1803.07246).
+    Accounts at a bar meet the same prices. Gains and losses that they share say nothing about their
+    actions. The others' actions do not depend on an account's own, so the gradient keeps its mean
+    (https://arxiv.org/abs/1803.07246).
     """
     zeros = advantage.new_zeros(bars)
     count = zeros.index_add(0, row_index, torch.ones_like(advantage))[row_index]
     mean = zeros.index_add(0, row_index, advantage)[row_index] / count
     # x_i − mean of the others = (x_i − mean of all) · n / (n − 1)
-    others = (advantage - mean) * count / (count - 1).clamp_min(1)
-    return torch.where(count > 1, others, advantage)
+    relative = (advantage - mean) * count / (count - 1).clamp_min(1)
+    return torch.where(count > 1, relative, advantage)
 
 
 class OnPolicyAgent(BaseAgent):
@@ -185,13 +185,13 @@ class OnPolicyAgent(BaseAgent):
         value = values[: len(reward)]
         next_value = values[-len(reward) :]
         if buffer.overlaps:
-            # The place of a final observation holds the first one of the next episode.
+            # Where an episode ended, the buffer holds the next one's first observation.
             next_value = torch.where(done, buffer.final_value, next_value)
         ends = (buffer.terminated, buffer.truncated)
         discounts = (settings.gamma, settings.gae_lambda)
         advantage, target = gae(reward, value, next_value, *ends, *discounts)
         if settings.group_baseline and batch.row_index is not None:
-            games = advantage.view(-1, self.num_traders)  # a game is no baseline of its traders
+            games = advantage.view(-1, self.num_traders)  # compared as wholes
             mean = games.mean(1, keepdim=True)
             bar = batch.row_index[:: self.num_traders]
             judged = subtract_group_baseline(mean.flatten(), bar, len(batch.rows))
@@ -224,7 +224,7 @@ class OnPolicyAgent(BaseAgent):
         return {name: total / taken for name, total in sums.items()}
 
     def descend_rows(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
-        """Take one gradient step on these rows, some at a time."""
+        """Take one gradient step on these rows, `ROWS_AT_ONCE` at a time."""
         advantage = standardise(rollout.advantage[rows])
 
         def iterate_parts() -> Parts:
@@ -243,7 +243,7 @@ class OnPolicyAgent(BaseAgent):
         """Draw passes over a rollout of `rows` rows, each a list of minibatches (row numbers); here
         one pass with one minibatch.
 
-        Rows see the bars `row_index`, below `bars`; None: a bar each.
+        Row i sees bar `row_index[i]`, below `bars`; None: each row has its own bar.
         """
         yield [torch.arange(rows, device=self.device)]
 
@@ -259,8 +259,7 @@ class OnPolicyAgent(BaseAgent):
     def add_value_loss(
         self, rollout: Rollout, policy_loss: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Add the value's loss and the entropy's to the policy's; also returns the three as
-        metrics."""
+        """Add value loss and entropy bonus to the policy loss; also return the three as metrics."""
         settings = self.settings
         value_loss = 0.5 * nn.functional.mse_loss(self.critic(rollout.batch), rollout.target)
         entropy = (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()  # of the noise

@@ -23,7 +23,7 @@ class Adam(torch.optim.Adam):
 def make_adam(
     parameters: Iterable[nn.Parameter], rate: float | Tensor, decay: float, eps: float
 ) -> Adam:
-    """Make Adam, or AdamW where weights decay; on a GPU one that a CUDA graph can hold, with the
+    """Make Adam, or AdamW where weights decay; on a GPU one that a CUDA graph can capture, with the
     step size in a tensor."""
     weights = list(parameters)
     on_gpu = weights[0].device.type == "cuda"
@@ -41,7 +41,7 @@ def make_adam(
 
 
 def scale_rates(optimiser: torch.optim.Optimizer, factor: float) -> None:
-    """Set step sizes to `factor` times the first ones."""
+    """Set step sizes to `factor` times their first values."""
     for group in optimiser.param_groups:
         if "first_lr" not in group:
             group["first_lr"] = float(group["lr"])

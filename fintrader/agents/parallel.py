@@ -70,8 +70,8 @@ class BatchedLearners:
     def learn(self, rollout: Rollout) -> dict[str, Tensor]:
         """Take all learners' gradient steps on their accounts' rows of one rollout, then average.
 
-        Rows lie time first, then account; learner k has the k-th block of accounts. Metrics are
-        means over the learners.
+        Rows are ordered by time, then account; learner k has the k-th block of accounts. Metrics
+        are means over the learners.
         """
 
         def split_rows(rows: Tensor) -> Tensor:
@@ -210,7 +210,7 @@ class PipelinedAgent:
         self.head = agent.head
         self.policy = agent.policy
         self._front = copy.copy(agent)
-        """Acts: it shares all but the actor and the random stream with the agent."""
+        """The side that acts: it shares all but the actor and the random stream with the agent."""
         self._front.actor = copy.deepcopy(agent.actor)
         # Two threads must not draw from one stream.
         self._front.generator = create_generator(agent.seed, "pipeline", device=agent.device)
@@ -219,7 +219,7 @@ class PipelinedAgent:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
         self._updates: Future[None] | None = None
         self._drawn = threading.Event()
-        """Set while the thread needs nothing more of the replay buffer."""
+        """Set while the thread needs nothing more from the replay buffer."""
         self._drawn.set()
         on_gpu = agent.device.type == "cuda"
         self._home = torch.cuda.current_stream(agent.device) if on_gpu else None
@@ -290,7 +290,7 @@ class PipelinedAgent:
         assert agent.replay is not None
         try:
             for remaining in range(count, 0, -1):
-                # Drawing queues up behind the kernels that write the rows drawn.
+                # Draws wait in the stream for the kernels that write the rows.
                 with _use_stream(self._home):
                     sample = agent.draw_sample(agent.replay)
                 if remaining == 1:
@@ -301,7 +301,7 @@ class PipelinedAgent:
                 with _use_stream(self._stream):
                     agent.record(agent.learn(sample))
                 if self._stream is not None:
-                    # Only then may the weights be read, and the sample's memory be used again.
+                    # Afterwards the weights may be read, and the sample's memory reused.
                     self._stream.synchronize()
         finally:
             self._drawn.set()

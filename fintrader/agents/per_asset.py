@@ -1,5 +1,5 @@
-"""Networks of the kind `per_asset`: the trunk of `market_once` reads the holdings, too, and so runs
-once for every account."""
+"""Networks of the kind `per_asset`: the trunk of `market_once` also reads the holdings, and
+therefore runs once for every account."""
 
 from __future__ import annotations
 

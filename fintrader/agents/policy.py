@@ -1,9 +1,8 @@
-"""Policies, and policies as files: the networks, the head, and the statistics of observations and
-rewards.
+"""Policies and their files: networks, head, and the statistics of observations and rewards.
 
-A policy file is safetensors with a JSON header and a content hash. `load_policy(path)` gives back a
+A policy file is safetensors with a JSON header and a content hash. `load_policy(path)` returns a
 module that maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device;
-with `universe=market`, one for other symbols than it was trained on.
+with `universe=market` it trades other symbols than those of its training.
 """
 
 from __future__ import annotations
@@ -52,9 +51,9 @@ class PolicyModule(nn.Module):
     layout: Layout
     meta: Json
     """Plain JSON given to `save_policy`, e.g. lineage and scores. `market` identifies the training
-    market; for a policy moved to other symbols, the market of those, and `transfer` names the
-    symbols `trained_on` and `traded_on`. `seen` lists the bars that the policy was trained or
-    chosen on (`BarSpan.to_json`)."""
+    market or, for a policy moved to other symbols, their market; `transfer` then names the symbols
+    `trained_on` and `traded_on`. `seen` lists the bars that the policy was trained or chosen on
+    (`BarSpan.to_json`)."""
 
     def describe(self) -> PolicyDescription:
         """Describe the module as plain JSON from which it can be built again, without weights."""
@@ -63,9 +62,9 @@ class PolicyModule(nn.Module):
     def bind(self, rows: NDArray[np.float32]) -> BoundNetworks | None:
         """Bind the policy to the market rows `[T, L*W]` of one window, for one account at a time.
 
-        None where only the networks themselves can act: off the CPU, on a classic environment, with
-        orders that rest, an encoder before an `mlp`, weights that are not finite, or for a user's
-        own module.
+        Return None where only the networks themselves can act: off the CPU, on a classic
+        environment, with orders that rest, an encoder before an `mlp`, weights that are not finite,
+        or for a user's own module.
         """
         whole = self if isinstance(self, EnsemblePolicy) else EnsemblePolicy([self])
         members = [one for one in whole.members if type(one) is ActorPolicy]
@@ -89,26 +88,26 @@ class PolicyModule(nn.Module):
         return BoundNetworks(members, shares, rows)
 
     def save(self, path: Path | str, meta: Json | None = None) -> None:
-        """Write it as one file, which `load_policy` reads; see `save_policy`."""
+        """Write the policy as one file for `load_policy`; see `save_policy`."""
         save_policy(self, path, meta)
 
     def check_market(self, market: MarketTensors) -> None:
-        """Raises CheckpointError unless this policy is one for the symbols, columns and
-        standardisation of `market`."""
+        """Raises CheckpointError unless `market` has the symbols, columns and standardisation that
+        this policy was trained on."""
         if self.meta.get("market") is None:
             return
         trained = MarketIdentity.from_json(self.meta["market"])
-        given = MarketIdentity.of(market)
+        actual = MarketIdentity.of(market)
         differ = next(
-            (name for name in vars(given) if getattr(trained, name) != getattr(given, name)), None
+            (name for name in vars(actual) if getattr(trained, name) != getattr(actual, name)), None
         )
         if differ in ("normalisation", "normalisation_hash"):
             there = trained.normalisation_hash or "not known"
-            here = given.normalisation_hash or "not known"
+            here = actual.normalisation_hash or "not known"
             raise CheckpointError(
-                f"this policy was trained on rows scaled by other statistics ({there} there, {here}"
-                " here): build this market with data.features.normalisation set to the one it was"
-                " trained on (its file, or its build.json), or let these rows be rescaled:"
+                f"this policy was trained on rows scaled by other statistics ({there}; this market:"
+                f" {here}): build this market with data.features.normalisation set to the training"
+                " market (its file, or its build.json), or rescale these rows:"
                 " load_policy(path, universe=market)"
             )
         if differ is not None:
@@ -123,7 +122,7 @@ class ActorPolicy(PolicyModule):
     """Standardise the observation, ask the actor, decode its latent."""
 
     rewards: RewardScaler | None
-    """Scale of rewards in its training; None for one that no agent trained."""
+    """Scale of rewards in training; None for a policy that no agent trained."""
 
     def __init__(
         self,
@@ -226,12 +225,12 @@ class EnsemblePolicy(PolicyModule):
 
 def add_seen(meta: dict[str, Any], spans: Iterable[Mapping[str, Any]]) -> None:
     """Add bars that a policy has learned from to its meta, each of them once."""
-    found = list(meta.get("seen", ()))
+    seen = list(meta.get("seen", ()))
     for span in spans:
-        if span not in found:
-            found.append(dict(span))
-    if found:
-        meta["seen"] = found
+        if span not in seen:
+            seen.append(dict(span))
+    if seen:
+        meta["seen"] = seen
 
 
 @check_keywords
@@ -314,7 +313,7 @@ def load_policy(
 
 
 def _describe_scaler(scaler: RewardScaler) -> dict[str, float | None]:
-    """Describe a reward scaler; None stands for numbers that are not finite."""
+    """Describe a reward scaler; None: a number that is not finite."""
     numbers = {name: float(buffer) for name, buffer in scaler.named_buffers()}
     numbers["gamma"] = scaler.gamma
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

@@ -13,7 +13,7 @@ have the same gradient. Details follow "The 37 implementation details of PPO"
 (https://iclr-blog-track.github.io/2022/03/25/ppo-implementation-details/): orthogonal
 initialisation, small last layer, Adam ε = 1e-5, advantages normalised in each minibatch, gradient
 clipping, observation and reward normalisation. Differences from the paper: exploration noise begins
-large and becomes less by a fixed rule (`noise_decay`) unless that is `learned`, and lasts from one
+large and decays by a fixed rule (`noise_decay`) unless it is learned, and is correlated from one
 decision to the next on markets (`noise_persistence`); the value is not clipped, which did not help
 there.
 """
@@ -45,10 +45,10 @@ def ppo_objective(ratio: Tensor, advantage: Tensor, clip_coef: float) -> Tensor:
 def clipped_surrogate(
     mean: Tensor, row_index: Tensor | None, log_std: Tensor, rollout: Rollout, clip_coef: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean of the objective over a rollout's rows, KL distance from the policy that drew them, and
-    share of ratios outside the clip's range.
+    """Compute the mean objective over a rollout's rows, KL distance from the policy that drew them,
+    and share of ratios outside the clip's range.
 
-    `mean` is the policy's, `[R, L]`, or `[U, L]` with each row's place `row_index [R]`.
+    `mean` is the policy's, `[R, L]`, or `[U, L]` with each row's number in it, `row_index [R]`.
     """
     if row_index is not None:
         mean = mean.index_select(0, row_index)
@@ -76,8 +76,8 @@ class PPOAgent(OnPolicyAgent):
         random order.
 
         Where rows share bars, the bars are shuffled and the rows of a bar stay together, so that
-        few bars are embedded in two minibatches. Every row is in exactly one minibatch; if they do
-        not divide evenly, the first ones hold one more.
+        few bars are embedded in two minibatches. Every row is in exactly one minibatch; if rows do
+        not divide evenly, the first minibatches hold one more.
         """
         for _ in range(self.settings.update_epochs):
             if row_index is None:

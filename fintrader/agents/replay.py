@@ -1,5 +1,4 @@
-"""Replayed experience: the buffer that off-policy agents learn from, and returns over n steps of
-it."""
+"""The replay buffer of off-policy agents, and n-step returns."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ class NStepBatch(NamedTuple):
     truncated: Tensor
     """`[n, R]` bool"""
     next_obs: Tensor
-    """`[n, R, D]`: where each of the n steps truly led."""
+    """`[n, R, D]`: observation after each of the n steps."""
 
 
 class ReplayBuffer(StepBuffer):
@@ -104,7 +103,7 @@ class ReplayBuffer(StepBuffer):
 def sum_n_steps(
     rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum the rewards of the first of `n` consecutive steps, each input `[n, B]`.
+    """Compute the n-step return of the first of `n` consecutive steps, each input `[n, B]`.
 
     Returns `(reward, discount, last)`, each `[B]`: the discounted sum of rewards up to the first
     end of an episode, the factor of the value of the observation that followed step `last` (0 after

@@ -1,6 +1,6 @@
 """Soft actor-critic with a tuned temperature (https://arxiv.org/abs/1812.05905).
 
-The actor gives a mean and a deviation for each latent; a latent is z = tanh(u), u ~ N(mean,
+The actor outputs a mean and a deviation for each latent; a latent is z = tanh(u), u ~ N(mean,
 deviation²).
 
     critics:      y = Σ γ^k r_k + γ^n (min_k Q'_k(s', z') − α log π(z'|s')),  z' ~ π
@@ -9,8 +9,8 @@ deviation²).
 
 with log π(z|s) = log N(u) − Σ log(1 − tanh(u)²), appendix C. Differences from the paper: the target
 entropy is −1.5 nats a latent instead of −1, which is too much noise where every change costs money;
-log deviations are bounded to [−5, 1] by a sigmoid; noise lasts from one decision to the next while
-acting, not while learning; replay and networks as in `ddpg.py`.
+log deviations are bounded to [−5, 1] by a sigmoid; noise is correlated from one decision to the
+next while acting, not while learning; replay and networks as in `ddpg.py`.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class SACAgent(OffPolicyAgent):
         return torch.tanh(u), log_prob.sum(dim=-1) - squash.sum(dim=-1), mean
 
     def combine_for_target(self, values: Tensor) -> Tensor:
-        """Combine the critics' values `[K, R]` to the one `[R]` in the target."""
+        """Combine the critics' values `[K, R]` into the target's, `[R]`."""
         return values.min(dim=0).values
 
     def combine_for_policy(self, values: Tensor) -> Tensor:
-        """Combine the critics' values `[K, R]` to the one `[R]` that the actor climbs."""
+        """Combine the critics' values `[K, R]` into those that the actor maximises, `[R]`."""
         return values.min(dim=0).values
 
     def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
@@ -105,8 +105,8 @@ class SACAgent(OffPolicyAgent):
 
 
 def bound_log_std(raw: Tensor, start: float) -> Tensor:
-    """Bound the actor's second output to a log deviation in [-5, 1]; `start` where the output is
-    0."""
+    """Map the actor's second output to a log deviation in [-5, 1]; an output of 0 gives log
+    `start`."""
     low = -5.0
     high = 1.0
     position = (math.log(start) - low) / (high - low)

@@ -29,8 +29,8 @@ MAX_TILT_SCALE = 4.0
 
 NoiseDecay = Annotated[float, Field(ge=0, lt=1)] | Literal["learned"]
 ENCODER_WIDTH = 16
-"""Width of an encoder's summary of the last bars: half of a hidden layer's, so that they do not
-drown the newest one."""
+"""Width of an encoder's summary of the last bars: half of a hidden layer's, so that earlier bars do
+not outweigh the newest."""
 
 
 class NetworkSettings(Settings):
@@ -53,15 +53,15 @@ class NetworkSettings(Settings):
     """Parts of the account's own observation that the network reads; `mlp` always reads both.
     `account`: cash, growth, drawdown and time left, needed by rewards that depend on them, such as
     a drawdown penalty; otherwise they only invite overfitting the training window. To be deployed,
-    such a network needs `env.clock` session or none. `holdings`: with `market_once` for the actor,
-    too. Holdings show the recent exploration noise; since noise costs money, an actor of target
-    weights learns to undo it."""
+    such a network needs `env.clock` session or none. `holdings`: the actor of `market_once` reads
+    holdings, too, as its critic always does. Holdings show the recent exploration noise; since
+    noise costs money, an actor of target weights learns to undo it."""
     layer_norm: bool = False
-    """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); steadies off-policy
+    """Normalise each hidden layer (https://arxiv.org/abs/1607.06450); stabilises off-policy
     critics."""
     encoder: Literal["none", "gru", "attention"] = "none"
     """Summary of the bars that `env.lookback` shows: a gated recurrent unit, attention, or none
-    (then they are plain inputs)."""
+    (earlier bars are then plain inputs)."""
 
     @property
     def reads_account(self) -> bool:
@@ -88,12 +88,11 @@ class ActionHeadSettings(Settings):
     """Largest distance of a weight's logarithm from its benchmark's (`tilt`), before weights are
     made to sum to 1."""
     max_active_tilt: PositiveFraction = 1.0
-    """Largest share of the portfolio away from the benchmark's (`tilt`): the active share
-    ½ Σ|w − b|."""
+    """Largest active share, ½ Σ|w − b|, with weights w and the benchmark's b (`tilt`)."""
     fully_invested: bool = True
-    """Hold no cash (`tilt`); otherwise its share is learned, from 0."""
+    """Hold no cash (`tilt`); otherwise the share of cash is learned, starting at 0."""
     trade_rate: float = Field(default=0.2, gt=0, lt=1)
-    """Part of the way to its aim that a decision trades, at the start; then it is learned (`tilt`;
+    """Part of the distance to the aim that a decision trades at the start of learning (`tilt`;
     `weights`: for each asset)."""
     tilt_scale: float = Field(default=1.0, ge=0, le=MAX_TILT_SCALE)
     """Factor on the aim's distance to the benchmark (`tilt`), as far as no weight becomes negative:
@@ -106,7 +105,7 @@ class BaseSettings(Settings):
     has_learners: ClassVar[bool] = False
     """True if `learners` may be more than 1."""
     has_replay: ClassVar[bool] = False
-    """True if it learns from a replay buffer, which `pipeline` needs."""
+    """True if the agent learns from a replay buffer, which `pipeline` needs."""
 
     network: NetworkSettings = NetworkSettings()
     head: ActionHeadSettings = ActionHeadSettings()
@@ -136,10 +135,9 @@ class BaseSettings(Settings):
     update their networks and optimiser moments are averaged. For ppo and a2c; `env.num_envs` must
     be a multiple of K."""
     matmul: Literal["highest", "high", "medium"] = "highest"
-    """Precision of float32 matrix products while it trains, as in
-    `torch.set_float32_matmul_precision`: `high` takes a GPU's TF32, `medium` bfloat16 where the
-    device has it. Sums and statistics keep float32, and so do backtests and the compiled passes
-    of a processor."""
+    """Precision of float32 matrix products in training, as in `torch.set_float32_matmul_precision`:
+    `high` takes a GPU's TF32, `medium` bfloat16 where the device has it. Sums, statistics,
+    backtests and the compiled CPU passes keep float32."""
     pipeline: bool = False
     """Learn in a thread while the accounts trade on, with networks that are one round of updates
     old. For ddpg, td3, sac and redq."""
@@ -166,7 +164,7 @@ class OnPolicySettings(BaseSettings):
     num_steps: Count = 16
     """Steps of every account between updates."""
     gae_lambda: Fraction = 0.95
-    """Bias (0) against variance (1) of the advantages."""
+    """λ of the advantages: bias at 0, variance at 1."""
     ent_coef: NonNegativeFloat = 0.0
     """Weight of the entropy bonus; without effect on a fixed noise."""
     vf_coef: NonNegativeFloat = 0.5
@@ -177,14 +175,14 @@ class OnPolicySettings(BaseSettings):
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
     noise_persistence: BelowOne | None = None
     """Correlation of the noise from one decision to the next (https://arxiv.org/abs/2312.11091).
-    Under trading costs a deviation that lasts is cheaper and tells more than one that is taken back
-    at the next decision; without it the first thing learned is not to trade. None: 0.9 with the
-    heads `aim` and `tilt`, else 0."""
+    Under trading costs a lasting deviation is cheaper and more informative than one reversed at the
+    next decision; without persistence agents first learn not to trade. None: 0.9 with the heads
+    `aim` and `tilt`, else 0."""
     noise_decay: NoiseDecay = 0.0
     """Share by which the noise's deviation falls at every update, down to 0.2. Much noise finds
     profitable actions soon, but it costs: agents hold cash to pay less, and for longer with more
-    assets. `learned`: the noise moves by gradient. Under market noise a fixed rule learns better;
-    classic environments gain from a learned one."""
+    assets. `learned`: the deviation is learned by gradient. Under market noise a fixed rule learns
+    better; classic environments gain from a learned deviation."""
     group_baseline: bool = True
     """Judge an action by how it did against the other accounts at the same bar (see
     `env.start_groups`), not only against the critic: prices move all of them alike, and no critic
@@ -200,8 +198,8 @@ class PPO(OnPolicySettings):
     noise: PositiveFloat = 1.0
     """Standard deviation of the exploration noise on the latents (at the start, if learned)."""
     noise_decay: NoiseDecay = 0.02
-    """Share by which the noise's deviation falls at every update, down to 0.2; `learned`: the noise
-    moves by gradient."""
+    """Share by which the noise's deviation falls at every update, down to 0.2; `learned`: the
+    deviation is learned by gradient."""
     update_epochs: Count = 3
     """Passes over each rollout."""
     num_minibatches: Count = 2
@@ -246,9 +244,9 @@ class OffPolicySettings(BaseSettings):
     learning_rate: PositiveFloat = 1e-3
     """Step size of Adam, of the actor and of the critics."""
     n_steps: Count = 1
-    """Steps summed before a critic's value is used."""
+    """Rewards summed before a critic's value is used."""
     tau: PositiveFraction = 0.01
-    """Part of the way that target networks follow at each update."""
+    """Part of the distance that target networks move towards the learned ones at each update."""
     batch_size: Count = 512
     """Replayed transitions per update."""
     buffer_size: Count = 200_000
@@ -261,7 +259,7 @@ class OffPolicySettings(BaseSettings):
     """Standard deviation of the exploration noise on the latents."""
     noise_persistence: BelowOne | None = None
     """Correlation of the noise from one decision to the next, also while warming up: under trading
-    costs a deviation that lasts is cheaper and tells more. None: 0.9 with the heads `aim` and
+    costs a lasting deviation is cheaper and more informative. None: 0.9 with the heads `aim` and
     `tilt`, else 0."""
     max_grad_norm: PositiveFloat = 10.0
     """Gradients longer than this are shortened to it."""
@@ -308,7 +306,7 @@ class REDQ(SACBase):
 
     algo: Literal["redq"] = "redq"
     num_critics: Count = 5
-    """K."""
+    """K: number of critics."""
     target: Count | Literal["min", "mean"] = 2
     """The target's value: the minimum over M critics, drawn anew for each update, or the minimum or
     mean over all of them."""
@@ -330,7 +328,7 @@ AgentSettings: TypeAlias = Annotated[
 
 
 class Budget(Settings):
-    """Length of a training: exactly one of the two."""
+    """Length of a training: exactly one of `env_steps` and `seconds`."""
 
     env_steps: Count | None = None
     """Steps summed over all accounts; training stops at the first update (of off-policy agents, the
@@ -346,7 +344,7 @@ class Budget(Settings):
         return self
 
     def scale(self, times: float) -> Self:
-        """Return a budget of so many `times` the length."""
+        """Return a budget `times` as long."""
         if self.env_steps is not None:
             return type(self)(env_steps=max(1, round(self.env_steps * times)))
         return type(self)(seconds=(self.seconds or 1.0) * times)

@@ -1,13 +1,13 @@
 """Twin delayed deep deterministic policy gradient (https://arxiv.org/abs/1802.09477).
 
-DDPG with three changes: two critics, of which the smaller one makes the target; noise on the
-target's latent, so that a critic's narrow peaks are not exploited; and an actor (with all targets)
-that moves every `policy_delay` updates.
+DDPG with three changes: two critics, whose smaller value makes the target; noise on the target's
+latent, so that a critic's narrow peaks are not exploited; and an actor (with all targets) that
+moves every `policy_delay` updates.
 
     y = Σ γ^k r_k + γ^n min_k Q'_k(s', clip(μ'(s') + clip(ε, ±c), ±1)),   ε ~ N(0, target_noise²)
 
-The actor climbs the first critic. Differences from the paper: noise is that of latents, not of
-actions; all else as in `ddpg.py`.
+The actor maximises the first critic's value. Differences from the paper: noise is added to latents,
+not to actions; all else as in `ddpg.py`.
 """
 
 from __future__ import annotations

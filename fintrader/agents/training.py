@@ -62,8 +62,8 @@ class TrainResult:
     metrics: Metrics = field(default_factory=dict)
     """Metrics of the last update."""
     policy: ActorPolicy | None = field(default=None, repr=False, compare=False)
-    """The learned policy, deterministic; shares its weights with the agent. `train` always gives
-    one; None where a training's totals were read from a file."""
+    """The learned policy, deterministic; shares its weights with the agent. None if the totals were
+    read from a file."""
 
     def __repr__(self) -> str:
         reward = self.metrics.get("reward_mean")
@@ -192,7 +192,7 @@ class LoopClock:
             self.mark = now
 
     def measure_rates(self, steps: int) -> Metrics:
-        """Compute env-steps a second through each part."""
+        """Compute env-steps per second of each part."""
         if self.laps:
             self.laps[-1][1].synchronize()
         for part, event in self.laps:
@@ -308,7 +308,6 @@ class TrainingRun:
             self.agent.anneal(fraction)
         pause = self.checkpoint_seconds
         if pause:
-            # A save costs at most a tenth of the time.
             pause = max(pause, SAVING_SHARE * self.saving_seconds)
         if self.is_over or time.perf_counter() - self.saved >= pause:
             self._save_if_finite()
@@ -317,7 +316,7 @@ class TrainingRun:
         self.clock = LoopClock(self.agent.device)  # the time since the update counts to no part
 
     def _report(self, on_progress: Callable[[TrainProgress], None], fraction: float) -> None:
-        """Report progress; time for this, such as that of a validation, does not count to the
+        """Report progress. The time for this, e.g. of a validation, does not count towards the
         budget."""
         rate = self.metrics["steps_per_second"]
         progress = TrainProgress(
@@ -339,7 +338,7 @@ class TrainingRun:
             append_jsonl(self.folder / "metrics.jsonl", record)
 
     def _trim_log(self) -> None:
-        """Drop the records logged after the stored state: those updates happen again."""
+        """Drop the records logged after the stored state: those updates are repeated."""
         if self.folder is None:
             return
         records = [
@@ -369,8 +368,8 @@ class TrainingRun:
 
     @cached_property
     def identity(self) -> Json:
-        """Plain JSON: the agent's seed and settings, its layout, the accounts, the market (every
-        bar) and its rules."""
+        """Describe the training as plain JSON: the agent's seed, settings and layout, the number of
+        accounts, the market (every bar) and its rules."""
         agent = self.agent
         env = self.env
         market = getattr(env, "market", None)
@@ -470,8 +469,8 @@ def as_tensor(obs: Any) -> Tensor:
 
 
 _NOT_COMPARED = {"num_envs", "workers"}
-"""Settings of environments that do not change the problem; the number of accounts is compared by
-itself."""
+"""Settings of environments that do not change the problem; the number of accounts is compared
+separately."""
 
 
 def _describe_market(market: MarketTensors) -> Json:

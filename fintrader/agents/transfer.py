@@ -30,7 +30,7 @@ from fintrader.envs.observation import (
 from fintrader.errors import CheckpointError
 
 CONSTANT_VARIANCE = 1e-12
-"""Largest variance in training of a column that did not vary there."""
+"""Largest training variance of a column that counts as constant."""
 SILENT_VARIANCE = 1e30
 """Variance so large that every value of a column is standardised to 0."""
 _COLUMNS = {"features": "feature_names", "context": "context_names"}
@@ -42,14 +42,14 @@ def transfer(
     meta: Json,
     here: MarketIdentity,
 ) -> tuple[PolicyDescription, dict[str, Tensor], Json]:
-    """Rewrite a stored policy's description, tensors and meta as those of one for the market
+    """Rewrite a stored policy's description, tensors and meta as those of a policy for the market
     `here`.
 
-    Raises CheckpointError where it cannot be done: see `check_transfer`.
+    Raises CheckpointError where that is impossible: see `check_transfer`.
     """
     if meta.get("market") is None:
         raise CheckpointError(
-            "its file does not name the market that it was trained on, so it cannot be moved to"
+            "the file does not name the market that it was trained on, so the policy cannot move to"
             " another one; store it with save_policy(..., market=market)"
         )
     trained = MarketIdentity.from_json(meta["market"])
@@ -118,9 +118,9 @@ def check_transfer(
     there = trained.normalisation
     own = here.normalisation
     if there is None or own is None:
-        whose = "the policy's market" if there is None else "this market"
+        owner = "the policy's market" if there is None else "this market"
         raise CheckpointError(
-            f"{whose} does not say how its rows were standardised (normalisation), so rows"
+            f"{owner} does not say how its rows were standardised (normalisation), so rows"
             " cannot be converted between the two; build it with load_market"
         )
     for name in sorted({*there, *own} - set(_COLUMNS)):
@@ -140,8 +140,8 @@ def move_statistics(
     trained: MarketIdentity,
     here: MarketIdentity,
 ) -> tuple[Tensor, Tensor]:
-    """Change the statistics `[G]` of the columns of `layout` so that rows of the market `here` are
-    seen as those of `trained`.
+    """Change the statistics `[G]` of the columns of `layout` so that rows of the market `here` look
+    like rows of `trained`.
 
     A weight, held or the benchmark's, counts as a multiple of an equal share, 1/N. A column of the
     market that did not vary in training is silenced: the weights that read it were never learned.

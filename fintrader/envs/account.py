@@ -1,6 +1,6 @@
 """One account, from a decision to the next: orders → fills → mark_to_market → outcome.
 
-`advance` carries out the whole step; the functions below it stand in the order of its calls. All
+`advance` carries out the whole step; the functions below it follow in the order of its calls. All
 are pure: none changes its arguments, draws from a generator or waits for the device. `envs.fast`
 holds the same functions, under the same names, compiled for the CPU.
 
@@ -10,9 +10,9 @@ A trade of q shares and notional x (USD, both >= 0) costs
 
 with f commission, h half-spread, kappa impact (the square-root law: Almgren et al. 2005, Toth et
 al. 2011), v the bar's volume in shares, c the account's own move of the price where traders share
-the market in training (`envs.games`) and m an order's minimum commission. An order takes at most
-a share `participation` of v; the rest of it is cancelled. Trades fill at the bar's price and lose
-only their cost, so that for each account and step
+the market in training (`envs.games`) and m an order's minimum commission. An order takes at most a
+share `participation` of v; its rest is cancelled. Trades fill at the bar's price and lose only
+their cost, so that for each account and step
 
     V[t+1] - V[t] = sum_i (price P&L of holdings and fills)_i + dividends - costs
 
@@ -43,8 +43,8 @@ from fintrader.envs.reward import REMEMBERING, Outcome, Reward, update_memory
 from fintrader.envs.settings import MOST_IMPACT, EnvSettings
 
 MovePrices = Callable[[Tensor, Tensor], Tensor]
-"""Orders `[B, N]` (signed shares) and fill prices `[B, N]` -> the prices they fill at; 0 stays
-0."""
+"""Maps orders (signed shares) and quoted prices to the prices at which the orders fill, `[B, N]`
+each; 0 stays 0."""
 
 # An interval is marked in one operation while its products, [B, k, N] float64, stay below 1 MB,
 # within a core's cache; beyond that, marking in parts is up to twice as fast.
@@ -59,7 +59,7 @@ class Account(NamedTuple):
     """B accounts. Times are bar numbers of the environment's window."""
 
     bar: Tensor
-    """`[B]` int64: the bar whose close the account stands at."""
+    """`[B]` int64: the bar at whose close the account is."""
     cash: Tensor
     """`[B]` float64, USD."""
     shares: Tensor
@@ -84,8 +84,8 @@ class Account(NamedTuple):
     """`[B, R, N]` float64: one order of each asset, or with `quote` actions a bid, then an ask.
     Three rows each: shares still to trade, > 0 to buy; limit price, USD; bars since the decision.
     With stops the last row has their prices, USD: negative where a short position is bought back,
-    the largest number (`market_view.LARGEST`) once a bar has reached it. `[B, 0, N]` unless orders
-    rest."""
+    the largest number (`market_view.LARGEST`) once a bar has reached the stop. `[B, 0, N]` unless
+    orders rest."""
 
 
 class Orders(NamedTuple):
@@ -104,7 +104,7 @@ class Orders(NamedTuple):
     income: Tensor
     """`[B]` USD of the bar's events."""
     owed: Tensor | None
-    """`[B]` USD: value of the option at the close before; None without one."""
+    """`[B]` USD: value of the option at the previous close; None without an option."""
 
 
 class Fills(NamedTuple):
@@ -115,7 +115,7 @@ class Fills(NamedTuple):
     shares: Tensor
     """`[B, N]` after the fills."""
     sold: Tensor
-    """`[B, N]`, signed: the part of a holding that was given up, > 0 where shares were sold."""
+    """`[B, N]`, signed: the part of a holding that was closed, > 0 where shares were sold."""
     bought: Tensor
     """`[B, N]`, signed: the part added to a holding, > 0 where shares were bought."""
     cost: Tensor
@@ -130,9 +130,9 @@ class Change(NamedTuple):
     number: Tensor
     """`[B]` int64: the bar's place in the interval, from 0; k where there is no such bar."""
     cash: Tensor
-    """`[B]` USD after it."""
+    """`[B]` USD after the bar."""
     shares: Tensor
-    """`[B, N]` after it."""
+    """`[B, N]` after the bar."""
     cost: Tensor
     """`[B]` USD paid since the decision."""
     turnover: Tensor
@@ -227,7 +227,7 @@ def advance(
     record: bool,
     move_prices: MovePrices | None = None,
 ) -> tuple[Account, Tensor, Tensor, Tensor, Record | None]:
-    """Carry each account from one decision to its next one.
+    """Advance each account from one decision to its next one.
 
     `action` `[B, N]`; `move_prices` lets the orders change the fill prices before anything fills.
     Returns account, reward `[B]` float64, terminated `[B]`, truncated `[B]`, record.
@@ -350,7 +350,7 @@ def target_shares(action: Tensor, equity: Tensor, price: Tensor, settings: EnvSe
 
 
 def step_towards(gap: Tensor, settings: EnvSettings) -> Tensor:
-    """Scale the gap `[B, N]` to the target by `trade_rate`; whole shares move by one or more."""
+    """Scale the gap `[B, N]` to the target by `trade_rate`; whole shares move by at least one."""
     step = gap if settings.trade_rate == 1.0 else settings.trade_rate * gap
     if settings.fractional:
         return step
@@ -372,9 +372,8 @@ def apply_events(
     """Apply a bar's splits and dividends before anything trades in it: cash `[B]`, shares `[B, N]`,
     income `[B]` USD.
 
-    `mark` `[B, N]` is the close before, `split` (new shares for an old one) and `dividend` (USD an
-    old share) `[B, N]`. Where only whole shares trade, fractions are paid in cash, at that
-    close.
+    `mark` is the previous close, `split` the new shares per old share, `dividend` USD per old
+    share, `[B, N]` each. Where only whole shares trade, fractions are paid in cash, at that close.
     """
     after = split_shares(shares, split, settings)
     # With fractions the rest is rounding, far below a unit of money.
@@ -400,9 +399,8 @@ def fill_orders(
 ) -> Fills:
     """Fill orders in their bar: sales first, then purchases.
 
-    Long-only accounts keep cash >= 0 and shares >= 0. `room` `[B]`: USD that purchases may take at
-    most, where the orders fill inside the bar in an unknown order, so that no sale pays for a
-    purchase.
+    Long-only accounts keep cash >= 0 and shares >= 0. `room` `[B]`: largest USD of purchases, for
+    orders that fill inside the bar in an unknown sequence: no sale pays for a purchase there.
     """
     shares = orders.shares
     limit = quote.order_limit.double()
@@ -475,7 +473,7 @@ def purchase_scale(addition: Tensor, budget: Tensor, quote: Quote, settings: Env
         s X + s sum c(x) + n m <= cash
 
     which bounds the cost of the scaled orders from above: c(s x) <= s c(x), and no commission
-    exceeds f s x + m. Where not all of it fits, the rounding of amounts is kept back too. With
+    exceeds f s x + m. If the purchases do not fit, the rounding of amounts is reserved, too. With
     leverage L costs weigh L-fold.
     """
     notional = in_usd(addition, quote.price).abs()
@@ -525,7 +523,7 @@ def variable_cost(shares: Tensor, notional: Tensor, quote: Quote, settings: EnvS
     up to all of its notional."""
     rate = settings.fee_rate + quote.spread
     if settings.impact_per_usd > 0.0:
-        # An account alone moves the price by its own order.
+        # An account that trades alone moves the price by its own order.
         rate = rate + torch.clamp(settings.impact_per_usd * notional, max=MOST_IMPACT)
     cost = rate * notional
     if settings.impact_rate == settings.impact_per_usd == 0.0:
@@ -555,7 +553,7 @@ def mark_to_market(
     ahead = account.bar.unsqueeze(1) + torch.arange(1, interval + 1, device=account.bar.device)
     bars = torch.minimum(ahead, account.end_bar.unsqueeze(1))
 
-    # First carry the books through the few bars at which something happens.
+    # First update the books at the few bars at which something happens.
     happens = find_changes(view, bars, fill_bar, settings) & (ahead == bars)
     over = torch.zeros_like(happens)
     if settings.close_at_end:
@@ -570,7 +568,7 @@ def mark_to_market(
     for change in changes:
         stage = stage + (ahead - account.bar.unsqueeze(1) > change.number.unsqueeze(1))
     if interval > 1 and books.cash.requires_grad:
-        # Only the last and highest close get gradients: a graph of each costs k times more.
+        # Only the last and highest close get gradients: a graph of all closes costs k times more.
         with torch.no_grad():
             closes = mark_bars(view, account, stages, stage, bars)
         two = torch.stack((closes.argmax(1), torch.full_like(account.bar, interval - 1)), 1)
@@ -602,7 +600,7 @@ def find_changes(view: MarketView, bars: Tensor, fill_bar: Tensor, settings: Env
         return torch.zeros_like(bars, dtype=torch.bool)
     if settings.charges_interest or settings.maintenance_margin > 0.0:
         return torch.ones_like(bars, dtype=torch.bool)
-    # Events of the fill's bar have come before the orders.
+    # Events of the fill's bar come before the orders.
     return view.ends[bars] | (view.event_row[bars] > 0) & (bars > fill_bar.unsqueeze(1))
 
 
@@ -616,7 +614,7 @@ def pass_changes(
     fill_bar: Tensor,
     settings: EnvSettings,
 ) -> list[Change]:
-    """Carry each account's books through its bars `[B, k]` at which something `happens` `[B, k]`;
+    """Update each account's books at its bars `[B, k]` at which something `happens` `[B, k]`;
     return the books after the first such bar, after the second, and so on. All positions are closed
     at bars that are `over` `[B, k]`."""
     count = min(view.max_changes + settings.close_at_end, bars.shape[1])
@@ -642,7 +640,7 @@ def change_books(
     fill_bar: Tensor,
     settings: EnvSettings,
 ) -> Change:
-    """Carry books through the bar at `place` `[B]` of `bars` `[B, k]`, if there is one: events,
+    """Update books at the bar number `place` `[B]` of `bars` `[B, k]`, if there is one: events,
     interest, ends of symbols and episodes, a margin call."""
     interval = bars.shape[1]
     happens = place < interval
@@ -755,8 +753,8 @@ def find_owed(view: MarketView, account: Account, bars: Tensor) -> Tensor:
 
 
 def find_gap(view: MarketView, start: Tensor, bars: Tensor) -> tuple[Tensor, Tensor]:
-    """Price over the strike, less 1, and bars left of an option sold at `start`; after its expiry
-    those of the expiry."""
+    """Price over the strike, less 1, and bars left of an option sold at `start`; after its expiry,
+    their values at expiry."""
     expiry = start + (len(view.option_value) - 1)
     now = torch.minimum(bars, expiry)
     return view.underlying[0][now] / view.underlying[1][start] - 1.0, expiry - now
@@ -789,7 +787,7 @@ def record_step(
     marks: Marks,
     settings: EnvSettings,
 ) -> Record:
-    """Write down a decision bar by bar."""
+    """Record a step bar by bar."""
     number = torch.arange(marks.bars.shape[1], device=marks.bars.device)
     shape = (*marks.bars.shape, fills.shares.shape[1])
     closed = fills.shares.new_zeros(shape)

@@ -19,15 +19,15 @@ from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 
 CELLS_AT_ONCE = 1 << 20
-"""Bars times assets that are worked on together: a bound on the memory of copies."""
+"""Bars times assets that are processed together: a bound on the memory of copies."""
 BenchmarkKind = Literal["equal_weight", "cap_weight", "buy_and_hold", "cash"]
 
 
-def benchmark_kind(market: MarketTensors, asked: BenchmarkKind | Literal["auto"]) -> BenchmarkKind:
+def benchmark_kind(market: MarketTensors, choice: BenchmarkKind | Literal["auto"]) -> BenchmarkKind:
     """Resolve `env.benchmark` for a market: `auto` is equal weights of real bars, and cash of
     synthetic bars (where leaving the market may pay) and of tensors without provenance."""
-    if asked != "auto":
-        return asked
+    if choice != "auto":
+        return choice
     provenance = market.provenance
     is_real = provenance.source is not None and not provenance.is_synthetic
     return "equal_weight" if is_real else "cash"
@@ -62,7 +62,7 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     equal_weight: the members that have a price and bars to come, brought to equal weights at a
     session's first bar and drifting with their prices to its last. cap_weight: the same members in
     proportion to their capitalisation. buy_and_hold: equal dollars in every member with a price in
-    the first session, at its first one, then left alone.
+    the first session, bought at its first price, then held.
 
     Raises EnvError for capitalisations that are not known.
     """
@@ -79,7 +79,7 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     elif kind == "cap_weight":
         worth = _capitalise(market, chosen)
     else:
-        # Some sessions at a time: the copies in between would take as much as the market.
+        # Some sessions at a time: intermediate copies would take as much memory as the market.
         worth = torch.empty_like(close)
         for start, stop in pairwise(split_sessions(market)):
             window = market.window(start, stop)
@@ -149,8 +149,8 @@ def _capitalise(market: MarketTensors, chosen: Tensor) -> Tensor:
 def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
     """Compute the benchmark's value `[T]` float64 at each close, 1 at the first, before costs.
 
-    It is brought back to its weights at the close of each session's first bar and drifts with
-    prices in between; dividends stay in the symbol that pays them.
+    The portfolio is rebalanced to its weights at the close of each session's first bar and drifts
+    with prices in between; dividends stay in the symbol that pays them.
     """
     price = market.adjusted_close
     level = torch.ones(market.num_bars, dtype=torch.float64, device=market.device)

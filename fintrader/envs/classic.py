@@ -22,7 +22,7 @@ from fintrader.errors import ConfigError, EnvError, install_command
 from fintrader.seeding import derive, draw_seed
 
 LEAST_EVALUATION_SEED = 1 << 31
-"""Seeds of training lie below it, those of a tournament's evaluation episodes do not."""
+"""Training seeds are below this number, seeds of a tournament's evaluation episodes are not."""
 
 
 class WorkerEnv:

@@ -33,8 +33,8 @@ def mix(x: Tensor) -> Tensor:
 
 
 def account_keys(seed: int | Sequence[int], count: int, device: torch.device) -> Tensor:
-    """Make the keys `[B]` int64 of the accounts' random streams; account i's does not depend on
-    their number.
+    """Make the keys `[B]` int64 of the accounts' random streams; account i's key does not depend on
+    B.
 
     A list gives account i the stream of account 0 in an environment seeded with `seed[i]`.
     """
@@ -104,7 +104,7 @@ def begin(
     )
     if settings.option is None:
         return account
-    # The premium equals the value owed at once.
+    # The premium received equals the value owed at the start.
     return account._replace(cash=cash + find_owed(view, account, bar))
 
 
@@ -161,6 +161,6 @@ def observe_resting(resting: Tensor, mark: Tensor, share: Tensor, per_bar: float
 
 
 def observe(view: MarketView, account: Account, dtype: torch.dtype) -> Tensor:
-    """Observe `[B, D]`, flat."""
+    """Make flat observations `[B, D]`."""
     rows = view.table[account.bar]
     return torch.cat((observe_private(view, account, dtype), rows.to(dtype)), dim=1)

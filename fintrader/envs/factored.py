@@ -17,7 +17,7 @@ from torch.nn import functional
 from fintrader.errors import EnvError
 
 WORTH_SORTING = 0.875
-"""Rows per sample up to which projecting the occurring rows alone is faster; see `factored_policy`
+"""Distinct rows per sample up to which projecting each only once is faster; see `factored_policy`
 in the results of `benchmarks/env.py`."""
 
 
@@ -41,7 +41,8 @@ class FactoredLinear(nn.Module):
     P], "clock": [...]}`.
 
     The result `[..., H]` and the gradients are the flat layer's up to rounding; the parameters are
-    the flat layer's. `project_market` projects the rows of a batch once each or for every sample.
+    the flat layer's. `project_market` chooses whether rows are projected once each or for every
+    sample.
 
     After `eval()` and without gradients, all T rows are projected once, after the first T samples:
     a rollout then only gathers. `train()`, `eval()` and a call with gradients discard these

@@ -1,6 +1,6 @@
 """Several traders in one market: their orders meet in one temporary price impact.
 
-In every game K traders stand at the same bar. Their wanted orders are added up per symbol; the net
+In every game K traders are at the same bar. Their wanted orders are added up per symbol; the net
 flow q (USD, bought less sold) moves the price that all of them fill at,
 
     p' = p (1 + clamp(kappa q, -limit, +limit))
@@ -36,11 +36,11 @@ def advance_games(
     *,
     record: bool,
 ) -> tuple[Account, Tensor, Tensor, Tensor, Record | None]:
-    """Carry the traders of every game from one decision to the next, as `account.advance`."""
+    """Advance the traders of every game to the next decision, as `account.advance` does."""
     traders = settings.traders
     assert traders is not None
     out = account.finished
-    # The common price has the impact of their orders, which their costs must not have again.
+    # The common price includes the impact of the orders: costs must not charge it again.
     alone = settings.model_copy(update={"traders": None})
 
     def move_prices(orders: Tensor, price: Tensor) -> Tensor:
@@ -91,7 +91,8 @@ def share_rewards(own: Tensor, traders: TraderSettings) -> Tensor:
 
 @lru_cache
 def lay_out_teams(teams: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Sizes of the teams, and each trader's team `[K]`; kept, because a GPU waits for new ones."""
+    """Sizes of the teams, and each trader's team `[K]`; cached, because a GPU waits for new
+    tensors."""
     sizes = torch.tensor(teams, device=device)
     return sizes, torch.repeat_interleave(sizes)
 

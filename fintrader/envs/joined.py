@@ -47,7 +47,7 @@ class SeveralEnvs:
 
     @property
     def num_traders(self) -> int:
-        """Accounts in turn that are those of a game."""
+        """Consecutive accounts that trade in one game."""
         return self.envs[0].num_traders
 
     @property

@@ -31,13 +31,13 @@ MOST, FILL, MARK = range(3)
 LARGEST = torch.finfo(torch.float32).max
 """Stands in for infinity, because infinity times 0 is NaN."""
 PER_DEVIATION = 128
-"""Points of an option's table in a standard deviation of the price. Straight lines between them
+"""Points of an option's table per standard deviation of the price. Straight lines between them
 leave an error below 2e-6 of the option's notional at the largest deviation that is allowed."""
 STRIKE_POINT = 6 * PER_DEVIATION
 """The table's column where the price is the strike: a payoff has its kink there."""
 COLUMNS = STRIKE_POINT + 14 * PER_DEVIATION
-"""Columns of the table; beyond them values are straight lines. Prices that are lognormal reach
-farther up than down."""
+"""Columns of the table; beyond them values are straight lines. Lognormal prices reach farther up
+than down."""
 
 
 class Quote(NamedTuple):
@@ -60,10 +60,9 @@ class MarketView(NamedTuple):
     trade."""
 
     quotes: Tensor
-    """`[T, 3, N]` float32: shares that an order takes at most; in units of money, fill prices,
-    negative where a symbol may be sold only and 0 where it does not trade; and closes. Side by
-    side, so that a step, which goes from one bar's close through the next bar, reads one stretch of
-    memory. Prices are stored here alone."""
+    """`[T, 3, N]` float32: largest order in shares; fill price in units of money, negative where
+    the symbol may only be sold, 0 where it does not trade; close in units of money. They are stored
+    side by side, so that a step reads one stretch of memory, and nowhere else."""
     inverse_root_volume: Tensor
     """`[T, N]` float32: 1 / sqrt(volume in shares), the largest number where nothing was traded."""
     ranges: Tensor
@@ -110,13 +109,13 @@ class MarketView(NamedTuple):
     per_bar: float
     """A bar's share of the time that an order may rest."""
     underlying: Tensor
-    """`[2, T]` float64: price of the option's symbol at each close, for a share as it was counted
-    in the first bar, and the strike of an option sold there; `[2, 0]` without an option."""
+    """`[2, T]` float64: price of the option's symbol at each close, for a share as counted in the
+    first bar, and the strike of an option sold there; `[2, 0]` without an option."""
     option_value: Tensor
     """`[L + 1, K]` float64: the option's value as a share of the first equity, by the bars left and
-    by the price, whose columns are even; `[0, 0]` without an option."""
+    by the price, in evenly spaced columns; `[0, 0]` without an option."""
     option_scale: Tensor
-    """`[L + 1]` float64: columns of `option_value` for a price above the strike by all of it."""
+    """`[L + 1]` float64: columns of `option_value` for a price change of one whole strike."""
 
     @property
     def mark(self) -> Tensor:
@@ -156,24 +155,24 @@ class MarketView(NamedTuple):
         return Quote(price, fill > 0, limit, root, self.spread)
 
 
-_kept: WeakKeyDictionary[MarketTensors, dict[Callable[..., Any], tuple[Any, Any]]]
-_kept = WeakKeyDictionary()
+_RESULTS: WeakKeyDictionary[MarketTensors, dict[Callable[..., Any], tuple[Any, Any]]]
+_RESULTS = WeakKeyDictionary()
 """The last result of each function of a market. Environments, strategies and variations with the
-same rules share it."""
+same rules share the result."""
 
 
 def build_once(build: Callable[..., Any], market: MarketTensors, *rules: Hashable) -> Any:
-    """Return `build(market, *rules)`, built anew only when the rules are others than last time, or
-    a tensor of the market was written to."""
-    kept = _kept.setdefault(market, {})
+    """Return `build(market, *rules)`, rebuilt only if the rules differ from the last call's, or a
+    tensor of the market was written to."""
+    results = _RESULTS.setdefault(market, {})
     # torch counts the writes to a tensor, unless it was made in inference mode.
     parts = (part for part in vars(market).values() if isinstance(part, Tensor))
     state = rules, [part.is_inference() or part._version for part in parts]
-    found = kept.get(build)
-    if found is None or found[0] != state:
-        # Not read from `kept` again: another thread may have put its own there.
-        found = kept[build] = state, build(market, *rules)
-    return found[1]
+    entry = results.get(build)
+    if entry is None or entry[0] != state:
+        # Not read from `results` again: another thread may have put its own there.
+        entry = results[build] = state, build(market, *rules)
+    return entry[1]
 
 
 def build_market_view(
@@ -192,7 +191,7 @@ def build_market_view(
     starts, stops = bound_episodes(market.session, settings)
     if not len(starts):
         raise EnvError(
-            "no session of the window has two bars, so that none can hold an episode; set start to"
+            "no session of the window has two bars, so none can hold an episode; set env.start to"
             " bar"
         )
     nanoseconds = market.minutes.diff(prepend=market.minutes[:1]).double()
@@ -230,15 +229,15 @@ def tabulate_option(option: OptionSettings | None, device: torch.device) -> tupl
     """Compute `option_value` and `option_scale` of a view, by Black and Scholes (1973) without
     interest.
 
-    A table, because engines differ in the last bit of logarithms and of the normal distribution,
-    but not in that of a straight line.
+    They form a table because engines differ in the last bit of logarithms and normal distributions,
+    but agree on straight lines.
     """
     if option is None:
         return torch.zeros(0, 0, dtype=torch.float64), torch.zeros(0, dtype=torch.float64)
     left = torch.arange(option.bars + 1, dtype=torch.float64)
     deviation = 1e-4 * option.volatility_bps * left.clamp(min=1.0).sqrt().unsqueeze(1)
     scale = PER_DEVIATION / deviation
-    # Price over strike, less 1; below -1 the lines just go on.
+    # Price over strike, less 1; below -1 the lines simply continue.
     gap = (torch.arange(COLUMNS, dtype=torch.float64) - STRIKE_POINT) / scale
     price = (1.0 + gap).clamp(min=0.0)
     far = price.log() / deviation
@@ -280,7 +279,7 @@ def find_ends(last_bar: Tensor, num_bars: int) -> Tensor:
 
 
 def count_changes(ends: Tensor, event_row: Tensor, settings: EnvSettings) -> int:
-    """Count the bars of one decision interval, at most, at which holdings or cash change without an
+    """Count the most bars of one decision interval at which holdings or cash change without an
     order: `ends` `[T]`, or an event `[T]` in a bar that is not the fill's.
 
     With interest or a maintenance margin every bar counts.
@@ -307,8 +306,8 @@ def _find_cuts(market: MarketTensors) -> Tensor:
 
 
 def bound_episodes(session: Tensor, settings: EnvSettings) -> tuple[Tensor, Tensor]:
-    """Find `MarketView.starts` and `MarketView.stops`; `session` `[T]` differs between
-    neighbours."""
+    """Find `MarketView.starts` and `MarketView.stops`; neighbouring sessions have different numbers
+    in `session` `[T]`."""
     if settings.start != "session":
         session = torch.zeros_like(session)
     length = torch.unique_consecutive(session, return_counts=True)[1]
@@ -320,15 +319,15 @@ def bound_episodes(session: Tensor, settings: EnvSettings) -> tuple[Tensor, Tens
 def _quote_bars(
     market: MarketTensors, fill: str, participation: float | Literal["none"], fractional: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute `quotes` and `inverse_root_volume` of a view, some bars at a time: the copies in
-    between would take several times the result."""
+    """Compute `quotes` and `inverse_root_volume` of a view, some bars at a time: intermediate
+    copies would take several times the result's memory."""
     shape = market.close.shape
     quotes = torch.empty(shape[0], 3, shape[1], dtype=torch.float32, device=market.device)
     roots = torch.empty(shape, dtype=torch.float32, device=market.device)
     last_bar = _find_cuts(market)
     known = torch.zeros(shape[1], device=market.device)
-    every = torch.arange(shape[0], device=market.device)
-    for bars in torch.split(every, -(-CELLS_AT_ONCE // shape[1])):
+    numbers = torch.arange(shape[0], device=market.device)
+    for bars in torch.split(numbers, -(-CELLS_AT_ONCE // shape[1])):
         rows = slice(int(bars[0]), int(bars[-1]) + 1)
         tradable = market.tradable[rows]
         mark = carry_forward(market.close[rows], known)
@@ -345,8 +344,8 @@ def _quote_bars(
         roots[rows] = torch.where(volume > 0, volume.rsqrt(), LARGEST)
     if participation != "none" and not (roots < LARGEST).any():
         raise EnvError(
-            "the bars hold no volume, of which an order may take a share; set env.participation to"
-            " none to fill orders of any size"
+            "the bars hold no volume, but orders may take only a share of it; set env.participation"
+            " to none to fill orders of any size"
         )
     return quotes, roots
 
@@ -413,7 +412,7 @@ def _index_events(market: MarketTensors) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _mark_turbulence(market: MarketTensors, settings: EnvSettings) -> Tensor:
-    """Mark bars `[T]` at which a watched context column is above its number."""
+    """Mark bars `[T]` at which a watched context column is above its threshold."""
     marked = torch.zeros(market.num_bars, dtype=torch.bool, device=market.device)
     for name, most in settings.turbulence.items():
         if name not in market.context_names:

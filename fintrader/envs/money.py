@@ -1,9 +1,9 @@
 """Whole units of money and of weight, so that sums are exact in any order.
 
 Every amount is counted in units of 2^-20 USD before amounts are added up: sums up to 8.6 billion
-USD are exact, and neither the order of tickers nor the engine that adds them can matter. That holds
-for the orders of a step before they are scaled to the cash, too: above it, engines may differ in the
-last bit.
+USD are exact, and neither the order of tickers nor the engine that adds them can matter. This bound
+also applies to a step's orders before they are scaled to the cash: above it, engines may differ in
+the last bit.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LEAST_CHANGE = 2.0**-22
 """A target this close to the holding, as a share of equity, orders nothing: a float32 weight cannot
 express less."""
 EQUITY_FLOOR = 1e-6
-"""Share of the first equity that a ruined account counts as in logarithms and weights, so that its
-last reward and observation are finite."""
+"""Equity of a ruined account in logarithms and weights, as a share of its first equity: keeps its
+last reward and observation finite."""
 DUST_USD = 0.01
-"""Notionals up to a cent are rounding of fractional shares, not orders: they owe no least
+"""Notionals up to a cent are rounding of fractional shares, not orders: they owe no minimum
 commission."""
 SPLIT_NUDGE = 2.0**-20
-"""Share of a share added before a split is rounded to zero: a ratio such as 1/3 times 3 shares may
-come out below 1."""
+"""Fraction of a share added before split holdings are truncated: 3 shares times a ratio such as 1/3
+may give slightly less than 1."""
 
 
 def to_grid(value: Tensor, units: float) -> Tensor:

@@ -36,8 +36,8 @@ class MultiTraderEnv:
         device: torch.device | str | None = None,
         seed: int | None = None,
     ) -> None:
-        """Make the games; `traders` stand in place of those of the settings. Without a `seed` one
-        is drawn from the system's entropy (`np_random_seed`).
+        """Make the games; `traders` replaces that of the settings. Without a `seed` one is drawn
+        from the system's entropy (`np_random_seed`).
 
         Raises EnvError for a window of one bar or no game at all, ConfigError for orders that rest,
         or an option.

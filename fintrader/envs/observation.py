@@ -78,7 +78,7 @@ class Columns(NamedTuple):
     """Rows of the market `[U, L*W]` taken apart."""
 
     history: Tensor
-    """`[U, L - 1, W]`: the rows of the bars before, oldest first."""
+    """`[U, L - 1, W]`: the rows of earlier bars, oldest first."""
     features: Tensor
     """`[U, N, F]`"""
     tradable: Tensor
@@ -86,7 +86,7 @@ class Columns(NamedTuple):
     member: Tensor
     """`[U, N]`, or `[U, 0]` without a benchmark."""
     benchmark: Tensor
-    """`[U, N]`: its weights, or `[U, 0]`."""
+    """`[U, N]`: the benchmark's weights, or `[U, 0]`."""
     context: Tensor
     """`[U, M]`"""
 
@@ -103,10 +103,10 @@ def market_widths(layout: ObservationLayout) -> list[int]:
 
 def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
     """Take rows `[U, L*W]` apart into named views."""
-    history, features, *others = torch.split(rows, market_widths(layout)[3:], dim=-1)
+    history, features, *rest = torch.split(rows, market_widths(layout)[3:], dim=-1)
     features = features.reshape(*rows.shape[:-1], layout.num_assets, layout.num_features)
     history = history.reshape(*rows.shape[:-1], layout.lookback - 1, layout.row_width)
-    return Columns(history, features, *others)
+    return Columns(history, features, *rest)
 
 
 def window_of(part: Columns) -> Tensor:
@@ -180,7 +180,7 @@ def layout_from_json(value: dict[str, Any]) -> Layout:
         ) from None
     if columns > MOST_COLUMNS:
         raise CheckpointError(
-            f"the stored observation layout has {columns:,} columns, which no market here has"
+            f"the stored observation layout has {columns:,} columns, too many: train again"
         )
     return layout
 
@@ -316,11 +316,11 @@ def observation_space(
 
 
 class MarketTable:
-    """The market's part of all observations, `[T, L*W]`: its rows are laid out where they are read,
-    so that the features, most of a market, stay where it keeps them.
+    """The market's part of all observations, `[T, L*W]`: rows are assembled only when they are
+    read, so that the features, the largest part of a market, are not copied.
 
-    Row t shows bars t - L + 1 to t; before the first bar, that one is repeated. With several pieces
-    of a market, `first` `[T]` is the first bar of each bar's piece.
+    Row t shows bars t - L + 1 to t; bars before the first repeat it. With several pieces of a
+    market, `first` `[T]` is the first bar of each bar's piece.
     """
 
     def __init__(
@@ -354,7 +354,7 @@ class MarketTable:
 
     @cached_property
     def whole(self) -> Tensor:
-        """All rows; do not write to them. With a lookback those of one piece overlap in memory, so
+        """All rows; do not write to them. With a lookback, rows of one piece overlap in memory, so
         that each bar is stored once."""
         if self.lookback > 1 and self.first is not None:
             return self[torch.arange(len(self), device=self.first.device)]

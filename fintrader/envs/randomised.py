@@ -11,7 +11,7 @@ volumes in dollars are unchanged, and the benchmark grows over every bar as over
 
 In sessions from before a symbol's listing or after its end, the symbol keeps its price and cannot
 be traded. When a session of its life is drawn again, it resumes at its last price; after the last
-such session, accounts are sold out of it.
+such session, accounts sell their holdings of it.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def chain_prices(mark: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
 def resample_view(
     view: MarketView, market: MarketTensors, source: Tensor, settings: EnvSettings
 ) -> MarketView:
-    """Make the market that plays the bars `source` `[T]`; its `table` keeps the order of the
-    original."""
+    """Make the view of a market that plays the bars `source` `[T]`; its `table` keeps the order of
+    the original."""
     bars = len(source)
     price, ratio = chain_prices(view.mark, source)
     end = view.last_bar
@@ -180,7 +180,7 @@ class RandomisedEnv(SeveralEnvs):
 
     Observations `[B, D]`, or factored with the original's bar as the clock; actions `[B, N]`. It is
     a `TrainingEnvironment`, gradients included, and records nothing. With `block_sessions` each
-    variant has its own prices and limits, 16 bytes for each asset and bar, but no features.
+    variant has its own prices and limits, 16 bytes for each asset and bar, but shares the features.
     """
 
     def __init__(self, env: TradingEnv, *, seed: int | None = None) -> None:

@@ -64,8 +64,8 @@ def advance_resting(
     """Carry each account from one decision to its next one, as `account.advance` does; `action`
     `[B, A]`.
 
-    A record's `ordered` holds the orders as placed, a bid less an ask; its fills cover the whole
-    interval: sums of shares and costs, and mean prices.
+    A record's `ordered` holds the orders as placed, the bid minus the ask; its fills cover the
+    whole interval: sums of shares and costs, and mean prices.
     """
     now = account._replace(resting=place_orders(view, account, action, settings))
     placed = now.resting[:, LEFT : settings.num_sides * ORDER_ROWS : ORDER_ROWS].sum(1)
@@ -122,8 +122,8 @@ def advance_resting(
 def place_orders(
     view: MarketView, account: Account, action: Tensor, settings: EnvSettings
 ) -> Tensor:
-    """Turn actions `[B, A]` into the orders `[B, R, N]` that rest from now on. A stop that a bar has
-    reached goes on selling."""
+    """Turn actions `[B, A]` into the orders `[B, R, N]` that rest from now on. A stop that a bar
+    has reached keeps closing its position."""
     mark = view.mark_at(account.bar)
     parts = torch.split(action.float().clamp(-1.0, 1.0), account.shares.shape[1], 1)
     if settings.action == "quote":
@@ -155,8 +155,8 @@ def lay_quotes(
     below: Tensor, above: Tensor, account: Account, mark: Tensor, settings: EnvSettings
 ) -> tuple[Tensor, Tensor]:
     """Lay out a bid and an ask for each asset, `[B, 6, N]`, from the actions that name their
-    distances, `[B, N]` each: -1 is the close, 1 `limit_offset_bps` away from it. Return the
-    holdings that stops protect, too."""
+    distances, `[B, N]` each: -1 is the close, 1 `limit_offset_bps` away from it. Also return the
+    holdings that stops protect."""
     widest = settings.limit_offset_bps / 1e4
     away = (0.5 + 0.5 * below.double()) * widest, (0.5 + 0.5 * above.double()) * widest
     usd = settings.quote_weight * torch.relu(account.equity).unsqueeze(1)
@@ -169,9 +169,10 @@ def lay_quotes(
 
 
 def lay_stop(wish: Tensor, aim: Tensor, shares: Tensor, mark: Tensor, farthest: float) -> Tensor:
-    """Price `[B, N]` of stops: USD, negative where a short position is bought back. They protect
-    the holdings aimed at, or those that are held. `wish` `[B, N]`: up to 0 there is no stop; above
-    it lies the nearer to the close, the larger it is, and `farthest` from it just above 0."""
+    """Price `[B, N]` of stops: USD, negative where a short position is bought back. Stops protect
+    the target holdings `aim` or, where these are 0, the present `shares`. `wish` `[B, N]`: there is
+    no stop up to 0; just above 0 the stop is `farthest` from the close, a fraction of its price; at
+    1 it is at the close."""
     side = find_side(aim, mark)
     side = torch.where(side == 0, find_side(shares, mark), side)
     away = (1.0 - wish.double()) * farthest
@@ -320,7 +321,7 @@ def rest_on(
     if settings.stop_offset_bps is None:
         return torch.cat(orders, 1)
 
-    # Stops that the bar reached sell at the next opens, until nothing is left.
+    # Stops that the bar reached close positions at the next opens, until nothing is left.
     shares = marks.books.shares
     stop = rested[:, -1]
     protects = (shares * stop > 0) & ~ended

@@ -94,8 +94,8 @@ def update_memory(outcome: Outcome, settings: EnvSettings) -> Tensor:
 
 
 def make_reward(settings: EnvSettings) -> Reward:
-    """The reward the settings name, without its scale. Raises ConfigError for a callable that
-    cannot be imported."""
+    """Make the reward that the settings name, without its scale. Raises ConfigError for a callable
+    that cannot be imported."""
     aversion = settings.risk_aversion
     built_in: dict[str, Reward] = {
         "profit": profit,
@@ -122,19 +122,21 @@ def make_reward(settings: EnvSettings) -> Reward:
 
 
 def _ask_own(custom: Callable[[Outcome], Any], name: str, outcome: Outcome) -> Tensor:
-    """Ask a user's own reward for `[B]` float64; one number stands for all accounts. Raises
+    """Ask a user's own reward for `[B]` float64; a single number counts for all accounts. Raises
     EnvError for anything else."""
     like = outcome.equity
     cause: Exception | None = None
     try:
-        given = custom(Outcome(*(value.clone() for value in outcome)))  # it may write to them
+        result = custom(Outcome(*(value.clone() for value in outcome)))  # it may write to them
         value = (
-            given if isinstance(given, Tensor) else torch.as_tensor(np.array(given).astype(float))
+            result
+            if isinstance(result, Tensor)
+            else torch.as_tensor(np.array(result).astype(float))
         )
-        problem = f"it gave {type(given).__name__} of shape {[*value.shape]}"
+        problem = f"it gave {type(result).__name__} of shape {[*value.shape]}"
         if like.requires_grad > value.requires_grad:
             problem += " without a gradient (use torch for all of it)"
-        elif given is not None and value.shape in (like.shape, torch.Size()):
+        elif result is not None and value.shape in (like.shape, torch.Size()):
             return value.to(like).expand(like.shape)
     except OWN_FAILURES as error:
         cause = error

@@ -26,8 +26,8 @@ class RivalsEnv:
     """The first team's traders of all games of `env`, as one `TrainingEnvironment`.
 
     Observations `[B, D]` (or factored, as those of `env`), actions `[B, N]`, rewards `[B]`: with m
-    traders in the first team, each m accounts in turn are of one game. It is no part of a stored
-    state who the rivals are: go on with the same ones.
+    traders in the first team, each m consecutive accounts trade in one game. A stored state does
+    not hold the rivals: resume with the same ones.
     """
 
     def __init__(self, env: TradingEnv, rivals: Sequence[Policy]) -> None:

@@ -30,7 +30,7 @@ from fintrader.results.context import TradingTerms
 
 HalfSpread = Annotated[float, Field(ge=0.0, lt=5000.0)]
 OTHERS = "others"
-"""Name in `half_spread_bps` of all symbols that it does not name."""
+"""Key in `half_spread_bps` for all symbols that are not named there."""
 
 MOST_CASH_USD = float(1 << 32)
 """Largest cash: more could grow beyond the sums of money that are exact (`envs.money`), where
@@ -43,10 +43,11 @@ REWARDS = (
 """Built-in rewards; the last three are relative to the benchmark."""
 
 MOST_DEVIATION = 0.25
-"""Largest deviation of an option's life: the table of its values has an even grid of prices."""
+"""Largest standard deviation of the price over an option's life: the table of its values has evenly
+spaced prices."""
 SHARPE_PRIOR_VOLATILITY = 1e-3
-"""Volatility of one step's return that the differential rewards begin with: about that of an hour
-of a stock."""
+"""Volatility of one step's return that the differential rewards begin with: about a stock's in one
+hour."""
 SHARPE_DECAY = 0.01
 """eta of the differential rewards, the weight of the newest return in the moving moments: a memory
 of about a hundred decisions."""
@@ -59,12 +60,12 @@ class RandomiseSettings(Settings):
     variants: Count = 4
     """V: markets among which the accounts are divided; a divisor of their number."""
     costs: tuple[PositiveFloat, PositiveFloat] = (1.0, 1.0)
-    """Smallest and largest factor on the fees, spread and impact of a variant; its logarithm is
-    uniform between. Equal ones, such as [1.5, 1.5], apply to all accounts: above 1 an agent learns
-    to trade less than the true costs demand."""
+    """Smallest and largest factor on a variant's fees, spread and impact, drawn log-uniformly.
+    Equal bounds, such as [1.5, 1.5], apply to all accounts: above 1 an agent learns to trade less
+    than the true costs demand."""
     delay_bars: NonNegativeInt = 0
-    """Largest delay of a variant's observations, in bars, drawn from 0 on; orders fill without
-    delay."""
+    """Largest delay of a variant's observations, in bars; each is drawn from 0 to this. Orders fill
+    without delay."""
     block_sessions: Count | None = None
     """Length of the blocks of consecutive sessions that each variant draws with replacement (a
     block bootstrap); none: the window unchanged."""
@@ -84,20 +85,21 @@ class RandomiseSettings(Settings):
 
 
 class OptionSettings(Settings):
-    """An option that accounts have sold when an episode begins; no other follows its expiry."""
+    """An option that accounts have sold when an episode begins; no new one follows its expiry."""
 
     kind: Literal["call", "put", "straddle"] = "call"
     """A straddle is a call and a put."""
     symbol: Ticker | None = None
-    """Its underlying; none: the market's first symbol."""
+    """Underlying symbol; none: the market's first symbol."""
     strike: PositiveFloat = 1.0
     """Strike as a multiple of the price at the start."""
     weight: PositiveFloat = 1.0
-    """Value of the shares that it is written on, as a share of the first equity."""
+    """Value of the underlying shares, as a share of the first equity."""
     bars: Annotated[int, Field(ge=1, le=10_000)]
-    """Bars from the start to its expiry."""
+    """Bars from the start to expiry."""
     volatility_bps: PositiveFloat
-    """Standard deviation of a bar's log return, basis points, that the option is valued with."""
+    """Volatility by which the option is valued: standard deviation of a bar's log return, basis
+    points."""
 
     @model_validator(mode="after")
     def _can_be_tabled(self) -> Self:
@@ -115,7 +117,7 @@ class OptionSettings(Settings):
 
 
 MOST_IMPACT = 0.1
-"""Largest move of the price by the orders of traders, as a share of it."""
+"""Largest move of the price by traders' orders, as a share of the price."""
 
 
 class TraderSettings(Settings):
@@ -124,15 +126,15 @@ class TraderSettings(Settings):
     teams: tuple[Count, ...] = Field((1, 1), min_length=1)
     """Traders of each team, K in all. The traders of a team share the mean of their rewards."""
     cooperation: Annotated[float, Field(ge=-1.0, le=1.0)] = 0.0
-    """Between teams. 1: each trader gets the mean reward of all; 0: that of its team; -1: that of
-    its team less the mean of all traders outside it."""
+    """Between teams. 1: each trader gets the mean reward of all; 0: its team's mean; -1: its team's
+    mean less the mean of all traders outside it."""
     rivals: Literal["learner", "leaderboard"] = "learner"
     """Players of the teams from the second on. learner: the policy that learns plays all teams;
-    leaderboard: policies of rows of the tournament's leaderboard at the time, drawn evenly, which
-    do not learn (while there is none, the learner)."""
+    leaderboard: frozen policies drawn evenly from the tournament's leaderboard at that time (the
+    learner while it is empty)."""
     impact_bps_per_million_usd: NonNegativeFloat = 10.0
     """kappa: basis points that the price moves per million USD of all traders' net orders, at most
-    1,000. An account alone pays as much for its own fills."""
+    1,000. An account that trades alone pays this for its own fills."""
 
 
 class TradingSettings(Settings):
@@ -163,15 +165,16 @@ class TradingSettings(Settings):
     quote_weight: PositiveFloat = 0.05
     """`quote` only: size of each order as a share of equity."""
     limit_offset_bps: Annotated[float, Field(gt=0.0, lt=10_000.0)] = 50.0
-    """`limit`: basis points of the last close that the price of an order lies above it for an
-    action of 1, and below it for -1; `quote`: farthest distance of bid and ask from it."""
+    """Distance from the last close, in basis points of it. `limit`: an order's price is this far
+    above the close for an action of 1, below it for -1; `quote`: largest distance of bid and
+    ask."""
     limit_margin_bps: Annotated[float, Field(ge=0.0, lt=10_000.0)] = 0.0
-    """`limit`, `quote`: basis points of an order's price that a bar must trade beyond it before the
+    """`limit`, `quote`: basis points by which a bar must trade beyond an order's price before the
     order fills."""
     stop_offset_bps: Annotated[float, Field(gt=0.0, lt=10_000.0)] | None = None
-    """`limit`, `quote`: basis points between the last close and the farthest stop, which sells a
-    position at the open after a bar has reached it. Actions have one more number for each asset:
-    none up to 0, then the nearer the larger. none: no stops."""
+    """`limit`, `quote`: basis points between the last close and the farthest stop. A stop closes a
+    position at the open after a bar has reached it. Actions have one more number for each asset: no
+    stop up to 0; above 0, the larger the nearer. none: no stops."""
     time_in_force: Count | None = None
     """`limit`, `quote`: bars after which an order is cancelled; none: at the next decision."""
     dead_band: BelowOne | None = None
@@ -179,27 +182,27 @@ class TradingSettings(Settings):
     close to its target is left alone (exits always trade); `trade`: actions of at most this size
     order nothing. None: 0, and 0.1 for `trade`."""
     trade_rate: PositiveFraction = 1.0
-    """`target`, `limit`: part of the way to its target that a decision trades, a share at least:
-    under costs, the best step towards a target that moves (Gârleanu and Pedersen, 2013)."""
+    """`target`, `limit`: part of the distance to the target that a decision trades, at least one
+    share: under costs, the best step towards a moving target (Gârleanu and Pedersen, 2013)."""
     decision_interval: Count = 1
     """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
 
     # --- volume -----------------------------------------------------------------------------------
     participation: PositiveFraction | Literal["none"] = 0.1
-    """Most of a bar's volume that an order takes; the rest of the order is cancelled. none: orders
-    of any size fill, as in the papers."""
+    """Largest share of a bar's volume that an order takes; the rest of the order is cancelled.
+    none: orders of any size fill, as in the papers."""
 
     # --- costs ------------------------------------------------------------------------------------
     cost_bps: Annotated[float, Field(ge=0.0, le=5000.0)] = 20.0
-    """Commission and fees, basis points of the notional (the paper's 0.2 % is 20)."""
+    """Commission and fees, basis points of the notional (20 is 0.2 %)."""
     half_spread_bps: HalfSpread | Mapping[str, HalfSpread] = 0.0
     """Half the bid-ask spread, basis points of the notional: a number for all symbols, or a mapping
-    such as {AAPL: 0.5, others: 2}; without `others` the rest has none."""
+    such as {AAPL: 0.5, others: 2}; without `others`, other symbols have none."""
     impact_bps: NonNegativeFloat = 0.0
     """Temporary impact: basis points of the notional of an order as large as all of its bar's
     volume; falls with the square root of the order's share of the volume."""
     min_commission_usd: NonNegativeFloat = 0.0
-    """Least commission of one order, USD."""
+    """Minimum commission of one order, USD."""
 
     # --- account ----------------------------------------------------------------------------------
     initial_cash_usd: Annotated[float, Field(gt=0.0, le=MOST_CASH_USD)] = 1_000_000.0
@@ -209,7 +212,8 @@ class TradingSettings(Settings):
     """Shares of every symbol at the start of an episode, or a mapping such as {AAPL: 100}; none of
     a symbol that is not listed then."""
     close_at_end: bool = False
-    """Close all positions at the close of an episode's last bar, of any size and at its costs."""
+    """Close all positions, whatever their size, at the close of an episode's last bar, with
+    costs."""
     option: OptionSettings | None = None
     """An option that accounts have sold when an episode begins, for its value in cash. Equity is
     reduced by its value at each close, and from its expiry on by the payoff."""
@@ -219,7 +223,7 @@ class TradingSettings(Settings):
     short: bool = False
     """Allow negative positions."""
     max_leverage: Annotated[float, Field(ge=1.0, le=100.0)] = 1.0
-    """Most gross exposure after a fill, in multiples of equity; above 1 only with `short`."""
+    """Largest gross exposure after a fill, in multiples of equity; above 1 only with `short`."""
     borrow_bps_per_year: NonNegativeFloat = 0.0
     """Interest on borrowed stock (short notional) and borrowed cash, basis points a year of 365
     days."""
@@ -227,8 +231,8 @@ class TradingSettings(Settings):
     """Margin call: equity below this share of gross exposure closes every position at that bar's
     close."""
     turbulence: Mapping[str, float] = Field(default_factory=dict)
-    """Context columns to watch, like {turbulence: 3}: while one is above its number (standard
-    deviations, usually), positions are sold and nothing is bought."""
+    """Context columns to watch, like {turbulence: 3}: while one is above its threshold (usually in
+    standard deviations), positions are sold and nothing is bought."""
     randomise: RandomiseSettings = RandomiseSettings()
     """Differences between accounts while an agent trains; validation and backtest use the original
     market."""
@@ -262,8 +266,9 @@ class TradingSettings(Settings):
 
     # --- observation ------------------------------------------------------------------------------
     clock: Literal["episode", "session", "none"] = "episode"
-    """Meaning of the account's column `time_left`: the share of the episode still ahead, which is
-    meaningless to a deployment; the share of the session's bars still ahead; or nothing (0)."""
+    """Meaning of the account's column `time_left`. episode: the share of the episode still ahead,
+    which a deployment does not have; session: the share of the session's bars still ahead; none:
+    0."""
     lookback: Count = 1
     """L: bars that an observation shows of the market, the newest and the L - 1 before it (at a
     window's start its first bar is repeated). Memory for stored observations grows with it; see
@@ -311,8 +316,8 @@ class TradingSettings(Settings):
             )
         if self.orders_rest:
             raise ValueError(
-                "traders move the price, at which no order can rest; set action to target or trade,"
-                " or leave traders out"
+                "traders move the price, so no order can rest at one; set action to target or"
+                " trade, or leave traders out"
             )
         if self.option is not None:
             raise ValueError(
@@ -321,8 +326,8 @@ class TradingSettings(Settings):
             )
         if self.for_training().randomise.active:
             raise ValueError(
-                "randomise makes variants for accounts alone; leave it out (but for equal costs),"
-                " or traders"
+                "randomise makes no variants for traders of one market; leave out randomise (but"
+                " for equal costs) or traders"
             )
 
     def scale_costs(self, times: float) -> Self:
@@ -455,8 +460,8 @@ class EnvSettings(TradingSettings):
 
 
 CONVENTIONS = tuple(field.name for field in dataclasses.fields(TradingTerms))
-"""Settings of `env` for carrying out orders: a trained policy can be traded under other ones. All
-others belong to the policy: its observations, its outputs, its training."""
+"""Settings of `env` for carrying out orders: a trained policy can trade under other values of
+these. All other settings belong to the policy: its observations, its outputs, its training."""
 
 
 class GymnasiumSettings(Settings):
@@ -465,8 +470,8 @@ class GymnasiumSettings(Settings):
     kind: Literal["gymnasium"] = "gymnasium"
     """`gymnasium`; `trading` is the default."""
     id: str = "Pendulum-v1"
-    """Its name in gymnasium; MuJoCo's (`HalfCheetah-v5`, ...) need the extra `classic`.
-    `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
+    """Name of the environment in gymnasium; MuJoCo's (`HalfCheetah-v5`, ...) need the extra
+    `classic`. `my_package:MyEnv-v0` imports `my_package` first, which registers it."""
     num_envs: Count = 8
     """Copies stepping at once."""
     workers: Literal["async", "sync"] = "async"

@@ -1,5 +1,5 @@
-"""Arguments of `TradingEnv.reset` (seeds, accounts, first bars, endowment) and its stored state,
-checked."""
+"""Checks of the arguments of `TradingEnv.reset` (seeds, accounts, first bars, endowment) and of its
+stored state."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fintrader.envs.settings import MOST_CASH_USD, EnvSettings, TradingSettings
 from fintrader.errors import CheckpointError, EnvError, suggest
 
 AUTO_GROUPS = 16
-"""`env.start_groups: auto`. Fewer groups show a rollout too little of the market, more cost
-time."""
+"""Groups of `env.start_groups: auto`. With fewer, a rollout shows too little of the market; more
+cost time."""
 ARRAY_WRAPPERS = (
     "DictInfoToList",
     "FlattenObservation",
@@ -43,7 +43,7 @@ class Endowment(NamedTuple):
 
 
 def seed_numbers(seed: Any, count: int) -> int | list[int]:
-    """Read a whole number, or `count` of them. Raises EnvError for any other seed."""
+    """Read a seed: a whole number, or `count` of them. Raises EnvError for any other."""
     try:
         return int(index(seed))
     except TypeError:
@@ -118,13 +118,13 @@ def check_wrappers() -> None:
 def initial_shares(settings: EnvSettings, symbols: Sequence[str]) -> Tensor:
     """Shares `[N]` float64 that episodes begin with. Raises EnvError for an unknown symbol, and for
     shares that these accounts cannot hold."""
-    given = settings.initial_shares
-    if not isinstance(given, Mapping):
-        given = dict.fromkeys(symbols, given)
-    for name in given:
+    amounts = settings.initial_shares
+    if not isinstance(amounts, Mapping):
+        amounts = dict.fromkeys(symbols, amounts)
+    for name in amounts:
         if name not in symbols:
             raise EnvError(f"env.initial_shares: no symbol {name!r}; {suggest(name, symbols)}")
-    shares = torch.tensor([given.get(name, 0.0) for name in symbols], dtype=torch.float64)
+    shares = torch.tensor([amounts.get(name, 0.0) for name in symbols], dtype=torch.float64)
     _check_shares(shares, settings, "env.initial_shares")
     return shares
 
@@ -138,7 +138,7 @@ def endowment(
     before: Endowment | None = None,
 ) -> Endowment:
     """Make the endowment of accounts and assets `(B, N)`, with `shares` `[N]` unless the options
-    name others; with a mask only its accounts change, and only in the options given.
+    name others; with a mask, only the masked accounts change, and only in the options that are set.
 
     Raises EnvError unless all values are numbers of the right shape and range.
     """
@@ -155,7 +155,7 @@ def endowment(
             raise EnvError("options['cash_usd'] must be finite and not negative")
         if name == "cash_usd" and (value > MOST_CASH_USD).any():
             raise EnvError(
-                f"options['cash_usd'] must be at most {MOST_CASH_USD:,.0f}: sums of more are not"
+                f"options['cash_usd'] must be at most {MOST_CASH_USD:,.0f}: larger sums are not"
                 " exact"
             )
         if name == "episode_bars" and name in options and (value < 1).any():
@@ -186,7 +186,7 @@ def _check_shares(shares: Tensor, settings: EnvSettings, name: str) -> None:
 
 
 def reset_mask(value: Any, count: int, device: torch.device) -> Tensor | None:
-    """Read a mask `[B]` bool or None. Raises EnvError unless it is `count` booleans, one of them
+    """Read a mask `[B]` bool or None. Raises EnvError unless it is `count` booleans, at least one
     true."""
     if value is None:
         return None
@@ -212,7 +212,7 @@ def start_bars(value: Any, count: int, num_bars: int, device: torch.device) -> T
 
 
 def check_finite(action: Tensor) -> Tensor:
-    """Check that actions are finite. On CUDA, where a look would wait for the device, NaN counts
+    """Check that actions are finite. On CUDA, where a check would wait for the device, NaN counts
     as 0. Raises EnvError."""
     if action.device.type != "cpu":
         return torch.nan_to_num(action, nan=0.0)
@@ -232,13 +232,13 @@ def _tensor(value: Any, device: torch.device) -> Tensor | None:
 def _numbers(name: str, value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Convert an option to numbers. Raises EnvError unless it is numeric, and whole if it counts
     bars."""
-    given = _tensor(value, device)
-    if given is None or given.dtype == torch.bool or given.is_complex():
+    numbers = _tensor(value, device)
+    if numbers is None or numbers.dtype == torch.bool or numbers.is_complex():
         raise EnvError(f"options[{name!r}] must be numbers, got {_shown(value)}")
-    counts = given.is_floating_point() and not dtype.is_floating_point
-    if counts and not (given.isfinite() & (given == given.trunc())).all():
+    counts = numbers.is_floating_point() and not dtype.is_floating_point
+    if counts and not (numbers.isfinite() & (numbers == numbers.trunc())).all():
         raise EnvError(f"options[{name!r}] counts bars: give whole numbers")
-    return given.to(dtype)
+    return numbers.to(dtype)
 
 
 def _shown(value: Any) -> str:
@@ -276,7 +276,7 @@ def check_form(state: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
         if value.dtype != wanted.dtype:
             raise CheckpointError(f"{name} is {value.dtype}, this environment needs {wanted.dtype}")
         if value.device.type == "meta":
-            raise CheckpointError(f"{name} lies on the meta device and has no values")
+            raise CheckpointError(f"{name} is on the meta device and has no values")
 
 
 def check_values(
@@ -294,10 +294,10 @@ def check_values(
             "the state belongs to a longer market; load it into an environment on that one"
         )
     if ((start < 0) | (start > bar) | (bar > end)).any():
-        raise _broken("an account stands outside its episode")
+        raise _broken("an account is outside its episode")
     finished = state["account.finished"]
     if ((bar == end) & ~finished).any():
-        raise _broken("an account stands at its episode's end and is not finished")
+        raise _broken("an account is at its episode's end but not finished")
     if resets_at_once and finished.any():
         raise CheckpointError(
             "the state holds finished accounts, which autoreset mode SAME_STEP never leaves; "

@@ -82,15 +82,15 @@ def unpack(state: Account | Generation) -> Account:
 
 def engine_for(settings: EnvSettings, device: torch.device | str) -> str:
     """Name the engine of `engine="auto"`: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch`
-    and why neither applies."""
+    with the reason why neither applies."""
     return choose_engine("auto", settings, torch.device(device), record=False)[0]
 
 
 def choose_engine(
     engine: str, settings: EnvSettings, device: torch.device, *, record: bool
 ) -> tuple[str, Any]:
-    """Choose the class of the kernel that steps the accounts, None for torch, and name it as
-    `engine_for` does. Raises EnvError for an unknown engine, or one that does not apply."""
+    """Choose the engine that steps the accounts: its name, as in `engine_for`, and the class of its
+    kernel, None for torch. Raises EnvError for an unknown engine, or one that does not apply."""
     if engine not in ENGINES:
         raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     if engine == "torch":
@@ -147,13 +147,13 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         **changes: Any,
     ) -> None:
         """Make the environment of a market, or of a market file; `record` adds the fills to info;
-        there is nothing to render. `changes` are fields of `EnvSettings`, put over `settings`:
+        there is nothing to render. `changes` are fields of `EnvSettings` that override `settings`:
         `TradingEnv(market, cost_bps=5)`.
 
         `seed` begins the accounts' random streams, as in `reset`. Without one the system's entropy
         gives it (`np_random_seed`).
 
-        `engine`: `torch` is `envs.account`, the readable one; `fused` is one CPU kernel and
+        `engine`: `torch` is `envs.account`, the readable reference; `fused` is one CPU kernel and
         `triton` one CUDA kernel with the same results, for most settings (the latter needs triton);
         `auto` takes a kernel if one applies, otherwise `torch`. If an action requires a gradient,
         `torch` takes the step. With `copy=False` the CUDA kernel, then a CUDA graph, overwrites the
@@ -161,8 +161,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         and `final_obs` has rows only for finished accounts. Copy results that must last longer.
 
         Raises ConfigError for a setting that is unknown or wrong, EnvError for an argument of the
-        wrong type, a device that is not there, a window of one bar, an unknown turbulence column,
-        or `fused` where the kernel does not apply.
+        wrong type, an unavailable device, a window of one bar, an unknown turbulence column, or
+        `fused` where the kernel does not apply.
         """
         settings = EnvSettings() if settings is None else settings
         if not isinstance(settings, EnvSettings):
@@ -174,7 +174,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if not isinstance(market, MarketTensors | Path | str):
             raise EnvError(
                 "market must be MarketTensors (fintrader.load_market makes one) or the path of a"
-                f" market file, got {type(market).__name__}; of a split, one window: .train"
+                f" market file, got {type(market).__name__}; pass one window of a split: .train"
             )
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -195,7 +195,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             market = MarketTensors.load(market)
         self.num_envs = int(count)
         self.num_traders = settings.num_traders
-        """K: accounts in turn that are those of a game."""
+        """K: consecutive accounts that trade in one game."""
         self.settings = settings.model_copy(update={"num_envs": self.num_envs})
         self.market = market if device is None else market.to(_device(device))
         self.device = self.market.device
@@ -205,12 +205,12 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.layout = lay_out(market, settings)
         self._obs_dtype: torch.dtype = getattr(torch, settings.observation_dtype)
         self.reward = make_reward(settings)
-        seen = self.layout.width if settings.observation == "flat" else self.layout.private_width
+        width = self.layout.width if settings.observation == "flat" else self.layout.private_width
         books = self.layout.num_assets * (1 + settings.resting_rows)
         # Two generations of accounts, an action, and two observations: the caller still holds the
         # last one.
         needed = self.num_envs * (
-            2 * (14 * 8 + 4 + 8 * books) + 4 * self.layout.num_actions + 8 * seen
+            2 * (14 * 8 + 4 + 8 * books) + 4 * self.layout.num_actions + 8 * width
         )
         require_memory(
             needed, self.device, f"{self.num_envs:,} accounts", "lower env.num_envs", EnvError
@@ -232,8 +232,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.view: MarketView = build_market_view(self.market, settings, self._obs_dtype)
         """The market as accounts read it; do not write to it."""
         self.start_groups = start_groups(settings, self.num_envs)
-        given = draw_seed() if seed is None else seed
-        self._seed: int | list[int] | None = seed_numbers(given, self.num_envs)
+        seed = draw_seed() if seed is None else seed
+        self._seed: int | list[int] | None = seed_numbers(seed, self.num_envs)
         self._key = self._make_keys(self._seed)
         self._endowment = self._endow({})
         self._state: Account | Generation | None = None
@@ -296,7 +296,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     @property
     def account(self) -> Account:
-        """The accounts as they stand. Raises EnvError before the first reset."""
+        """The present accounts. Raises EnvError before the first reset."""
         if self._state is None:
             raise EnvError("call reset() first: there are no accounts yet")
         return unpack(self._state)
@@ -324,12 +324,12 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
     @property
     def market_rows(self) -> Tensor:
         """The market's part of observations `[T, L*W]`, in their dtype; do not write to it. A copy
-        of the features, laid out when it is first asked for."""
+        of the features, made at first use."""
         return self.table.whole
 
     @property
     def table(self) -> MarketTable:
-        """Rows of `market_rows`, laid out as they are read."""
+        """Rows of `market_rows`, assembled when they are read."""
         return self.view.table
 
     def __getstate__(self) -> Any:
@@ -357,10 +357,10 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         Raises CheckpointError, changing nothing, if it does not fit or is impossible for accounts.
         """
-        # A template: the state is compared with its form, not with its values.
+        # A template: only its form is compared with the state, not its values.
         fresh = begin(self.view, self._key, self._key, *self._endowment, self.settings)
         if not self.settings.orders_rest and isinstance(state, Mapping):
-            # A state of a version without orders that rest holds nothing of them.
+            # States of older versions have no resting orders.
             state = {"account.resting": fresh.resting, **state}
         check_form(state, name_tensors(fresh, self._endowment, self._key))
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
@@ -418,8 +418,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         Raises EnvError, changing nothing, for actions of the wrong shape, dtype or device or with
         NaN, before the first reset, and for a finished account in DISABLED mode. On CUDA, where a
-        check would wait for the device, a NaN counts as 0 and a finished account stands still with
-        reward 0.
+        check would wait for the device, a NaN counts as 0 and a finished account stays as it is,
+        with reward 0.
         """
         if self._state is None:
             raise EnvError("call reset() first: there are no accounts yet")
@@ -473,8 +473,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         return StepResult(after, reward, terminated, truncated, done, obs, final, final_bar, record)
 
     def _begin_finished(self, account: Account, step: StepResult) -> StepResult:
-        """NEXT_STEP: begin the next episode of accounts that the step before finished, in place of
-        a step."""
+        """NEXT_STEP: instead of stepping accounts that finished in the previous step, begin their
+        next episode."""
         began = account.finished
         if not may_hold(began):
             return step

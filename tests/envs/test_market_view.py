@@ -71,5 +71,5 @@ class Raced(dict):
 
 def test_a_result_belongs_to_its_own_rules_when_threads_build():
     market = make_market(40, 3)
-    market_view._kept[market] = Raced()
+    market_view._RESULTS[market] = Raced()
     assert market_view.build_once(lambda market, rule: rule, market, "ours") == "ours"

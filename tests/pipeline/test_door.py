@@ -287,7 +287,7 @@ def test_a_misspelt_name_of_the_door_is_answered(name, hint):
         (lambda m, env: m.window("2020-01-02", "2020-01-05"), "bars, which are counted from 0"),
         (lambda m, env: m.to("gpu"), "use 'cpu' or 'cuda'"),
         (lambda m, env: TradingEnv(m.to_pandas()), "fintrader.load_market makes one"),
-        (lambda m, env: TradingEnv(m.split()), "of a split, one window"),
+        (lambda m, env: TradingEnv(m.split()), "pass one window of a split"),
         (lambda m, env: TradingEnv("quickstart"), r"fintrader.load_market\(CONFIG\)"),
         (lambda m, env: env.reset(1), r"it is TradingEnv.reset\(\*, seed=None"),
         (lambda m, env: env.render(), r"market.plot\(\)"),

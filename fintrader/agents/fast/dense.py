@@ -1,12 +1,12 @@
 """Dense layers by oneDNN: product, bias and non-linearity in one pass over the result.
 
-torch multiplies float32 matrices on the CPU by MKL, which on processors with AVX-512 that are not
-Intel's leaves half of the vector width unused, and takes a pass of its own for each non-linearity.
-oneDNN comes with torch and generates its code for the processor it finds; on Intel's, single
-products of both are within 12 % of each other. On an EPYC with AVX2 MKL is ahead. The size of a
-product and the instruction set choose between them: after a choice by timing, sums would depend on
-the machine's load, and no run would repeat bit by bit. A run `across_machines`, whose sums must not
-depend on the sizes of caches, disables oneDNN.
+torch multiplies float32 matrices on the CPU by MKL. On AVX-512 processors that are not Intel's, MKL
+leaves half of the vector width unused; each non-linearity takes another pass. oneDNN comes with
+torch and generates code for the processor at hand. On Intel's, single products of both differ by at
+most 12 % in time; on an EPYC with AVX2 MKL is ahead. The size of a product and the instruction set
+choose between them: a choice by timing would make sums depend on the machine's load, and no run
+would repeat bit by bit. A run `across_machines` disables oneDNN, because its sums must not depend
+on the sizes of caches.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Tanh(torch.autograd.Function):
-    """`tanh` with its gradient, which needs its result only."""
+    """`tanh` with its gradient, which needs only the result."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

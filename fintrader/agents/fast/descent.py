@@ -1,9 +1,9 @@
 """PPO's gradient steps as one compiled call each.
 
-A step is a hundred operations on small tensors, and to start them takes most of its time. Here a few
-loops do the same: advantages are standardised, the networks run forward and back over a
-block of bars at a time (`market_once`), and Adam moves the weights. Covered are networks of the
-kind `market_once` with relu, whose latents depend on the bar alone.
+A step is a hundred operations on small tensors, and starting them takes most of the time. A few
+loops replace them: advantages are standardised, the networks run forward and back over a block of
+bars at a time (`market_once`), and Adam moves the weights. The loops cover networks of the kind
+`market_once` with relu, whose latents depend on the bar alone.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _ENTROPY = 0.5 * np.log(2 * np.pi * np.e)
 
 
 class Weights(NamedTuple):
-    """Vectors of all weights, Adam's moments and the gradients; last the logarithms of the noise's
-    deviation `[L]`."""
+    """Vectors of all weights, Adam's moments and the gradients; the last L weights are the
+    logarithms of the noise's deviation."""
 
     value: Any
     first: Any
@@ -121,7 +121,7 @@ def _transpose_back(by_bar: Any, each: Any, bars: int, assets: int) -> None:
             each[n * bars + b] = by_bar[b, n]
 
 
-# The head's other latents, and the bound of all, for the few numbers of a bar.
+# Latents of no asset and the tanh of all share a pass over the few numbers of a bar.
 @njit_layer
 def _bound(mean: Any, bars: int, assets: int, top: Any, squash: bool) -> None:
     """Complete the means `[B, L]` of the latents by those that belong to no asset."""
@@ -134,9 +134,9 @@ def _bound(mean: Any, bars: int, assets: int, top: Any, squash: bool) -> None:
 
 
 @njit_layer
-def _bound_back(mean: Any, slopes: Any, bars: int, assets: int, top: Any, given: Any) -> None:
+def _bound_back(mean: Any, slopes: Any, bars: int, assets: int, top: Any, options: Any) -> None:
     """Turn the gradients of means into those of their arguments, times a scale."""
-    scale, squash = given
+    scale, squash = options
     for b in range(bars):
         for i in range(mean.shape[1]):
             slope = ONE - mean[b, i] * mean[b, i] if squash else ONE
@@ -148,13 +148,13 @@ def _bound_back(mean: Any, slopes: Any, bars: int, assets: int, top: Any, given:
 # A value and its gradients share a pass: an account's holdings are read once.
 @njit_layer
 def _add_values(
-    rows: Any, order: Any, place: Any, top: Any, each: Any, slopes: Any, given: Any
+    rows: Any, order: Any, place: Any, top: Any, each: Any, slopes: Any, options: Any
 ) -> float:
-    """Add the gradients of half the squared errors of the values, times a scale, to those of their
-    coefficients, `slopes [2, B, N]`, and write those of `top [B]` over it; return the sum of the
-    squared errors."""
+    """Add the gradients of half the squared value errors, times a scale, to the coefficients'
+    gradients `slopes [2, B, N]`; overwrite the constants, row 0 of `top`, with theirs. Return the
+    sum of the squared errors."""
     private, target = rows
-    assets, scale = given
+    assets, scale = options
     first_asset = private.shape[1] - assets
     share = private.dtype.type(1.0) / assets
     top_slopes = top[1]
@@ -201,13 +201,13 @@ def _move_by_adam(weights: Weights, numbers: Numbers, steps: int) -> Any:
     step = one * (numbers.rate / (1 - numbers.beta1**steps))
     root = one * np.sqrt(1 - numbers.beta2**steps)
     epsilon = one * numbers.epsilon
-    kept = one * (1 - numbers.rate * numbers.decay)
+    shrink = one * (1 - numbers.rate * numbers.decay)
     for i in range(numbers.trained):
         grad = factor * weights.grad[i]
         weights.first[i] += (one - beta1) * (grad - weights.first[i])
         weights.second[i] = beta2 * weights.second[i] + (one - beta2) * grad * grad
         width = np.sqrt(weights.second[i]) / root + epsilon
-        weights.value[i] = kept * weights.value[i] - step * weights.first[i] / width
+        weights.value[i] = shrink * weights.value[i] - step * weights.first[i] / width
     return norm
 
 
@@ -235,7 +235,8 @@ def _standardise(advantage: Any, order: Any, standard: Any) -> None:
 @njit_layer
 def _find_block(bar: Any, order: Any, begin: int, bars: Any, place: Any) -> Any:
     """Find the rows from number `begin` on that see the next bars, as many as `bars` holds; write
-    these, and each row's place among them. Returns the end of the rows and the count of bars."""
+    these bars, and each row's place among them. Returns the end of the rows and the count of
+    bars."""
     count = 0
     end = begin
     while end < len(order):
@@ -305,9 +306,11 @@ def take_step(
                 outside += sums[2]
                 _bound_back(mean, grads[0], bars, assets, scratch.top, (-scale, numbers.squash))
             else:
-                given = (assets, scale * numbers.value_share)
+                options = (assets, scale * numbers.value_share)
                 values = (rows.private, rows.target)
-                squares += _add_values(values, chosen, place, scratch.top, own.by_bar, grads, given)
+                squares += _add_values(
+                    values, chosen, place, scratch.top, own.by_bar, grads, options
+                )
             for i in range(k + 1):
                 _transpose_back(grads[i], scratch.each[i], bars, assets)
             both = (weights.value, weights.grad)
@@ -346,7 +349,7 @@ class _Descent(PackedWeights):
 
 
 _DESCENTS: WeakKeyDictionary[nn.Module, _Descent] = WeakKeyDictionary()
-"""By the agent's actor."""
+"""Keyed by the agent's actor."""
 
 
 def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[Tensor]]) -> Any:
@@ -362,10 +365,10 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
     ]
     parameters = [*list_weights(networks), agent.log_std]
     adam = agent.optimisers["adam"].state
-    states = [_find_state(adam[one], one) for one in parameters if one.requires_grad]
-    before, *others = set(torch.stack([state["step"] for state in states]).tolist())
+    states = [_ensure_state(adam[one], one) for one in parameters if one.requires_grad]
+    before, *different = set(torch.stack([state["step"] for state in states]).tolist())
     are_trained = all(one.requires_grad for one in parameters[:-1])
-    if not are_trained or others:
+    if not are_trained or different:
         return NotImplemented  # such as a noise that was fixed at first, and learned from then on
     index = batch.row_index
     if index is None:
@@ -373,9 +376,9 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
     columns = (latent, rollout.log_prob, rollout.advantage, rollout.target)
     inputs = actor.trunk.assets(batch.rows)
     rows = Rows(*to_arrays(batch.private, index, *columns, *inputs))
-    kept = _DESCENTS.get(actor)
-    if kept is None or kept.rows != len(latent):
-        kept = _DESCENTS[actor] = _Descent(networks, agent, rows)
+    descent = _DESCENTS.get(actor)
+    if descent is None or descent.rows != len(latent):
+        descent = _DESCENTS[actor] = _Descent(networks, agent, rows)
     (group,) = agent.optimisers["adam"].param_groups
     numbers = Numbers(
         clip=rows.latent.dtype.type(agent.settings.clip_coef),
@@ -387,13 +390,13 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
         beta2=group["betas"][1],
         epsilon=group["eps"],
         decay=group["weight_decay"],
-        trained=kept.length - (0 if agent.log_std.requires_grad else len(agent.log_std)),
+        trained=descent.length - (0 if agent.log_std.requires_grad else len(agent.log_std)),
         squash=agent.policy.squash,
     )
-    context = (rows, kept.plan, kept.weights, kept.memory, numbers)
+    context = (rows, descent.plan, descent.weights, descent.memory, numbers)
     moments = [state[name] for name in MOMENTS for state in states]
     tensors = [one.detach() for one in parameters] + moments
-    values, *both = kept.views[:3]
+    values, *both = descent.views[:3]
     views = values + [view for own in both for view in own[: len(states)]]
     torch._foreach_copy_(views, tensors)
     metrics: list[NDArray[np.float64]] = []
@@ -409,8 +412,8 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
     return dict(zip(METRICS, means.unbind(), strict=True))
 
 
-def _find_state(state: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
-    """Return Adam's state of a weight, which begins with the first step."""
+def _ensure_state(state: dict[str, Tensor], weight: Tensor) -> dict[str, Tensor]:
+    """Return Adam's state of a weight, created at the first step."""
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32)
         state.update({name: torch.zeros_like(weight.detach()) for name in MOMENTS})

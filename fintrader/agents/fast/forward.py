@@ -58,7 +58,7 @@ class Plan(IntEnum):
     DECODER = 7
     """A `Head`."""
     LATENTS = 8
-    """L: of the assets, then of the head."""
+    """L: latents of the assets, then the head's extra ones."""
     HAS_CASH = 9
     DEPTH = 10
     HEAD = 11
@@ -221,8 +221,8 @@ def _scale_and_clip(value: Any, shift: Any, scale: Any) -> Any:
 # The observation is written out flat: an mlp reads one array, wherever its parts came from.
 @njit_layer
 def _standardise(weights: Any, shift: int, private: Any, row: Any, obs: Any) -> None:
-    """Write the flat observation `[D]`, standardised, to `obs`. Each column has a shift, and behind
-    all of them a scale."""
+    """Write the flat observation `[D]`, standardised, to `obs`. `weights` has each column's shift,
+    then each column's scale."""
     scale = shift + obs.size
     for i in range(private.size):
         obs[i] = _scale_and_clip(private[i], weights[shift + i], weights[scale + i])
@@ -235,7 +235,7 @@ def _standardise(weights: Any, shift: int, private: Any, row: Any, obs: Any) -> 
 # adjacent in a row.
 @njit_layer
 def _transpose(row: Any, sizes: Any, table: Any) -> None:
-    """Write each asset's columns to `table [P, N]`, behind the weight held: features, flags."""
+    """Write each asset's features and flags to `table [P, N]`, after its row of weights held."""
     _, count, features, flags, context = sizes[:5]
     start = row.size - context - count * (features + flags)
     for f in range(features):
@@ -259,7 +259,7 @@ def _run_assets(
     buffers: Any,
     latent: Any,
 ) -> None:
-    """Run a `networks.MarketOnceActor` or a `per_asset.PerAssetActor`: `latent [L]`."""
+    """Run a `networks.MarketOnceActor` or a `per_asset.PerAssetActor`; write `latent [L]`."""
     plan, layers, _, weights, _ = networks
     one, two, base, shared, table, common = buffers
     account = private.size - count
@@ -374,14 +374,14 @@ def _decode(k: int, plan: Any, numbers: Any, table: Any, latent: Any, action: An
             held = table[0, n]
             aim = min(max(latent[n], -ONE), ONE)
             aim += numbers[k, Number.LONG_ONLY] * HALF * (ONE - aim)
-            step = _find_rate(k, numbers, latent[count + n]) * (aim - held)
+            step = _decode_rate(k, numbers, latent[count + n]) * (aim - held)
             action[n] = min(max(held + step, -ONE), ONE)
     else:
         _tilt(k, plan, numbers, table[0], table[-1], latent, action)
 
 
 @njit_layer
-def _find_rate(k: int, numbers: Any, latent: Any) -> Any:
+def _decode_rate(k: int, numbers: Any, latent: Any) -> Any:
     """Turn a latent into a trade rate."""
     return ONE / (ONE + np.exp(-numbers[k, Number.RATE_LOGIT] - _RATE * latent))
 
@@ -417,7 +417,7 @@ def _tilt(
     invested = ONE
     if plan[k, Plan.HAS_CASH]:
         invested -= min(max(latent[count + 1], ZERO), ONE)
-    rate = _find_rate(k, numbers, latent[count])
+    rate = _decode_rate(k, numbers, latent[count])
     rate += (ONE - rate) * np.exp(-share / _FOLLOWING)
     idle = ZERO
     for n in range(count):
@@ -459,8 +459,8 @@ def _act(
     bound: Any,
     action: Any,
 ) -> None:
-    """Write the action `[N]` for one account (see `run_networks`); `is_known`: the buffers are
-    filled for this bar, by the account before."""
+    """Write the action `[N]` for one account (see `run_networks`); `is_known`: the previous account
+    has filled the buffers for this bar."""
     rows, sizes, networks, buffers = bound
     plan, _, numbers, weights, shares = networks
     table, _, obs, latents, actions = buffers[4:]
@@ -480,7 +480,7 @@ def _act(
                 _run_mlp(k, plan, networks.layers, weights, obs, buffers[:2], own[:length])
             else:
                 _run_assets(k, networks, private, context, encoded, sizes[1], buffers[:6], own)
-        for i in range(latent.size):  # decoding may change them
+        for i in range(latent.size):  # decoding may change it
             latent[i] = own[i]
         _decode(k, plan, numbers, table, latent, actions[k])
     _combine(actions, shares, action)
@@ -499,9 +499,9 @@ def run_networks(
     `private [B, A + N]`, and the encoders' columns of each asset, `encoded [K, E, N]`, float32.
 
     `bound`: the market's rows, contiguous; A, N, F, flags of an asset, M, the distance between two
-    rows, and L*W; the networks; and buffers, to be overwritten: two `[O, N]`, a bias, shared
-    columns, a table `[P, N]`, common columns, the observation, latents `[1 + K, L]` and actions
-    `[K, N]`.
+    rows, and L*W (M: context columns); the networks; and buffers, to be overwritten: two `[O, N]`,
+    a bias, shared columns, a table `[P, N]`, common columns, the observation, latents `[1 + K, L]`
+    and actions `[K, N]`.
     """
     for b in range(len(private)):
         _act(b > 0, bar, private[b], encoded, bound, actions[b])
@@ -516,7 +516,7 @@ def trade_networks(
     account: Any,
     action: Any,
 ) -> bool:
-    """Let K networks make some decisions for a packed account, with
+    """Let K networks make at most `decisions` for a packed account, with
     `encoded [decisions, K, E, N]`. Return True if they ruined it; an action that is not finite ends
     the stretch."""
     desired, state, _, rules, _, private = account

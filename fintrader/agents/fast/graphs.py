@@ -44,7 +44,7 @@ class ReplayedStep:
     """
 
     def __init__(self, generator: torch.Generator) -> None:
-        """`generator`: the random numbers that the step draws."""
+        """`generator`: source of the random numbers that the step draws."""
         self.generator = generator
         self.can_record = True
         self._open_stream()
@@ -62,10 +62,10 @@ class ReplayedStep:
         """By id of a graph's input: the tensor that was last copied to it."""
 
     def __call__(self, step: StepFunction, branch: Hashable, *inputs: Any) -> dict[str, Tensor]:
-        """Take `step(*inputs)`; return its scalar results. `branch` names the path that the step
-        takes for inputs of one form."""
-        given = list(flatten(inputs))
-        form = (branch, *((tensor.shape, tensor.dtype) for tensor in given))
+        """Take `step(*inputs)`; return its scalar results. `branch` tells apart the paths of a step
+        whose inputs have one form."""
+        tensors = list(flatten(inputs))
+        form = (branch, *((tensor.shape, tensor.dtype) for tensor in tensors))
         if form not in self.recordings or not self.can_record:
             self.recordings[form] = None
             return self._run(step, inputs)
@@ -75,13 +75,13 @@ class ReplayedStep:
             if recording is None:
                 return self._run(step, inputs)
             self.recordings[form] = recording
-        for place, tensor in zip(recording.inputs, given, strict=True):
+        for place, tensor in zip(recording.inputs, tensors, strict=True):
             # A rollout is copied once, for all its minibatches.
             if place.data_ptr() != tensor.data_ptr() and self.copied.get(id(place)) is not tensor:
                 place.copy_(tensor)
                 self.copied[id(place)] = tensor
         recording.graph.replay()
-        # The next step overwrites them.
+        # The next replay overwrites the results.
         results = recording.results.clone()
         return dict(zip(recording.names, results.unbind(), strict=True))
 

@@ -1,4 +1,4 @@
-"""Options and numbers of the compiled loops, which all of them share.
+"""Options and constants that all compiled loops share.
 
 Sums may be taken in any order and fused with products, so that loops become vector instructions;
 NaN and infinity keep their meaning, so that a diverged network shows.

@@ -3,9 +3,9 @@ the loops of a gradient step (`descent`).
 
 As tensor operations a network of this size is dozens of calls, which take longer to start than to
 run. Here a block of bars at a time goes through all layers, so that its numbers stay in the
-processor's caches. They lie features first, `[width, columns]`, with a column for each asset of
+processor's caches. Arrays are features first, `[width, columns]`, with a column for each asset of
 each bar, bars innermost: inner loops then run over whole vectors, with four inputs and two outputs
-in registers. Weights lie in one vector, matrices with rows of 0 up to a multiple of four.
+in registers. All weights are in one vector; rows of 0 pad matrices to a multiple of four.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fintrader.agents.fast.loops import ZERO, njit_layer, njit_pass, to_arrays
 COLUMNS_AT_ONCE = 1024
 """Columns of a block, roughly: as many as an L2 cache holds at the usual widths."""
 HEAD = 4
-"""Outputs of a head at most. A head with fewer is padded with columns of 0."""
+"""Largest number of outputs of a head. Columns of 0 pad smaller heads."""
 WIDEST = 128
 """Width of hidden layers up to which these loops are at least as fast as torch's products."""
 
@@ -44,13 +44,13 @@ class LayerPlace(IntEnum):
 
 
 class WeightPlan(NamedTuple):
-    """Where the weights of networks lie."""
+    """Places of networks' weights in their vector."""
 
     layers: Any
     """`[networks, depth, len(LayerPlace)]` int64"""
     heads: Any
     """`[networks, 2, 3]` int64: for the head that reads each asset and the one that reads their
-    mean: where weights and biases begin, and the outputs."""
+    mean: where weights and biases begin, and the number of outputs."""
 
 
 class Scratch(NamedTuple):
@@ -71,8 +71,8 @@ class Scratch(NamedTuple):
     """`[B]` int64: the block's bars."""
 
 
-# Eight weights stay in registers for a whole row of columns. Strides serve both directions: W as it
-# lies for outputs, transposed for gradients of inputs.
+# Eight weights stay in registers for a whole row of columns. Strides serve both directions: W as
+# stored for outputs, transposed for gradients of inputs.
 @njit_layer
 def _add_product(w: Any, matrix: Any, x: Any, out: Any) -> None:
     """Add to each row o of `out [O, C]` the sum over i of w[i, o] times row i of `x [I, C]`.
@@ -218,7 +218,7 @@ def _run_back(
     goes_on: bool,
 ) -> None:
     """Add the gradients of a matrix and of its `width` biases, from those of its outputs, `slopes`;
-    if it `goes_on`, write those of its inputs `x` to `below`."""
+    `goes_on`: also write those of its inputs `x` to `below`."""
     w, grad = weights
     start, by_in, by_out, wide_in, wide_out, columns = product
     _add_outer(x, slopes, grad, product)
@@ -340,8 +340,8 @@ class PackedWeights:
     """The weights of networks in one vector, and the memory of a block."""
 
     def __init__(self, networks: Iterable[Any], assets: int, vectors: int, *last: Tensor) -> None:
-        """Lay out networks, each a trunk, the head that reads each asset and the one that reads
-        their mean (or None), and after them further tensors, in each of several vectors."""
+        """Lay out `networks`, then the tensors `last`, in each of `vectors` vectors. A network is a
+        trunk, the head that reads each asset, and the head that reads their mean (or None)."""
         self.places: list[tuple[torch.Size, int, int]] = []
         """Shape of each tensor of weights, where it begins, and the length of its rows."""
         self.length = 0
@@ -402,7 +402,7 @@ class _ThreadMemory(threading.local):
 
     def __init__(self) -> None:
         self.packed: WeakKeyDictionary[nn.Module, PackedWeights] = WeakKeyDictionary()
-        """By the network's first head."""
+        """Keyed by the network's first head."""
 
 
 _MEMORY = _ThreadMemory()
@@ -460,7 +460,7 @@ def quadratic_value(each: Tensor, top: Tensor, batch: Any) -> Any:
 
 
 def covers(trunk: Any, rows: Tensor, *heads: Any) -> bool:
-    """Report whether a network is of the kind that these loops compute."""
+    """Report whether these loops can compute a network."""
     return (
         trunk.assets.encoder is None
         and rows.ndim == 2

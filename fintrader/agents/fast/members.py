@@ -1,9 +1,8 @@
 """Policies bound to one market: networks of all kinds, laid out side by side for `forward`.
 
-A backtest asks a policy one observation at a time, and ten small networks are then hundreds of
-tensor operations on a few thousand numbers; compiled, they are one call, which can trade many bars,
-too. Only encoders of earlier bars stay torch's: they do not depend on the account, so that many
-bars are encoded at once.
+A backtest asks a policy about one observation at a time. Ten small networks then take hundreds of
+tensor operations; compiled, they take one call, which can even trade many bars. Only encoders of
+earlier bars stay in torch: they do not depend on the account, so many bars are encoded at once.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class BoundNetworks:
         networks = Networks(self.plan, self.layers, self.numbers, weights, shares)
         encoded = max((encoder.width for encoder in self.encoders.values()), default=0)
         self.encoded = np.zeros((0, count, encoded, assets), np.float32)
-        self.asked = 0
+        self.last_bar = 0
         self.action = np.zeros((1, assets), np.float32)
         # The widest array of all: inputs or hidden units of a trunk, logits of an mlp.
         wide = max(self.widest, _round_up(self.columns + encoded))
@@ -98,8 +97,8 @@ class BoundNetworks:
         these do not matter."""
         if bar not in self.bars:
             # Further bars are spaced like the last two requested ones.
-            self._encode(bar, len(self.market), max(1, bar - self.asked))
-        self.asked = bar
+            self._encode(bar, len(self.market), max(1, bar - self.last_bar))
+        self.last_bar = bar
         encoded = self.encoded[self.bars.index(bar)]
         if (self.plan[:, Plan.SHARED] * (self.plan[:, Plan.DECODER] != Head.TILT)).all():
             private = private[:1]
@@ -152,7 +151,7 @@ class BoundNetworks:
             parts = [groups]
             self._add_mlp(k, actor, weights)
         else:
-            # Groups stand in this order: the account, holdings, the other columns of an asset, the
+            # Groups are in this order: the account, holdings, the other columns of an asset, the
             # market's.
             account = actor.layout.account_width
             each = torch.arange(account, account + self.columns)
@@ -195,7 +194,7 @@ class BoundNetworks:
         plan[Plan.ACCOUNT] = network.reads_account and not once
         plan[Plan.SLOPE] = once and network.reads_holdings
         plan[Plan.LINEAR] = actor.layout.account_width * (once and network.reads_account)
-        # Of several outputs the first.
+        # Only the first of several outputs.
         columns = 1 + plan[Plan.SLOPE] + plan[Plan.LINEAR]
         plan[Plan.HEAD] = self._place(_pad(weights["head.weight"][:, :columns], wide, columns))
         plan[Plan.HEAD_BIAS] = self._place(weights["head.bias"][:columns])
@@ -238,7 +237,8 @@ class BoundNetworks:
 class _Encoder:
     """The columns that an actor adds to each asset's newest ones: encoded or earlier bars.
 
-    In float64 and rounded once: they must not depend on how many bars are encoded together.
+    Computed in float64 and rounded once: they must not depend on how many bars are encoded
+    together.
     """
 
     def __init__(self, actor: Any) -> None:

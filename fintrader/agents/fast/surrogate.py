@@ -1,7 +1,7 @@
 """PPO's clipped surrogate and its gradients in one compiled pass over a minibatch.
 
-Written as tensor operations it is some twenty passes over `[R, L]` numbers, and most of the time of
-an update. Each row reads the mean of its bar and adds its gradients to the bar's: neither is copied
+As tensor operations it takes some twenty passes over `[R, L]` numbers, most of the time of an
+update. Each row reads the mean of its bar and adds its gradients to the bar's: neither is copied
 for every row.
 """
 
@@ -36,7 +36,8 @@ def clipped_surrogate(
 
 
 def exp(x: Any) -> Any:
-    """Compute exp(x), in float32 for |x| up to 20, within 1e-5 of it for |x| < 10."""
+    """Compute exp(x), in float32 with x clipped to ±20; the relative error is below 1e-5 where
+    |x| < 10."""
 
 
 @overload(exp, inline="always")
@@ -112,11 +113,11 @@ def add_rows(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
 
 class ClippedSurrogate(torch.autograd.Function):
     """`(mean [U, L], log_std [L], row_index [R], latent [R, L], log_prob [R, L], advantage [R],
-    clip_coef)` to objective, KL distance and clip fraction, a number each."""
+    clip_coef)` to three numbers: objective, KL distance and clip fraction."""
 
     @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_std: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        row_index, latent, log_prob, advantage, clip_coef = others
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        row_index, latent, log_prob, advantage, clip_coef = rest
         grad_mean = torch.zeros_like(mean, memory_format=torch.contiguous_format)
         grad_std = torch.zeros_like(log_std)
         order = torch.arange(len(latent))

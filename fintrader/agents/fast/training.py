@@ -1,8 +1,8 @@
 """Acting on the CPU: the bars until a rollout's end are embedded together, once.
 
 Where latents depend on the bar alone, the numbers of the following bars are known and the weights
-stay until the next update, so one wide pass replaces a narrow one at every step. Not on a GPU: to
-ask which bars are missing would wait for the device.
+stay until the next update, so one wide pass replaces a narrow one at every step. A GPU does not do
+this: asking which bars are missing would wait for the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EmbeddingCache:
 
     def __init__(self, num_bars: int, latents: int) -> None:
         self.row_index = torch.full((num_bars,), -1)
-        """`[T]` int64: each bar's row of `mean`; -1: it has none yet."""
+        """`[T]` int64: each bar's row of `mean`; -1: not computed yet."""
         self.mean = torch.zeros(0, latents)
         """`[K, L]`"""
 
@@ -89,15 +89,15 @@ def draw_actions(obs: Tensor, agent: Any) -> Any:
     head = agent.head
     has_aim = type(head) is ActionHead and head.kind == "aim"
     noise = agent.draw_exploration_noise((len(obs), head.latents)).numpy()
-    seen = obs.numpy()
+    raw = obs.numpy()
     log_std = agent.log_std.detach().numpy()
     assets = head.latents - 1 if has_aim else 0
     logit = math.log(max(assets, 1)) + head.settings.cash_logit
     aim = np.array([head.settings.scale, logit], noise.dtype)
     out = (np.empty_like(noise), np.empty_like(noise), np.empty_like(noise[:, :assets]))
-    while not _draw(seen, *to_arrays(cache.row_index, cache.mean), noise, log_std, aim, out):
+    while not _draw(raw, *to_arrays(cache.row_index, cache.mean), noise, log_std, aim, out):
         bars = obs[:, -1].long()
-        steps_left = min(agent.settings.num_steps - step, len(table))  # later ones clamp below
+        steps_left = min(agent.settings.num_steps - step, len(table))  # later bars are clamped
         ahead = torch.arange(steps_left) * agent.decision_interval
         due = bars[cache.row_index.index_select(0, bars) < 0].unsqueeze(1) + ahead
         due = torch.unique(due.clamp_max(len(table) - 1))

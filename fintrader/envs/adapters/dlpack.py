@@ -23,7 +23,7 @@ class DlpackEnv:
 
     Arrays share memory with the environment's tensors, which are never written to again. With
     `copy=False`, however, the next step overwrites them (see `TradingEnv`), which libraries with
-    immutable arrays, as JAX, do not notice.
+    immutable arrays, such as JAX, do not notice.
     """
 
     def __init__(self, env: TradingEnv, convert: Callable[[Any], Any]) -> None:

@@ -27,7 +27,7 @@ from fintrader.market.tensors import MarketTensors
 
 Array = NDArray[np.float64]
 OPENS_NS = 14 * 3_600_000_000_000 + 30 * 60_000_000_000
-"""Start of a daily bar after midnight UTC."""
+"""Nanoseconds from midnight UTC to the start of a daily bar."""
 
 
 def pivot(df: pd.DataFrame, column: str) -> Array:
@@ -37,12 +37,12 @@ def pivot(df: pd.DataFrame, column: str) -> Array:
     repeated rows.
     """
     if not isinstance(df, pd.DataFrame) or df.empty:
-        found = "an empty one" if isinstance(df, pd.DataFrame) else type(df).__name__
-        raise EnvError(f"df must be a pandas.DataFrame with rows, not {found}")
+        kind = "an empty one" if isinstance(df, pd.DataFrame) else type(df).__name__
+        raise EnvError(f"df must be a pandas.DataFrame with rows, not {kind}")
     lacking = [name for name in ("date", "tic", column) if name not in df]
     if lacking:
-        found = ", ".join(map(str, df.columns))
-        raise EnvError(f"the table has no column {', '.join(lacking)}; it has {found}")
+        present = ", ".join(map(str, df.columns))
+        raise EnvError(f"the table has no column {', '.join(lacking)}; it has {present}")
     double = df[df.duplicated(["date", "tic"])]
     if len(double):
         date, tic = double[["date", "tic"]].iloc[0]
@@ -85,7 +85,7 @@ def to_market(
     as_tensor = partial(torch.tensor, dtype=torch.float32)
     return MarketTensors(
         open=as_tensor(open_),
-        # Its close is adjusted, its high and low are not: they need not lie around it.
+        # FinRL's close is adjusted; its high and low are not, and need not enclose it.
         high=as_tensor(np.maximum(open_, close)),
         low=as_tensor(np.minimum(open_, close)),
         close=as_tensor(close),

@@ -60,7 +60,7 @@ def make_trading_env(
 
 
 def require_flat(env: TradingEnv, mode: AutoresetMode, library: str) -> None:
-    """Check that `env` is one of ours with this mode and flat observations. Raises EnvError."""
+    """Check that `env` is a `TradingEnv` with this mode and flat observations. Raises EnvError."""
     if not isinstance(env, TradingEnv):
         raise EnvError(
             f"{library} takes a TradingEnv, fintrader.TradingEnv(market, num_envs=16), not"
@@ -83,7 +83,7 @@ def to_batch(actions: Any, device: torch.device) -> Tensor:
 
 
 class NumpyVectorEnv(VectorWrapper):
-    """A `TradingEnv` in numpy, for code for gymnasium's vector environments."""
+    """A `TradingEnv` with numpy arrays, for code written for gymnasium's vector environments."""
 
     env: TradingEnv
 
@@ -113,8 +113,8 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         render_mode: None = None,
         **options: Any,
     ) -> None:
-        """Make it with the options of `TradingEnv`: device, seed, record, `cost_bps=5`. Without a
-        market it trades `built_in_market()`.
+        """Make the environment with the options of `TradingEnv`: device, seed, record,
+        `cost_bps=5`. Without a market it trades `built_in_market()`.
 
         `truncated` reports the episode's end, `terminated` ruin.
         """

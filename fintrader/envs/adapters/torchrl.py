@@ -59,14 +59,14 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         return self._pack(obs, false, false.clone())
 
     def _pack(
-        self, obs: Tensor, terminated: Tensor, truncated: Tensor, **others: Tensor
+        self, obs: Tensor, terminated: Tensor, truncated: Tensor, **extra: Tensor
     ) -> TensorDict:
         flags = {
             "terminated": terminated,
             "truncated": truncated,
             "done": terminated | truncated,
         }
-        columns = {name: value.unsqueeze(-1) for name, value in (flags | others).items()}
+        columns = {name: value.unsqueeze(-1) for name, value in (flags | extra).items()}
         values = {"observation": obs.float(), **columns}
         return TensorDict(values, batch_size=self.batch_size, device=self.device)
 

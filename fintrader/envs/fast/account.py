@@ -6,7 +6,7 @@ of money: a product with shares needs no scaling.
 
 Functions from `place_orders` to `measure_outcome` work on accounts `first` to `last - 1` of a
 `State`, in place, with row `b - first` of a `Workspace` as scratch. Functions of one account take
-rows `[N]`, and write to the arguments that stand last.
+rows `[N]`, and write to their last arguments.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def make_workspace(size: int, num_assets: int) -> Workspace:
 
 @njit_inline
 def copy_accounts(first: int, last: int, old: State, new: State) -> None:
-    """Begin a step: the new accounts are the old ones, until it changes them."""
-    # The step writes its results (`final_bar`, ...) and the orders that rest itself, but for stops.
+    """Copy the old accounts to the new ones, which the step then changes."""
+    # The step itself writes its results (`final_bar`, ...) and resting orders, but not stops.
     stop = new.resting.shape[1] - 1
     for b in range(first, last):
         new.bar[b] = old.bar[b]
@@ -231,7 +231,7 @@ def clip_weights(action: Any, lowest: Any, weights: Any) -> tuple[float, Any]:
     finite = _ZERO
     for n in range(len(weights)):
         a = action[n]
-        # 0 a is NaN for NaN and infinity, and 0 for all else.
+        # 0 * a is NaN for NaN and infinity, and 0 for all else.
         finite = add_any_order(finite, a * _ZERO)
         weight = np.rint(min(max(a, lowest), _ONE) * _GRID)
         weights[n] = weight
@@ -249,8 +249,8 @@ def weight_unit(gross: float, equity: float, rules: Rules) -> float:
 def target_shares(
     weights: Any, unit: float, band: float, mark: Any, shares: Any, rules: Rules, desired: Any
 ) -> None:
-    """Write the holdings `[N]` that weights mean, where the change exceeds `band` units of money or
-    closes a position."""
+    """Write the holdings `[N]` of the weights where the change exceeds `band` units of money or
+    closes a position, else the present ones."""
     for n in range(len(desired)):
         # No price, no target.
         price = np.float64(mark[n])
@@ -264,7 +264,7 @@ def target_shares(
 
 @njit_inline
 def step_towards(gap: float, rules: Rules) -> float:
-    """Take the part `trade_rate` of the gap; of whole shares at least one."""
+    """Take the part `trade_rate` of the gap, but at least one of whole shares."""
     step: float = rules.trade_rate * gap
     if rules.is_whole:
         step = np.trunc(step)
@@ -341,7 +341,7 @@ def lay_quotes(
     action: Any, budget: float, shares: Any, mark: Any, rules: Rules, resting: Any
 ) -> None:
     """Write a bid and an ask of `budget` USD each, of each asset that has a price."""
-    # The formulas stand in `envs.resting.lay_quotes`.
+    # The formulas are in `envs.resting.lay_quotes`.
     assets = len(shares)
     for n in range(assets):
         usd = np.float64(mark[n])
@@ -361,9 +361,9 @@ def lay_quotes(
 
 @njit_call
 def lay_stops(action: Any, aim: Any, shares: Any, mark: Any, rules: Rules, resting: Any) -> None:
-    """Write the stops of the holdings aimed at `[N]`, or of those that are held. One that a bar has
-    reached goes on selling."""
-    # The formulas stand in `envs.resting.lay_stop`.
+    """Write the stops of the target holdings `aim` `[N]` or, where these are 0, of the present
+    ones. A stop that a bar has reached keeps closing its position."""
+    # The formulas are in `envs.resting.lay_stop`.
     assets = len(shares)
     floor = -np.inf if rules.is_short else 0.0
     stops = resting[len(resting) - 1]
@@ -415,7 +415,7 @@ def meet_events(
 
 @njit_call
 def split_orders(shares: Any, splits: Any, rules: Rules, desired: Any) -> None:
-    """Turn the holdings wanted `[N]` from old shares into new ones."""
+    """Convert the desired holdings `[N]` from old shares to new ones."""
     for n in range(len(desired)):
         order = split_shares(desired[n] - shares[n], splits[n], rules)
         desired[n] = split_shares(shares[n], splits[n], rules) + order
@@ -430,7 +430,7 @@ def apply_events(
     row = prices.event_row[bar]
     income = 0.0
     for n in range(state.shares.shape[1]):
-        # A fraction of a share left by a split is paid in cash, at the close before.
+        # A fraction of a share left by a split is paid in cash, at the previous close.
         held = state.shares[b, n]
         split = prices.splits[row, n]
         after = split_shares(held, split, rules)
@@ -519,7 +519,7 @@ def fill_orders(
             rules,
         )
 
-    # They take holdings further from zero.
+    # Purchases take holdings further from zero.
     for b in range(first, last):
         i = b - first
         bar = work.fill_bar[i]
@@ -544,8 +544,8 @@ def sell(
     shares: Any, desired: Any, quote: Any, rules: Rules, kept: Any, addition: Any
 ) -> tuple[float, float, float]:
     """Write the holdings `[N]` after the part of the orders that leads towards zero, and the
-    additions still wanted. Return units of money: the proceeds, their magnitudes, and those of the
-    additions."""
+    additions still wanted. Return sums in units of money: proceeds, their magnitudes, and the
+    additions' magnitudes."""
     # One pass for both kinds of orders, since each reads the same prices.
     received = 0.0
     sales = 0.0
@@ -573,8 +573,8 @@ def sell(
 def buy(
     kept: Any, addition: Any, scale: float, quote: Any, mark: Any, rules: Rules, shares: Any
 ) -> tuple[float, float, float]:
-    """Write the holdings `[N]` after the scaled additions. Return units of money: their cost, its
-    magnitudes, and the value of the holdings at `mark`."""
+    """Write the holdings `[N]` after the scaled additions. Return sums in units of money: payments,
+    their magnitudes, and the value of the holdings at `mark`."""
     # Most steps have one close: summing its value here saves a second pass over the holdings.
     paid = 0.0
     purchases = 0.0
@@ -628,7 +628,7 @@ def purchase_scale(
 ) -> float:
     """Scale in [0, 1] of all purchases, so that they fit the budget: all amounts USD, `commissions`
     a number of orders."""
-    # The formula stands in `envs.account.purchase_scale`.
+    # The formula is in `envs.account.purchase_scale`.
     owed = rules.min_commission_usd * commissions
     full = ordered + rules.max_leverage * variable
     room = max(budget - rules.max_leverage * (owed + 2.0 * UNIT * num_assets), 0.0)
@@ -682,11 +682,11 @@ def fill_side(
     rules: Rules,
     log: AccountLog,
 ) -> None:
-    """Fill the bids (or only orders), side 0, or the asks of account b, for `work.left` shares at
-    most, and take what they add from the room for additions, `work.budget[0]` USD, which bids find
-    out themselves where there are shorts."""
-    # The stages are those of `envs.resting`: `meet_bar`, `fill_orders` and `rest_on`. All become
-    # part of their caller: to hand over the tuples of arrays takes longer than the work.
+    """Fill account b's bids (or only orders), side 0, or its asks, for at most `work.left` shares.
+    Subtract their spending from `work.budget[0]`, USD for additions; with shorts, side 0 computes
+    it first."""
+    # The stages are those of `envs.resting`: `meet_bar`, `fill_orders` and `rest_on`. All are
+    # inlined: passing the tuples of arrays takes longer than the work.
     shares = state.shares[b]
     resting = state.resting[b]
     desired = work.desired[0]
@@ -728,7 +728,7 @@ def fill_side(
 @njit_call
 def hold_back(ranges: Any, resting: Any, shares: Any, start: Any, rules: Rules, left: Any) -> None:
     """Cut orders `left` `[N]` to what a bar of these `ranges` `[2, N]` may fill: nothing against a
-    position whose stop it reaches; without shorts no sale of what it buys itself."""
+    position whose stop it reaches; without shorts, no sale of shares bought in the same bar."""
     # Called only with stops or quotes: plain limits keep their vectorised loops.
     for n in range(len(shares)):
         if rules.has_stops:
@@ -762,8 +762,8 @@ def find_side(shares: float, price: float) -> float:
 def meet_stops(
     bar: int, ranges: Any, resting: Any, shares: Any, last_bar: Any, rules: Rules
 ) -> None:
-    """Turn the stops that a bar has reached into orders at any price, until nothing is left to
-    sell."""
+    """Turn the stops that a bar has reached into orders at any price, until the positions are
+    closed."""
     # Repeated at each bar, since holdings shrink.
     stops = resting[len(resting) - 1]
     for n in range(len(shares)):
@@ -781,7 +781,7 @@ def meet_stops(
 def count_stopped(
     bar: int, resting: Any, shares: Any, prices: Prices, rules: Rules, log: AccountLog
 ) -> None:
-    """Count the orders that `meet_stops` is about to give, and those that they cancel."""
+    """Count the orders that `meet_stops` is about to place, and those that they cancel."""
     # An order at any price counts for each bar of trade.
     ranges = prices.ranges[bar]
     for n in range(len(shares)):
@@ -801,7 +801,7 @@ def meet_bar(
     """Write `work.desired[0]`, the holdings after all fills of the orders `work.left` at prices
     `limits` `[N]` in a bar, and their prices and costs: `work.quote`, `work.root` and
     `work.spread`."""
-    # A price of 0 stands for an order that does not fill, as for a symbol that does not trade.
+    # A price of 0 marks an order that does not fill, as for a symbol that does not trade.
     below = 1.0 - rules.margin
     above = 1.0 + rules.margin
     floor = -np.inf if rules.is_short else 0.0
@@ -852,7 +852,7 @@ def rest_on(
 ) -> None:
     """Age an account's bids (or only orders), side 0, or its asks, and end those that are done or
     too old. `work.desired[0]` has the holdings before they filled."""
-    # As `envs.resting.rest_on`, which also writes the log.
+    # As `envs.resting.rest_on`; it also writes the log.
     oldest = np.float64(rules.time_in_force) if rules.time_in_force > 0 else np.inf
     row = prices.event_row[bar]
     at = side * ORDER_ROWS
@@ -897,7 +897,7 @@ def cancel_orders(
 @njit_inline
 def clear_order(n: int, resting: Any) -> None:
     """Leave asset n without an order."""
-    # Rarely: `rest_on` ends orders in a loop that is vectorised.
+    # Called rarely: `rest_on` ends orders in a loop that is vectorised.
     for row in range(resting.shape[0]):
         resting[row, n] = 0.0
 
@@ -975,7 +975,7 @@ def total_cost(
     `[N]`. Proportional costs use the exact sum, `notional` units of money."""
     if rules.is_proportional:
         return rules.cost_rate * (notional * UNIT)
-    # The order of both does not matter: a purchase costs as much as the sale of as many shares.
+    # `before` and `after` may be exchanged: a purchase costs as much as the sale of as many shares.
     total = 0.0
     for n in range(len(before)):
         shares = after[n] - before[n]
@@ -989,7 +989,8 @@ def total_cost(
 def purchase_costs(
     addition: Any, notional: float, price: Any, root: Any, spread: Any, rules: Rules
 ) -> tuple[float, int]:
-    """USD of additions `[N]` without least commissions, and the number of those that owe one."""
+    """USD cost of additions `[N]` without minimum commissions, and the number of orders that owe
+    one."""
     if rules.is_proportional:
         return rules.cost_rate * (notional * UNIT), 0
     # As `total_cost`, of orders not yet scaled.
@@ -1075,7 +1076,7 @@ def mark_bars(
     rules: Rules,
     log: AccountLog,
 ) -> None:
-    """Carry account b to the close of bar `stop`, bar by bar: events after the fill, orders that
+    """Advance account b to the close of bar `stop`, bar by bar: events after the fill, orders that
     rest, interest, ends of symbols, the mark, a margin call."""
     is_logged = len(log.equity) > 0
     for bar in range(state.bar[b] + 1, stop + 1):
@@ -1131,7 +1132,7 @@ def value_option(
     start: int, bar: int, first: float, underlying: Any, table: Any, scale: Any
 ) -> Any:
     """USD that an option sold at `start` is worth at the close of `bar`."""
-    # The formulas stand in `envs.account.find_owed`. A call, because few accounts have an option.
+    # The formulas are in `envs.account.find_owed`. A call, because few accounts have an option.
     gap, left = find_gap(start, bar, underlying, table)
     place = gap * scale[left] + STRIKE_POINT
     column = np.int64(min(max(place, 0.0), table.shape[1] - 2.0))
@@ -1142,8 +1143,8 @@ def value_option(
 
 @njit_inline
 def find_gap(start: int, bar: int, underlying: Any, table: Any) -> tuple[Any, int]:
-    """Price over the strike, less 1, and bars left of an option sold at `start`; after its expiry
-    those of the expiry."""
+    """Price over the strike, less 1, and bars left of an option sold at `start`; after its expiry,
+    their values at expiry."""
     expiry = start + len(table) - 1
     now = min(bar, expiry)
     return underlying[0, now] / underlying[1, start] - 1.0, expiry - now
@@ -1166,7 +1167,7 @@ def charge_interest(
     short = 0.0
     row = prices.event_row[bar]
     for n in range(state.shares.shape[1]):
-        # The last close, for a share as it is counted today.
+        # The last close, adjusted for this bar's split.
         before = np.float64(prices.quotes[bar - 1, MARK, n]) / prices.splits[row, n]
         short += max(-np.rint(state.shares[b, n] * before), 0.0)
     borrowed = short * UNIT + max(-state.cash[b], 0.0)
@@ -1185,8 +1186,8 @@ def close_positions(
     rules: Rules,
     log: AccountLog,
 ) -> None:
-    """Close at the close of `bar` the positions that end there, all of them at an episode's end, or
-    after a margin call all that trade."""
+    """Close positions at the close of `bar`: those of symbols that end there, all at an episode's
+    end, or all that trade after a margin call."""
     is_over = rules.closes_at_end and bar == state.end_bar[b]
     value = 0.0
     notional = 0.0

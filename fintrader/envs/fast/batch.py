@@ -98,7 +98,7 @@ def end_episodes(
 @njit_arrays
 def make_empty_log() -> AccountLog:
     """Make a log that keeps nothing."""
-    # The account's functions write a log where one is kept: in a backtest.
+    # Only backtests keep a log.
     none = np.zeros(0)
     flags = np.zeros(0, np.int64)
     rows = np.zeros((0, 0))

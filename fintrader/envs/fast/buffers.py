@@ -45,7 +45,7 @@ class Rules(NamedTuple):
     is_same_bar: bool
     """Orders fill at the close at which they are decided."""
     is_proportional: bool
-    """Costs are a part of the notional; otherwise each order has its own."""
+    """Costs are a fixed share of the notional; otherwise they are computed for each order."""
     starts_anywhere: bool
     """An episode may begin at any bar."""
     interval: int
@@ -66,9 +66,9 @@ class Rules(NamedTuple):
     offset: float
     """Share of the last close by which an action of 1 moves an order's price."""
     margin: float
-    """Share of its price that a bar must trade beyond an order."""
+    """Share of an order's price that a bar must trade beyond it."""
     stop_offset: float
-    """Share of the last close between it and the farthest stop."""
+    """Distance of the farthest stop from the last close, as a share of it."""
     time_in_force: int
     """Bars; 0 without an end."""
     per_bar: float
@@ -144,11 +144,11 @@ class Prices(NamedTuple):
     clock: Any
     """`[T]` float64."""
     starts: Any
-    """`[S]` int64, as the one below: see `MarketView`."""
+    """`[S]` int64: see `MarketView`."""
     stops: Any
     """`[T]` int64."""
     underlying: Any
-    """`[2, T]`, `[L + 1, K]` and `[L + 1]` float64, as the two below: see `MarketView`."""
+    """`[2, T]` float64; the next two `[L + 1, K]` and `[L + 1]`: see `MarketView`."""
     option_value: Any
     option_scale: Any
 
@@ -189,7 +189,7 @@ class State(NamedTuple):
 
 
 class Workspace(NamedTuple):
-    """Scratch of the G accounts that step together: `[G]` float64 USD each, unless it says
+    """Scratch of the G accounts that step together: `[G]` float64 USD each, unless a field says
     otherwise."""
 
     weights: Any
@@ -203,9 +203,9 @@ class Workspace(NamedTuple):
     quote: Any
     """`[3, N]` float64, as `Prices.quotes`: prices of one account's orders that rest."""
     root: Any
-    """`[N]`: 1 / sqrt(volume) for these orders, 0 where they wait at their price."""
+    """`[N]`: 1 / sqrt(volume) for these orders, 0 where they fill at their limit price."""
     spread: Any
-    """`[N]`: their half-spreads, as shares of the notional, also 0 there."""
+    """`[N]`: their half-spreads, as shares of the notional, 0 there, too."""
     start: Any
     """`[N]` shares before the bar."""
     left: Any
@@ -219,9 +219,9 @@ class Workspace(NamedTuple):
     ordered: Any
     """Notional of the purchases, before they are scaled."""
     variable_cost: Any
-    """Their cost without least commissions."""
+    """Cost of the purchases without minimum commissions."""
     commissions: Any
-    """Number of them that owe a least commission."""
+    """Number of purchases that owe a minimum commission."""
     budget: Any
     scale: Any
     value: Any
@@ -234,7 +234,7 @@ class AccountLog(NamedTuple):
     shares: Any
     """`[T, N]` at each close."""
     equity: Any
-    """`[T]` USD at each close, as the three below."""
+    """`[T]` USD at each close, as the next three."""
     costs: Any
     turnover: Any
     income: Any
@@ -250,7 +250,7 @@ class AccountLog(NamedTuple):
     size: Any
     """`[1]` int64: trades so far."""
     filled: Any
-    """`[2, N]`: shares that each order that rests has traded so far, bids and asks."""
+    """`[2, N]`: shares that each resting order has traded so far, bids and asks."""
     counts: Any
     """`[4]`: number of orders, of orders above the volume limit, and of orders without a fill; and
     USD of all cancelled parts."""
@@ -342,13 +342,13 @@ class StepResult(NamedTuple):
     truncated: Tensor
     """`[B]` bool."""
     done: Tensor
-    """`[B]` bool: either."""
+    """`[B]` bool: terminated or truncated."""
     obs: Tensor
     """`[B, D]`, or `[B, A + N]` where it is factored."""
     final: Tensor
     """`obs` before the reset, valid where `done`."""
     final_bar: Tensor
-    """`[B]`: the bar each account stood at before the reset."""
+    """`[B]`: each account's bar before the reset."""
     record: Record | None = None
 
 
@@ -375,7 +375,7 @@ class Generation:
         return self.buffers.ints[BAR]
 
     def copy_from(self, account: Account) -> None:
-        """Copy accounts of a reset or a checkpoint, without their memory."""
+        """Copy accounts of a reset or a checkpoint, without the memory of their reward."""
         for name in Account._fields:
             if name != "memory":
                 getattr(self.account, name).copy_(getattr(account, name).detach())

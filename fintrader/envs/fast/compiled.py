@@ -1,12 +1,12 @@
-"""Options of compiled functions, which all of them share.
+"""Options that all compiled functions share.
 
 `error_model="numpy"` divides as numpy does, without a check for zero; `_nrt=False` counts no
 references to arrays, which costs atomic operations for each row: only functions that allocate or
 return arrays need it.
 
-A wrapper, which takes a caller's tuples of arrays apart, takes as long to compile as its function:
-none has one for C, and only those of `njit_entry` have one for Python. A call of the others from
-Python ends the process.
+A wrapper unpacks a caller's tuples of arrays, and takes as long to compile as its function. No
+function has a wrapper for C, and only those of `njit_entry` have one for Python: calling others
+from Python ends the process.
 """
 
 import contextlib
@@ -20,24 +20,24 @@ from numba import njit
 def drop_old_code(package: Path) -> None:
     """Remove compiled functions that numba keeps below `package` if any source has changed since.
 
-    numba compares the file of a function alone, not those of the functions and numbers that became
-    part of it: after an update it would go on with the old ones.
+    numba checks only a function's own file, not the files of functions and constants inlined into
+    it: after an update it would keep using the old ones.
     """
     folders = [package / "envs" / "fast", package / "agents" / "fast"]
     sources = [path for folder in (package / "envs", *folders) for path in folder.glob("*.py")]
     stats = ((path.name, path.stat()) for path in sorted(sources))
-    stamp = "\n".join(f"{name} {found.st_mtime_ns} {found.st_size}" for name, found in stats)
-    kept = folders[0] / "__pycache__" / "sources.txt"
-    with contextlib.suppress(OSError):  # numba keeps its code elsewhere, too, without rights here
-        if kept.is_file() and kept.read_text() == stamp:
+    stamp = "\n".join(f"{name} {stat.st_mtime_ns} {stat.st_size}" for name, stat in stats)
+    record = folders[0] / "__pycache__" / "sources.txt"
+    with contextlib.suppress(OSError):  # without rights here, numba keeps its code elsewhere
+        if record.is_file() and record.read_text() == stamp:
             return
         for folder in folders:
             for index in (folder / "__pycache__").glob("*.nbi"):
                 index.unlink(missing_ok=True)
-        kept.parent.mkdir(exist_ok=True)
-        fresh = kept.with_suffix(f".{os.getpid()}")
+        record.parent.mkdir(exist_ok=True)
+        fresh = record.with_suffix(f".{os.getpid()}")
         fresh.write_text(stamp)
-        fresh.replace(kept)
+        fresh.replace(record)
 
 
 drop_old_code(Path(__file__).parents[2])

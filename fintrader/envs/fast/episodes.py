@@ -36,8 +36,8 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
     # The lengths and the draw are those of `envs.episodes.begin`.
     last = prices.quotes.shape[0] - 1
     episode = state.episode[b]
-    asked = inputs.episode_bars[b]
-    length = min(asked, last) if asked > 0 else 1
+    wanted = inputs.episode_bars[b]
+    length = min(wanted, last) if wanted > 0 else 1
     drawn = mix(np.uint64(inputs.key[b]) + np.uint64(episode) * _GOLDEN) >> np.uint64(1)
     if rules.starts_anywhere:
         bar = np.int64(drawn) % max(last - length + 1, 1)
@@ -53,7 +53,7 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
     state.bar[b] = bar
     state.start_bar[b] = bar
     state.episode[b] = episode + 1
-    state.end_bar[b] = min(bar + length, stop) if asked > 0 else stop
+    state.end_bar[b] = min(bar + length, stop) if wanted > 0 else stop
     state.equity[b] = equity
     state.peak_equity[b] = equity
     state.first_equity[b] = equity
@@ -63,7 +63,7 @@ def begin(b: int, inputs: Inputs, prices: Prices, rules: Rules, state: State) ->
 @njit_inline
 def observe_private(b: int, state: State, prices: Prices, rules: Rules, out: Any) -> None:
     """Write to `out` float32 the part `[P]` of account b's observation that is its own."""
-    # The formulas stand in `envs.episodes.observe_private`.
+    # The formulas are in `envs.episodes.observe_private`.
     bar = state.bar[b]
     end = state.end_bar[b]
     equity = state.equity[b]
@@ -95,7 +95,7 @@ def observe_private(b: int, state: State, prices: Prices, rules: Rules, out: Any
 def observe_resting(resting: Any, mark: Any, share: float, rules: Rules, out: Any) -> None:
     """Write to `out` `[R N]` weight, distance and age of the orders that rest, then the distance of
     the stops."""
-    # The formulas stand in `envs.episodes.observe_resting`. A loop for each column is vectorised.
+    # The formulas are in `envs.episodes.observe_resting`. A loop for each column is vectorised.
     assets = len(mark)
     for side in range(1 + rules.is_quote):
         observe_order(side * ORDER_ROWS, resting, mark, share, rules, out)
@@ -121,7 +121,7 @@ def observe_order(at: int, resting: Any, mark: Any, share: float, rules: Rules, 
 
 @njit_inline
 def find_distance(price: float, mark: float) -> Any:
-    """Return a price over the close, less 1, at most 1."""
+    """Return a price over the close, less 1, clipped to ±1."""
     usd = np.float64(mark)
     distance = price * USD_GRID / (usd if usd > 0.0 else USD_GRID) - 1.0
     return min(max(distance, -1.0), 1.0)
@@ -147,7 +147,7 @@ def observe(
 
 @njit_inline
 def copy_row(b: int, bar: int, obs: Any, out: Outputs, is_streamed: bool) -> None:
-    """Copy the market's row (with a lookback, those of several bars) behind the private part."""
+    """Copy the market's row (with a lookback, those of several bars) after the private part."""
     # Streamed writes bypass the caches, which are too small to keep all rows for the caller.
     place = (b + 1) * obs.shape[1] * 4 - out.row_bytes
     origin = bar * out.rows.shape[1] * 4

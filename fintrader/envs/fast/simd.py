@@ -69,9 +69,8 @@ def copy_bytes(
 def stream_bytes(
     typing_context: Any, target: Any, target_offset: Any, source: Any, source_offset: Any, size: Any
 ) -> Any:
-    """Copy 4-byte words, whole cache lines of them past the caches: the processor need not read a
-    line before it writes it that way, which is half of the cost of writing to a target larger than
-    the caches."""
+    """Copy 4-byte words, whole cache lines past the caches: the processor then need not read a line
+    before writing it, which is half of the cost for targets larger than the caches."""
 
     def copy(builder: Any, *places: Any) -> None:
         builder.call(_stream_function(builder.module), places)

@@ -70,10 +70,10 @@ def decide_and_wait(
     log: AccountLog,
     seen: Any,
 ) -> bool:
-    """Order what an action `[1, A]` float32 asks for, and write it to `desired` `[N]`; without an
-    action order towards `desired`, and nothing if both are empty. Then mark every bar up to `stop`,
-    and write the private part of the observation to `seen` `[P]`. Return True for an account
-    ruined at the end of an interval, where it stays."""
+    """Order the holdings that an action `[1, A]` float32 asks for, and write them to `desired`
+    `[N]`; with an empty action, order towards `desired`; if both are empty, order nothing. Then
+    mark every bar up to `stop`, and write the private part of the observation to `seen` `[P]`.
+    Return True if the account is ruined at the end of an interval; it then stays there."""
     # `decide_each` shares this memory among accounts: allocating it takes as long as a fill.
     work = make_workspace(1, buffers[3].shape[1])
     is_ruined: bool = wait(stop, action, desired, buffers, (prices, rules, log), seen, work)
@@ -116,7 +116,7 @@ def wait(
     return is_ruined
 
 
-# Copies go element by element: to compile an assignment of rows takes seconds.
+# Copies go element by element: compiling an assignment of rows takes seconds.
 @njit_inline
 def size_holdings(
     action: Any,
@@ -144,8 +144,8 @@ def size_holdings(
 def cancel_all(
     bar: int, is_over: bool, state: State, prices: Prices, rules: Rules, log: AccountLog
 ) -> None:
-    """Cancel the orders that still rest at the close of `bar`: at the window's end all, at a
-    decision all but the sales of reached stops."""
+    """Cancel the orders that still rest at the close of `bar`: all at the window's end, all but the
+    orders of reached stops at a decision."""
     for n in range(state.shares.shape[1]):
         if is_over or not is_stopped(n, state.resting[0], rules):
             cancel_orders(bar, n, state.resting[0], prices, rules, log)
@@ -178,9 +178,9 @@ def decide_each(
     equity: Any,
 ) -> None:
     """Call `decide_and_wait` for B accounts, whose buffers have B as first axis: actions
-    `[B, 1, N]`, or `[1, 1, N]` for all, of which account b leaves out number b; `seen` `[B, P]`
-    and their `equity` `[B, T]`. They share prices, rules and a log that keeps equity alone. A
-    ruined one stays as it is."""
+    `[B, 1, N]`, or `[1, 1, N]` for all; account b sets number b to 0. `seen` `[B, P]` and their
+    `equity` `[B, T]`. They share prices, rules and a log that keeps only equity. A ruined account
+    stays as it is."""
     ints, floats, flags, shares, resting = accounts
     log = shared[2]
     work = make_workspace(1, shares.shape[2])
@@ -207,17 +207,17 @@ def record_fills(
     bar = state.bar[0]
     fill_bar = work.fill_bar[0]
     quote = prices.quotes[fill_bar]
-    # The books of a bar are those at its close; an order filled at a close counts in the next one.
+    # The books of a bar are those at its close; an order filled at a close counts in the next bar.
     shown = min(bar + 1, len(prices.quotes) - 1)
     floor = -np.inf if rules.is_short else 0.0
     for n in range(len(held)):
-        asked = max(work.desired[0, n], floor) - held[n]
+        ordered = max(work.desired[0, n], floor) - held[n]
         traded = state.shares[0, n] - held[n]
-        if asked != 0.0:
+        if ordered != 0.0:
             log.counts[ORDER] += 1.0
-            log.counts[CAPPED] += abs(asked) > quote[MOST, n]
+            log.counts[CAPPED] += abs(ordered) > quote[MOST, n]
             log.counts[UNFILLED] += traded == 0.0
-            log.counts[CANCELLED] += abs(asked - traded) * np.float64(quote[MARK, n]) * UNIT
+            log.counts[CANCELLED] += abs(ordered - traded) * np.float64(quote[MARK, n]) * UNIT
         if traded != 0.0:
             price = abs(np.float64(quote[FILL, n]))
             root = np.float64(prices.inverse_root_volume[fill_bar, n])

@@ -1,5 +1,5 @@
-"""`FusedStep`: the environment's step by the fused kernel, for every setting: float32 observations
-on CPU."""
+"""`FusedStep`: the environment's step by the fused kernel, for all settings with float32
+observations on CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _references(arrays: list[_Array]) -> list[int]:
 
 
 _FREE = _references([np.zeros(0)])[0]
-"""References to an array that only a list holds, which depend on the version of Python."""
+"""Count of references to an array that only a list holds; it depends on the version of Python."""
 
 
 class ArrayPool:
@@ -117,7 +117,7 @@ class FusedStep:
         self._fixed = (rows, row_width * 4, is_flat, is_streamed, resets)
         self._threads = torch.get_num_threads() if num_envs >= SERIAL_BELOW else 1
         self._pool: ThreadPoolExecutor | None = None
-        self._given: tuple[Endowment | None, Tensor | None, _Arrays] = (None, None, ())
+        self._cache: tuple[Endowment | None, Tensor | None, _Arrays] = (None, None, ())
         self._books = [
             ArrayPool((len(INTS), num_envs), np.int64),
             ArrayPool((len(FLOATS), num_envs), np.float64),
@@ -143,7 +143,7 @@ class FusedStep:
         """Carry out one decision of every account. Raises EnvError, changing nothing, for an action
         that is not finite."""
         values = action.detach().float().contiguous().numpy()
-        inputs = Inputs(values, *self.given(endow, key))
+        inputs = Inputs(values, *self.convert_inputs(endow, key))
         new = self._fresh(old.memory)
         obs = self._obs.take()
         final = self._final.take() if self._resets else obs
@@ -152,15 +152,15 @@ class FusedStep:
         if min(counts) < 0:
             raise EnvError("actions contain NaN or infinity; check the policy's output")
         reward, new.memory = finish_reward(old, new.buffers, *self._rewarding)
-        seen = torch.from_numpy(obs)
-        last = torch.from_numpy(final) if self._resets and any(counts) else seen
-        return new.make_result(reward, seen, last)
+        shown = torch.from_numpy(obs)
+        last = torch.from_numpy(final) if self._resets and any(counts) else shown
+        return new.make_result(reward, shown, last)
 
-    def given(self, endow: Endowment, key: Tensor) -> _Arrays:
+    def convert_inputs(self, endow: Endowment, key: Tensor) -> _Arrays:
         """Convert the accounts' random streams and endowment to arrays, once."""
-        if endow is not self._given[0] or key is not self._given[1]:
-            self._given = (endow, key, tuple(value.contiguous().numpy() for value in (key, *endow)))
-        return self._given[2]
+        if endow is not self._cache[0] or key is not self._cache[1]:
+            self._cache = (endow, key, tuple(value.contiguous().numpy() for value in (key, *endow)))
+        return self._cache[2]
 
     def run(self, *arguments: Any) -> list[int]:
         """Call the kernel, without the GIL, for as many equal parts of the accounts as torch has
@@ -173,7 +173,7 @@ class FusedStep:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(threads - 1)
         edges = [self._count * part // threads for part in range(threads + 1)]
-        others = [
+        futures = [
             self._pool.submit(kernel, low, high, *arguments) for low, high in pairwise(edges[1:])
         ]
-        return [kernel(edges[0], edges[1], *arguments), *(other.result() for other in others)]
+        return [kernel(edges[0], edges[1], *arguments), *(future.result() for future in futures)]

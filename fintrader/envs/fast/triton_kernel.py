@@ -4,7 +4,7 @@ the reset and the observation in one launch.
 Its results are those of `account.advance`, `episodes.begin` and `observe` to the last bit, because
 sums of money are exact (see `envs.money`). Launch it with `enable_fp_fusion=False`, because a fused
 product and sum are rounded once, and torch rounds twice. Numbers come in float64 tensors: Triton
-passes Python floats on as float32. Needs triton, which torch brings along on Linux with CUDA; with
+passes Python floats on as float32. Needs triton, which torch installs on Linux with CUDA; with
 `TRITON_INTERPRET=1` it runs, slowly, on CPU.
 """
 
@@ -136,7 +136,7 @@ def _income(shares, after, split, dividend, mark):
     return (tl.sum(_rint(shares * dividend), 0) + tl.sum(_rint(left * (mark / split)), 0)) * _UNIT
 
 
-# The compiler decides branches on constants, so each kernel holds one kind of orders only.
+# The compiler resolves branches on constants, so each kernel holds only one kind of orders.
 @triton.jit
 def _size_orders(action, held, mark, equity, rules, TARGET: tl.constexpr, WHOLE: tl.constexpr):
     """Holdings that an action asks for (`envs.account.desired_shares`); `mark` in units of
@@ -425,17 +425,17 @@ def step_kernel(
         length = tl.where(span > 0, tl.minimum(span, last), 1)
         fresh = _draw_start(key + b, episode, last - length + 1, RANDOM_START)
         fresh_end = tl.where(span > 0, tl.minimum(fresh + length, last), last)
-        given = tl.load(give_shares + b * N + n, mask=n < tl.where(done, N, 0), other=0.0)
+        fresh_shares = tl.load(give_shares + b * N + n, mask=n < tl.where(done, N, 0), other=0.0)
         fresh_32 = tl.load(
             quotes + (fresh * 3 + 2) * N + n, mask=n < tl.where(done, N, 0), other=0.0
         )
         # Shares of symbols that are not listed at that bar are left out.
-        given = tl.where(fresh_32 > 0.0, given, 0.0)
+        fresh_shares = tl.where(fresh_32 > 0.0, fresh_shares, 0.0)
         if ENDS:
             ends_at = tl.load(last_bar + n, mask=n < tl.where(done, N, 0), other=0)
-            given = tl.where(ends_at > fresh, given, 0.0)
+            fresh_shares = tl.where(ends_at > fresh, fresh_shares, 0.0)
         fresh_cash = tl.load(give_cash + b)
-        fresh_equity = fresh_cash + _worth(given, fresh_32)
+        fresh_equity = fresh_cash + _worth(fresh_shares, fresh_32)
         bar = tl.where(done, fresh, bar)
         start = tl.where(done, fresh, start)
         end = tl.where(done, fresh_end, end)
@@ -444,10 +444,10 @@ def step_kernel(
         equity = tl.where(done, fresh_equity, equity)
         peak = tl.where(done, fresh_equity, peak)
         first = tl.where(done, fresh_equity, first)
-        shares = tl.where(done, given, shares)
+        shares = tl.where(done, fresh_shares, shares)
         mark_32 = tl.where(done, fresh_32, mark_32)
 
-    # --- the account, and what it sees
+    # --- the account and its observation
     tl.store(ints_1 + _BAR * B, bar)
     tl.store(ints_1 + _START * B, start)
     tl.store(ints_1 + _END * B, end)

@@ -1,4 +1,4 @@
-"""`TritonStep`: the environment's step by one launch on CUDA, where its options allow it.
+"""`TritonStep`: the environment's step by one launch on CUDA, where the settings allow it.
 
 It covers long-only accounts, and bfloat16 observations too. With reused buffers the step, its
 reward included, is a CUDA graph; nothing ever waits for the device.
@@ -76,7 +76,7 @@ class TritonStep:
         self._reuse = reuse
         self._rewarding = (settings, reward, resets, view.benchmark)
         self._reward_inside = settings.reward in REWARDS
-        """False for a user's reward, which may do things that no CUDA graph can hold."""
+        """False for a user's reward, which may do things that no CUDA graph can capture."""
         is_flat = settings.observation == "flat"
         self._device = view.quotes.device
         self._count = num_envs
@@ -125,7 +125,7 @@ class TritonStep:
         }
         self._num_bars = len(view.quotes)
         self._current = 0
-        self._given: tuple[Endowment | None, Tensor | None] = (None, None)
+        self._copied: tuple[Endowment | None, Tensor | None] = (None, None)
         if reuse:
             memory = torch.ones(2, num_envs, 2, dtype=torch.float64, device=self._device)
             self._generations = [Generation(self._new_buffers(), part) for part in memory]
@@ -174,10 +174,10 @@ class TritonStep:
         current = self._current
         old = self._generations[current]
         new = self._generations[1 - current]
-        if endow is not self._given[0] or key is not self._given[1]:
+        if endow is not self._copied[0] or key is not self._copied[1]:
             for target, value in zip(self._inputs[1:], (key, *endow), strict=True):
                 target.copy_(value)
-            self._given = (endow, key)
+            self._copied = (endow, key)
         self._inputs[0].copy_(action.detach())
         if self._graphs is None:
             self._compute(current)
@@ -222,13 +222,13 @@ class TritonStep:
         return graphs
 
     def _launch(
-        self, given: tuple[Tensor, ...], old: Buffers, new: Buffers, obs: Tensor, final: Tensor
+        self, inputs: tuple[Tensor, ...], old: Buffers, new: Buffers, obs: Tensor, final: Tensor
     ) -> None:
-        """Launch one program an account. `given`: action, key, cash, shares and bars of an
+        """Launch one program per account. `inputs`: action, key, cash, shares and bars of an
         episode."""
         arguments = (
             *self._market,
-            *given,
+            *inputs,
             *_plain(old),
             *_plain(new),
             obs,
