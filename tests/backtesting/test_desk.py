@@ -281,7 +281,7 @@ def test_a_bracket_is_refused_where_there_is_a_position(shares, short):
         if desk.bar == 1:
             desk.bracket("S000", shares, 100.0, **levels)
 
-    with pytest.raises(BacktestError, match="of a symbol without one"):
+    with pytest.raises(BacktestError, match="a symbol without a position"):
         simulate(OrderRule(rule), bars_of(*[QUIET] * 5), rules)
 
 
