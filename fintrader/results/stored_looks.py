@@ -11,7 +11,7 @@ from typing import Any
 from fintrader.errors import RunError
 from fintrader.results.backtest_files import StoredBacktest, read_seal
 from fintrader.results.folders import Folder, RunsFolder
-from fintrader.verdict.looks import Ledger, Look, Window, missing, result_hash
+from fintrader.verdict.looks import Ledger, Look, Window, explain_missing, result_hash
 
 CHOSEN = ("ensemble", "best")
 """Strategies that the search chose; a look is at their results. The others are baselines."""
@@ -42,7 +42,7 @@ def find_missing_looks(runs_dir: Path | str) -> tuple[list[str], list[str]]:
                 look = read_seal(Folder(runs.run(name).path(*inside))).get("look")
             except RunError:
                 continue  # no backtest, or one that `verify` reports
-            if isinstance(look, dict) and (problem := missing(lines, look)):
+            if isinstance(look, dict) and (problem := explain_missing(lines, look)):
                 begun_here = not lines or lines[0]["sha256"] == look.get("ledger")
                 (deleted if begun_here else foreign).append(f"{name}, {window} window: {problem}")
     return deleted, foreign

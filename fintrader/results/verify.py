@@ -25,7 +25,7 @@ from fintrader.results.folders import Folder
 from fintrader.results.run import WINDOWS
 from fintrader.results.stored_looks import stored_result
 from fintrader.runs import RunFolder
-from fintrader.verdict.looks import Ledger, Line, look_number, missing
+from fintrader.verdict.looks import Ledger, Line, explain_missing, look_number
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def _check_look(
             result = f"{trials} trials; its look was not counted: the ledger could not be written"
             if stored.context.look is not None:
                 problems.append(f"it claims look {stored.context.look}, but no look was counted")
-        elif gone := missing(lines, look):
+        elif gone := explain_missing(lines, look):
             problems.append(gone)
         else:
             differences, number = _compare_look(stored, window, look["line"], looks)
