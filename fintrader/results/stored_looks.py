@@ -49,9 +49,9 @@ def find_missing_looks(runs_dir: Path | str) -> tuple[list[str], list[str]]:
 
 
 def union_of_looks(runs: Mapping[str, StoredBacktest]) -> tuple[int, int]:
-    """Count the trials and looks from which results shown together were chosen: the trials of all
-    searches, each counted once, and the different results on their windows, their own and all on
-    the ledger. Raises LedgerError for a broken ledger."""
+    """Count the trials and looks behind results that are shown together: the trials of all
+    searches, each search counted once, and the different results on their windows, including those
+    on the ledger. Raises LedgerError for a broken ledger."""
     searches: dict[Any, int] = {}
     results: set[str] = set()
     lines = [line for line in Ledger().looks() if line.held_out]
@@ -70,8 +70,8 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> tuple[int, int]:
 
 
 def note_shown(stored: StoredBacktest, command: str) -> None:
-    """Record a look at a stored backtest that is shown with others, unless its ledger has the
-    result. The ledger lacks it if another user made the run. Raises LedgerError."""
+    """Record a look at a stored backtest that is shown with others, unless the user's ledger has
+    the result. It lacks the result of a run that another user made. Raises LedgerError."""
     ledger = Ledger()
     known = stored.context
     result = stored_result(stored)

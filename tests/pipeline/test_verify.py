@@ -173,7 +173,7 @@ def the_whole_ledger(run):
 CHEATS = [
     (
         values("manifest.json", trials=1),
-        "manifest.json says 1 trials, and what the run left behind makes 2",
+        "manifest.json says 1 trials, and the run's files hold 2",
     ),
     (values("manifest.json", data_hash="0" * 64), "name different bars"),
     (sealed("pods/p0001/result.json", score=None), "in events.jsonl"),
