@@ -57,7 +57,7 @@ _NO_ACTION = np.zeros((0, 0), np.float32)
 
 
 class BacktestAccount:
-    """An account that stands at a decision: a strategy reads it and gives it the next order."""
+    """An account at a decision: a strategy reads it and gives it the next order."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         settings = settings.model_copy(update={"start": "first", "episode_bars": None})
@@ -113,8 +113,8 @@ class BacktestAccount:
         capital: tuple[float, float],
         shares: Array,
     ) -> BacktestAccount:
-        """Make an account that stands at the close of `bar` with cash, equity and `capital` in USD,
-        and shares `[N]`."""
+        """Make an account at the close of `bar` with cash, equity and `capital` in USD, and shares
+        `[N]`."""
         account = cls(market, settings)
         state = account._state
         state.bar[0] = bar
@@ -130,7 +130,7 @@ class BacktestAccount:
 
     @property
     def bar(self) -> int:
-        """The bar at whose close the account stands."""
+        """The present bar; the account decides at its close."""
         return int(self._state.bar[0])
 
     @property

@@ -52,7 +52,7 @@ def assess(
     caveats: Sequence[str] = (),
     seed: int = 0,
 ) -> Verdict:
-    """Judge whether `results` can be distinguished from luck; None stands for unknown arguments.
+    """Judge whether `results` can be distinguished from luck; None means unknown.
 
     `trials`: number of strategies that were tried. `search`: their returns on the window they were
     chosen on. `market`, `settings`: the window, for random portfolios and for shifts in time; for a

@@ -242,7 +242,7 @@ def weigh_by_covariance(returns: Array) -> Array:
 
 
 def weigh_by_momentum(returns: Array) -> Array:
-    """Choose the symbols whose fast moving average of daily closes lies above the slow one."""
+    """Choose the symbols whose fast moving average of daily closes is above the slow one."""
     closes = np.cumprod(np.vstack([np.ones(returns.shape[1]), 1 + returns]), axis=0)
     above = closes[-FAST:].mean(axis=0) > closes[-LOOKBACK:].mean(axis=0)
     return np.where(above, 1.0, 0.0)

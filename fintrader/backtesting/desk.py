@@ -101,7 +101,7 @@ class Desk:
 
     @property
     def bar(self) -> int:
-        """Number of the bar at whose close the account stands."""
+        """Number of the present bar; the rule decides at its close."""
         return self._account.bar
 
     @property
@@ -120,8 +120,8 @@ class Desk:
 
     def working(self, symbol: str) -> dict[str, float]:
         """Shares and prices of the resting orders: `buy`, `buy_at`, `sell`, `sell_at`, and `stop`,
-        the stop's price. 0 stands for no order, infinity for the price of a market purchase and for
-        a stop that was reached."""
+        the stop's price. 0 means no order, infinity the price of a market purchase or a stop that
+        was reached."""
         rows = self._account.resting[:, self._find(symbol)].tolist()
         # A stop that was reached places its order in the bid's rows.
         bid = [max(rows[LEFT], 0.0), rows[PRICE]]
@@ -279,7 +279,7 @@ class Desk:
 
     def _side(self, asset: int) -> float:
         """Return 1 for a long position, or a purchase without a position; -1 for a short one.
-        Raises BacktestError without position and order."""
+        Raises BacktestError if there is neither position nor order."""
         rows = self._account.resting[:, asset]
         side = np.sign(self._account.held[asset] or rows[LEFT] or rows[ORDER_ROWS + LEFT])
         if side == 0:

@@ -3,7 +3,8 @@
 A ridge regression of forward returns (less their mean over the members) on the features is fitted
 on the training window alone. Its scores tilt the benchmark's weights `b`:
 
-    w ∝ b · exp(clip(STRENGTH · score, ±TRUST)),     score = x·β / its deviation in training, centred over the members
+    w ∝ b · exp(clip(STRENGTH · score, ±TRUST))
+    score = x·β / its deviation in training, centred over the members
 
 The account moves part of the way to w at each decision; idle cash moves at once. It decides as
 often as the policy, and trades through the same account, at the same costs and limits. Horizon,

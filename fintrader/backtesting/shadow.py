@@ -122,7 +122,7 @@ def _cut_resting(
 
 
 def _list_free_orders(resting: Array, num_sides: int) -> Array:
-    """List the shares `[sides, N]` of orders `[R, N]`, 0 for the sale of a stop that was reached."""
+    """List the shares `[sides, N]` of orders `[R, N]`; 0 for the sale of a reached stop."""
     left = resting[LEFT : num_sides * ORDER_ROWS : ORDER_ROWS]
     return np.where(np.abs(resting[-1]) < LARGEST, left, 0.0)
 

@@ -282,11 +282,11 @@ def simulate(
     """Trade the whole of `market`, usually a window, with `policy` under `settings`.
 
     The account equals `TradingEnv`'s to the last bit. The policy is bound to the window's rows if
-    possible; its actions then equal unbound ones to float32 rounding. A model of
-    Stable-Baselines3 is asked deterministically, on observations normalised by its VecNormalize if
-    it holds one. `caveats` of the result name a policy that gives two actions for one observation,
-    and parts of a model's training that are missing here. Without a `note` the result describes its
-    policy (`describe_origin`). `watch` sees the account at each decision. Raises BacktestError for a
+    possible; its actions then equal unbound ones to float32 rounding. A model of Stable-Baselines3
+    is asked deterministically, on observations normalised by its VecNormalize if it holds one.
+    `caveats` of the result name a policy that gives two actions for one observation, and parts of a
+    model's training that are missing here. Without a `note` the result describes its policy
+    (`describe_origin`). `watch` sees the account at every decision. Raises BacktestError for a
     window of fewer than two bars and for an output that cannot be traded.
     """
     if isinstance(policy, OrderRule):

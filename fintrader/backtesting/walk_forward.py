@@ -2,7 +2,7 @@
 
 for fold in make_folds(market, WalkForwardSettings()):
     part = fold_market(market, fold)      # a market with the fold's windows
-    ...                                   # tournament on `part`, then simulate its policy on part.split().test
+    ...                                   # simulate a policy of `part` on part.split().test
 whole = stitch(results)                   # one result over all test windows, each bar tested once
 """
 

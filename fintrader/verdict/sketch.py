@@ -74,7 +74,7 @@ class Sketch:
         common = len(self._kept & other._kept)  # below both limits
         if not common:
             return False
-        # If few hashes of a small window lie below the other's limit, half of them decide.
+        # If few hashes of the smaller window are below the common limit, half of them decide.
         smaller = min(sum(map(limit.__gt__, one._kept)) for one in (self, other))
         return bool(common >= max(min(FEWEST, smaller / 2), SAME * smaller))
 

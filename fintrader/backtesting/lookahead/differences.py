@@ -62,11 +62,11 @@ def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int) -> 
     first differing bar."""
     common = [name for name in market.symbols if name in changed.symbols]
     leaks = []
-    for what, one, other in _pair_arrays(market.window(0, cut), changed.window(0, cut), common):
-        at = _find_difference(one, other)
+    for what, own, their in _pair_arrays(market.window(0, cut), changed.window(0, cut), common):
+        at = _find_difference(own, their)
         if at:
             of = "".join(f"{common[k]}, " for k in at[1:])
-            gap = _describe_gap(one, float(one[at]), float(other[at]))
+            gap = _describe_gap(own, float(own[at]), float(their[at]))
             leaks.append(Leak(what, cut, at[0], of + gap))
     missing = [name for name in market.symbols if name not in changed.symbols]
     if missing:
@@ -141,18 +141,18 @@ def compare_trading(
     if market.symbols != changed.symbols:
         return []
     market = market.window(0, changed.num_bars)  # observations show the time left
-    (one, seen), (other, theirs) = (_trade(m, env, policy, cut) for m in (market, changed))
+    (first, seen), (second, theirs) = (_trade(m, env, policy, cut) for m in (market, changed))
     leaks = []
     for (bar, obs), (_, their_obs) in zip(seen, theirs, strict=True):
         at = _find_difference(obs[0], their_obs[0])
         if at:
             (column,) = at
             values = f"{float(obs[0, column]):.6g} and {float(their_obs[0, column]):.6g}"
-            slices = one.layout.slices.items()
+            slices = first.layout.slices.items()
             part = next(name for name, columns in slices if column < columns.stop)
             leaks.append(Leak("observation", cut, bar, f"column {column}, {part}, {values}"))
             break
-    log, rival = one.trade_log, other.trade_log
+    log, rival = first.trade_log, second.trade_log
     for what, ours, changes in (
         ("equity", log.equity, rival.equity),
         ("fill", log.shares, rival.shares),
@@ -165,10 +165,10 @@ def compare_trading(
             leaks.append(Leak(what, cut, bar, f"{of}{values} {'shares' if who else 'USD'}"))
     # The last order fills at `cut` and must not know that bar. Only a split there may change it.
     split = bool((market.events.bar == cut).any() | (changed.events.bar == cut).any())
-    asked = np.flatnonzero(one.wanted != other.wanted)
+    asked = np.flatnonzero(first.wanted != second.wanted)
     if asked.size and not split and not leaks:
         asset = int(asked[0])
-        held = f"{one.wanted[asset]:,.6g} and {other.wanted[asset]:,.6g} shares"
+        held = f"{first.wanted[asset]:,.6g} and {second.wanted[asset]:,.6g} shares"
         leaks.append(Leak("order", cut, seen[-1][0], f"{market.symbols[asset]}, {held} wanted"))
     return leaks
 

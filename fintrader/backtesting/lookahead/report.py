@@ -47,8 +47,8 @@ class LookaheadReport:
 
     def __str__(self) -> str:
         number = sum(done for done, _ in self.trials.values())
-        found = "Look-ahead found" if self.leaks else "No look-ahead found"
-        lines = [f"{found}: {number:,} markets with another future were compared."]
+        heading = "Look-ahead found" if self.leaks else "No look-ahead found"
+        lines = [f"{heading}: {number:,} markets with another future were compared."]
         lines += [f"  {leak}" for leak in self.leaks]
         tried = [
             f"{one:,} of {all_:,} {stage}" for stage, (one, all_) in self.trials.items() if one
@@ -67,11 +67,11 @@ class LookaheadReport:
 
 def gather(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
     """Keep the first leak of each name, with its count."""
-    found: dict[str, Leak] = {}
+    merged: dict[str, Leak] = {}
     for leak in leaks:
-        first = found.get(leak.what)
-        found[leak.what] = replace(first, times=first.times + leak.times) if first else leak
-    return tuple(found[what] for what in sorted(found))
+        first = merged.get(leak.what)
+        merged[leak.what] = replace(first, times=first.times + leak.times) if first else leak
+    return tuple(merged[what] for what in sorted(merged))
 
 
 def list_trusted(

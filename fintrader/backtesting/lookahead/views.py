@@ -241,10 +241,10 @@ def end_bars(bars: Bars, ts: int) -> Bars:
     if (bars.ts <= ts).all():
         return bars
     known = bars.take(before)
-    one = known.take(np.array([known.ts.argmax()])) if len(known) else bars.take(slice(1))
-    price = one.close if len(known) else np.ones(1)
+    pattern = known.take(np.array([known.ts.argmax()])) if len(known) else bars.take(slice(1))
+    price = pattern.close if len(known) else np.ones(1)
     last = replace(
-        one,
+        pattern,
         ts=np.array([ts]),
         volume=np.zeros(1),
         open=price,
