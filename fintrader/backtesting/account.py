@@ -29,9 +29,9 @@ from fintrader.results.backtest_files import TradeRows
 from fintrader.results.history import OrderCounts
 
 Float32 = NDArray[np.float32]
-"""Numbers that networks take and give."""
+"""Inputs and outputs of networks."""
 Action = Tensor | Float32
-"""`[1, N]` from a policy, `[N]` from a bound one."""
+"""`[1, N]` from a policy, `[N]` from a bound policy."""
 
 
 class Holdings(NamedTuple):
@@ -52,16 +52,16 @@ KINDS = np.array(["order", "forced", "split"], dtype=object)
 _COLUMN_NAMES = AccountLog._fields[5:12]
 """Kind, decision bar, fill bar, asset, shares, price, cost."""
 _COLUMNS = (*[np.int64] * 4, *[np.float64] * 3)
-"""Their types."""
+"""Types of `_COLUMN_NAMES`."""
 _NO_ACTION = np.zeros((0, 0), np.float32)
 
 
 class BacktestAccount:
-    """An account that stands at a decision: a strategy reads it and gives it the next order."""
+    """An account at a decision: a strategy reads it and gives it the next order."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         settings = settings.model_copy(update={"start": "first", "episode_bars": None})
-        self._device = market.device  # observations go where the policy is
+        self._device = market.device  # the policy's device, for observations
         market = market if market.device.type == "cpu" else market.to("cpu")
         view = build_market_view(market, settings, getattr(torch, settings.observation_dtype))
         self.market = market
@@ -113,8 +113,8 @@ class BacktestAccount:
         capital: tuple[float, float],
         shares: Array,
     ) -> BacktestAccount:
-        """Make an account that stands at the close of `bar` with cash, equity and `capital` in USD,
-        and shares `[N]`."""
+        """Make an account at the close of `bar` with cash, equity and `capital` in USD, and shares
+        `[N]`."""
         account = cls(market, settings)
         state = account._state
         state.bar[0] = bar
@@ -130,7 +130,7 @@ class BacktestAccount:
 
     @property
     def bar(self) -> int:
-        """The bar at whose close the account stands."""
+        """The present bar; the account decides at its close."""
         return int(self._state.bar[0])
 
     @property
@@ -220,7 +220,7 @@ class BacktestAccount:
         return rows
 
     def lay_orders(self, action: Action) -> Array:
-        """Lay out the orders `[R, N]` that an action gives, and place none."""
+        """Compute the resting orders `[R, N]` that an action would give, without placing them."""
         before = self.resting.copy()
         row = flatten_action(action)[None]
         kernel.lay_orders(row, self._buffers, self._prices, self._rules)
@@ -229,7 +229,7 @@ class BacktestAccount:
         return orders
 
     def replace_orders(self, orders: Array) -> None:
-        """Let orders `[R, N]` rest in the place of all that rests; the log does not count them."""
+        """Replace all resting orders by `orders` `[R, N]`; the log does not count them."""
         self.resting[:] = orders
 
     def takes_orders(self, asset: int) -> bool:
@@ -243,8 +243,8 @@ class BacktestAccount:
         return float(self._prices.splits[self._prices.event_row[at], asset])
 
     def place(self, asset: int, side: int, shares: float, price: float) -> bool:
-        """Replace an asset's bid (side 0) or ask by one of signed shares at a price, USD. Returns
-        False, changing nothing, where it takes no orders."""
+        """Replace an asset's bid (side 0) or ask (side 1) by an order for signed shares at a price
+        in USD. Returns False, changing nothing, where it takes no orders."""
         if not self.takes_orders(asset):
             return False
         self._count_cancelled(asset, side)
@@ -304,9 +304,9 @@ class BacktestAccount:
         return self._close(is_ruined)
 
     def leave_out_each(self, decide: Callable[[int, Any], Float32]) -> Array:
-        """Trade with a copy of this account for each symbol that never buys the symbol; return
-        their equity `[N, T]`. `decide` maps a bar and the private parts `[N, A + N]` to
-        actions `[N, N]`, or `[1, N]` where these do not matter."""
+        """Trade with one copy of this account for each symbol, which never buys that symbol; return
+        the copies' equity `[N, T]`. `decide` maps a bar and the private parts `[N, A + N]` to
+        actions `[N, N]`, or to one row `[1, N]` for all copies."""
         count = self.market.num_assets
         accounts = tuple(np.repeat(part[None], count, axis=0) for part in self._buffers)
         seen = np.repeat(self.private()[None], count, axis=0)
@@ -339,7 +339,7 @@ class BacktestAccount:
         return (self._buffers, self._prices, self._rules, self._log, self._seen)
 
     def _close(self, is_ruined: bool) -> bool:
-        """Complete the log of an account that is ruined or at its end; return True for one."""
+        """Complete the log and return True if the account is ruined or at its end."""
         self._seen_at = self.bar
         over = is_ruined or self.bar >= self._end
         if over:

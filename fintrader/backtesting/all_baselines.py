@@ -20,7 +20,7 @@ class Baselines:
     """Results over one window that a strategy is compared with."""
 
     results: Results
-    """By name; the benchmark portfolio among them, unless it is cash."""
+    """By name, with the benchmark portfolio unless it is cash."""
     portfolio: BacktestResult
     """The benchmark portfolio, which `env.benchmark` names."""
     left_out: Mapping[str, str]
@@ -43,8 +43,8 @@ def simulate_all_baselines(
     """Simulate every baseline over the whole of `market`, at the policy's costs.
 
     `train`: the window that ridge is fitted on and the usual volatility is taken from;
-    `validation`: the one that ridge's horizon, penalty and rate are chosen on. Neither may overlap
-    `market`. `every`: all baselines.
+    `validation`: the window that ridge's horizon, penalty and rate are chosen on. Neither may
+    overlap `market`. `every`: as in `simulate_baselines`.
 
     Raises BacktestError for a window of fewer than two bars, EnvError for a benchmark that this
     market cannot make.

@@ -16,7 +16,8 @@ from fintrader.results.formatting import main_strategy
 def analyse(
     results: Results, market: MarketTensors | Sequence[MarketTensors] | None
 ) -> Analysis | None:
-    """Analyse the main strategy; None where the market is not that of the results.
+    """Analyse the main strategy; None if the market is not that of the results, or without
+    positions.
 
     `market`: the window that was traded, or those of a walk-forward in their order.
     """

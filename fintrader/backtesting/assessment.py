@@ -1,10 +1,10 @@
 """Judge a result of a market: a diagnosis of the search, tests on the held-out window, and three
 sentences.
 
-The first two never mix. `selection` describes the window that the search chose by, and corrects
-for the number of trials. `evidence` comes from the held-out window alone, against the benchmark
+The first two never mix. `selection` describes the window that the search chose on, and corrects for
+the number of trials. `evidence` comes from the held-out window alone, against the benchmark
 portfolio; the verdict rests on it, by one test whose error rates are measured (docs/evidence.md).
-`verdict.conclusion` words it.
+`verdict.conclusion` writes the sentences.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def assess(
     caveats: Sequence[str] = (),
     seed: int = 0,
 ) -> Verdict:
-    """Judge whether `results` can be distinguished from luck; None stands for unknown arguments.
+    """Judge whether `results` can be distinguished from luck; None means unknown.
 
-    `trials`: number of strategies that were tried. `search`: their returns where they were chosen.
-    `market`, `settings`: the window, for random portfolios and for shifts in time; for a
+    `trials`: number of strategies that were tried. `search`: their returns on the window they were
+    chosen on. `market`, `settings`: the window, for random portfolios and for shifts in time; for a
     walk-forward a list with the window of each fold. `look`: number of this look at the window,
-    from 1; None if the looks were not counted. `caveats`: reasons why the result could not have
-    been traded as well as this; with any of them there is no likely skill.
+    from 1; None if the looks were not counted. `caveats`: reasons why real trading could not have
+    reached this result; any one of them excludes `likely_skill`.
 
     The result knows its window (`BacktestResult.cut_from`). Training and validation windows get no
     verdict, and neither do bars that the policy was trained or chosen on.
@@ -140,8 +140,8 @@ def _benchmark_returns(result: BacktestResult) -> Array:
 def _flag_survivors(
     result: BacktestResult, evidence: Evidence, bound: float | None, seed: int
 ) -> list[str]:
-    """Flag a universe of survivors, unless alpha passes without the `bound` on their effect, which
-    is None for an unknown window."""
+    """Flag a universe of survivors, unless alpha passes the test after the `bound` on their effect
+    is subtracted; `bound` is None for an unknown window."""
     if bound is None:
         return ["a universe of survivors"]
     year = result.sessions_a_year
@@ -185,7 +185,7 @@ def _pair_active_weights(
 def _bootstrap_excess(results: Results, name: str, seed: int) -> dict[str, Excess]:
     """Bootstrap the main strategy's excess over every baseline, in paired blocks."""
     result = results[name]
-    found = {
+    excesses = {
         other: paired_excess(
             result.daily_returns,
             rival.daily_returns,
@@ -195,7 +195,7 @@ def _bootstrap_excess(results: Results, name: str, seed: int) -> dict[str, Exces
         for other, rival in results.items()
         if other in BASELINES and other != name
     }
-    return {other: excess for other, excess in found.items() if excess is not None}
+    return {other: excess for other, excess in excesses.items() if excess is not None}
 
 
 def _draw_portfolios(

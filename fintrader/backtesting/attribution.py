@@ -28,7 +28,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.results.analysis import Attribution, SymbolAttribution
 
 _BLOCK = 4096
-"""Bars of one step, so that arrays `[T, N]` are not copied as a whole."""
+"""Bars processed at once, so that no array `[T, N]` is copied as a whole."""
 
 
 def symbol_returns(markets: Sequence[MarketTensors]) -> Array:

@@ -1,7 +1,7 @@
 """Simple strategies that a result has to beat: buy and hold, equal weights, rules on past returns.
 
-Baselines trade through the policy's ledger and at its costs. They order shares, not weights, and
-repeat an order until it has filled.
+Baselines trade through the same account as the policy, at its costs. They order shares, not
+weights, and repeat an order until it has filled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ USUAL_VOLATILITY = 0.15
 
 
 def starting_capital(market: MarketTensors, settings: EnvSettings) -> float:
-    """Cash and shares that an account begins a window with, USD."""
+    """Compute the value of the cash and shares that an account begins a window with, USD."""
     price = market.close[0].cpu().double().nan_to_num()
     return settings.initial_cash_usd + float(initial_shares(settings, market.symbols) @ price)
 
@@ -242,7 +242,7 @@ def weigh_by_covariance(returns: Array) -> Array:
 
 
 def weigh_by_momentum(returns: Array) -> Array:
-    """Choose the symbols whose fast moving average of daily closes lies above the slow one."""
+    """Choose the symbols whose fast moving average of daily closes is above the slow one."""
     closes = np.cumprod(np.vstack([np.ones(returns.shape[1]), 1 + returns]), axis=0)
     above = closes[-FAST:].mean(axis=0) > closes[-LOOKBACK:].mean(axis=0)
     return np.where(above, 1.0, 0.0)
@@ -286,7 +286,7 @@ def long_only_minimum_variance(covariance: Array) -> Array:
 
 def usual_volatility(market: MarketTensors) -> float | None:
     """Compute the median annual volatility of equal weights in the members over `LOOKBACK` sessions
-    of a window; None for a window that is not longer."""
+    of a window; None for a window of fewer than LOOKBACK + 2 sessions."""
     ends = m.find_session_ends(market.to_numpy("session"))
     if len(ends) < LOOKBACK + 2:
         return None
@@ -327,8 +327,8 @@ def simulate_rule(
     *,
     progress: Progress = SILENT,
 ) -> BacktestResult:
-    """Trade by a rule. Until two sessions have ended, and without any symbol with a full history,
-    it holds equal weights."""
+    """Trade by a rule. It holds equal weights until three sessions have ended, and while no symbol
+    has a full history."""
     ends = m.find_session_ends(market.to_numpy("session"))
     close = market.to_numpy("adjusted_close")[ends]
 

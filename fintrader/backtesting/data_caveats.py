@@ -16,19 +16,19 @@ from fintrader.results.market_description import Provenance
 _MANY_OUTSIDE = 0.01
 """Share of rows outside of the sessions above which a verdict names them."""
 EXITS = 0.11
-"""Share of a universe that leaves it in a year: of the NASDAQ-100's members from 2010 to 2024, of
-the S&P 500's 0.04."""
+"""Share of a universe that leaves it in a year: the NASDAQ-100's from 2010 to 2024; the S&P 500's
+is 0.04."""
 
 
 def list_data_caveats(market: Provenance) -> list[str]:
     """List the caveats of a market, in words that complete "with ..."."""
     signal = market.planted_signal
-    found = {
+    caveats = {
         describe_outside(market): True,
         "no embargo between the windows": market.is_adjacent,
         "a planted feature that knows the future": signal is not None and signal.ic != 0,
     }
-    return [caveat for caveat, applies in found.items() if caveat and applies]
+    return [caveat for caveat, applies in caveats.items() if caveat and applies]
 
 
 def describe_outside(market: Provenance) -> str:
@@ -87,12 +87,12 @@ def bound_survivorship(windows: Sequence[MarketTensors]) -> float | None:
 def bound_absence(growth: Array, years: float, absent: float = 0.0) -> float:
     """Bound the alpha, a year, that a universe owes to the absence of other names.
 
-    `growth` `[N]`: log growth over so many `years` of the names that are left; `absent`: share of
-    the others, if known. Assume as many missing names as leave an index in that time (`EXITS`),
-    each with less growth than any remaining one, all from one normal distribution. The remaining
-    names then grow by σφ(z)/(1 - e) more than all, with z the e-quantile. A strategy that would
-    have held the missing ones twice as heavily as its benchmark portfolio would have lost as much
-    alpha.
+    `growth` `[N]`: log growth of the remaining names over `years`; `absent`: share of the missing
+    names, if known. Assume as many missing names as leave an index in that time (`EXITS`), each
+    with less growth than any remaining one, all from one normal distribution. The remaining names
+    then grow by σφ(z)/(1 - e) more than all names, with e the missing share and z the normal
+    e-quantile. A strategy that would have held the missing ones twice as heavily as its benchmark
+    portfolio would have lost as much alpha.
     """
     share = max(1 - (1 - EXITS) ** years, absent)
     edge = float(stats.norm.ppf(share))

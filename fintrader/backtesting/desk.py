@@ -40,16 +40,16 @@ class OrderRule:
     `fintrader.backtest`."""
 
     rule: Callable[[Desk], object]
-    """Called with the account's desk; what it returns is ignored."""
+    """Called with the account's desk; its return value is ignored."""
 
     def adapt(self, settings: EnvSettings) -> EnvSettings:
-        """Let orders rest until the rule cancels them, and leave turbulence to it; costs, volume and
-        capital stay."""
+        """Let orders rest until the rule cancels them, and leave turbulence to the rule; costs,
+        volume and capital stay."""
         how = {"action": "quote", "fill": "next_open", "stop_offset_bps": 1.0, "turbulence": {}}
         return settings.model_copy(update=how | {"decision_interval": 1, "time_in_force": None})
 
     def __call__(self, desk: Desk) -> None:
-        """Bring the desk to the present bar, and ask the rule. Raises BacktestError where it
+        """Bring the desk to the present bar, and call the rule. Raises BacktestError where it
         fails."""
         desk.keep_up()
         try:
@@ -65,12 +65,13 @@ class OrderRule:
 
 @dataclass
 class Exits:
-    """The exits of one asset that a desk looks after."""
+    """Exits of one asset that a desk manages."""
 
     take_profit: float = 0.0
-    """USD; 0 without one."""
+    """Price of the profit order, USD; 0 if there is none."""
     trail: float = 0.0
-    """Distance of a trailing stop from the best price since, as a share of it; 0 without one."""
+    """Distance of a trailing stop from the best price, as a share of that price; 0 if there is
+    none."""
     side: float = 1.0
     """1 for a long position, -1 for a short one."""
     is_entered: bool = False
@@ -79,10 +80,10 @@ class Exits:
 class Desk:
     """An account at the close of a bar, and the orders that work for it.
 
-    Prices are USD, shares signed: above 0 they are bought, below sold. Each asset has one order to
-    buy, one to sell, and one stop; a new one replaces the old one. A stop that a bar has reached
-    sells the position at the next opens. Until it is sold, and before a symbol's first bar, no
-    order is taken: the methods then return False.
+    Prices are in USD. Positive shares are bought, negative ones sold. Each asset has one order to
+    buy, one to sell, and one stop; a new order replaces the old one. A stop that a bar has reached
+    sells the position at the next opens. Until it is sold, and before a symbol's first bar, the
+    methods take no order and return False.
     """
 
     def __init__(self, account: BacktestAccount) -> None:
@@ -91,7 +92,7 @@ class Desk:
         self.memory: dict[Any, Any] = {}
         """Memory of the rule; empty at the start of each backtest."""
 
-    # --- what a rule may know ---------------------------------------------------------------------
+    # --- information for a rule -------------------------------------------------------------------
 
     @property
     def symbols(self) -> tuple[str, ...]:
@@ -100,12 +101,12 @@ class Desk:
 
     @property
     def bar(self) -> int:
-        """Number of the bar at whose close the account stands."""
+        """Number of the present bar; the rule decides at its close."""
         return self._account.bar
 
     @property
     def cash(self) -> float:
-        """USD."""
+        """Cash in USD."""
         return self._account.cash
 
     @property
@@ -114,15 +115,15 @@ class Desk:
         return self._account.equity
 
     def shares(self, symbol: str) -> float:
-        """Shares held; below 0 they are owed."""
+        """Shares held; negative for a short position."""
         return float(self._account.held[self._find(symbol)])
 
     def working(self, symbol: str) -> dict[str, float]:
-        """Shares and prices of the orders that rest: `buy`, `buy_at`, `sell`, `sell_at`, and
-        `stop`, the stop's price; 0 for none, and infinite for a purchase at any price, and for a
-        stop that was reached."""
+        """Shares and prices of the resting orders: `buy`, `buy_at`, `sell`, `sell_at`, and `stop`,
+        the stop's price. 0 means no order, infinity the price of a market purchase or a stop that
+        was reached."""
         rows = self._account.resting[:, self._find(symbol)].tolist()
-        # A stop that was reached gives its order in the place of the bid.
+        # A stop that was reached places its order in the bid's rows.
         bid = [max(rows[LEFT], 0.0), rows[PRICE]]
         ask = [rows[ORDER_ROWS + LEFT] + min(rows[LEFT], 0.0), rows[ORDER_ROWS + PRICE]]
         names = ("buy", "buy_at", "sell", "sell_at", "stop")
@@ -133,9 +134,9 @@ class Desk:
         }
 
     def bars(self, name: Bars = "close", count: int | None = None) -> pd.DataFrame:
-        """The last `count` bars up to the present one (all without it): a column for each symbol,
-        by the bars' starts; NaN where a symbol has none. Prices before a split are in old
-        shares."""
+        """The last `count` bars up to the present one (None: all), indexed by their starts, with a
+        column for each symbol; NaN where a symbol has no bar. Prices are not adjusted for
+        splits."""
         market = self._account.market
         if name not in get_args(Bars) or (count is not None and count < 1):
             raise BacktestError(
@@ -152,14 +153,14 @@ class Desk:
         return self.limit(symbol, shares, LARGEST if shares > 0 else 0.0)
 
     def limit(self, symbol: str, shares: float, price: float) -> bool:
-        """Buy or sell at this price or better, once a bar trades through it. Without shorts a sale
-        is for what is held, at most."""
+        """Buy or sell at this price or better, once a bar trades through it. Without `env.short` a
+        sale is cut to the shares held."""
         asset = self._find(symbol)
         whole = shares == np.trunc(shares) or self._account.settings.fractional
         if not (np.isfinite([shares, price]).all() and shares != 0 and price >= 0 and whole):
             raise BacktestError(
-                f"{symbol}: an order needs a number of shares other than 0, whole ones unless"
-                f" env.fractional, and a price in USD; got {shares} at {price}"
+                f"{symbol}: an order needs a nonzero number of shares (whole without"
+                f" env.fractional) and a price in USD; got {shares} at {price}"
             )
         if not self._account.settings.short:
             shares = max(shares, -self._account.held[asset])
@@ -168,8 +169,8 @@ class Desk:
         return self._account.place(asset, BIDS if shares > 0 else ASKS, float(shares), float(price))
 
     def stop(self, symbol: str, price: float) -> bool:
-        """Close the position, or the one that an order may open, at the opens after a bar reaches
-        this price. It replaces a trailing stop."""
+        """Close the position, or the one that a resting order may open, at the opens after a bar
+        reaches this price. It replaces a trailing stop."""
         asset = self._find(symbol)
         if not 0 < price < LARGEST:
             raise BacktestError(f"{symbol}: a stop needs a price in USD; got {price}")
@@ -204,7 +205,7 @@ class Desk:
         stop: float,
     ) -> bool:
         """Enter at a limit price (None: at the next open), with both exits: once shares are held, a
-        limit order closes all of them at `take_profit`, and a stop at `stop`; the one cancels the
+        limit order closes the position at `take_profit`, or a stop at `stop`; each cancels the
         other. The symbol must have no position."""
         asset = self._find(symbol)
         entry = price if price is not None else self._account.prices[asset]
@@ -212,15 +213,14 @@ class Desk:
             return False
         if self._account.held[asset] != 0 or (shares < 0 and not self._account.settings.short):
             raise BacktestError(
-                f"{symbol}: a bracket opens a position: of a symbol without one, and below 0 only"
-                " with env.short"
+                f"{symbol}: a bracket needs a symbol without a position, and env.short to sell"
             )
         levels = np.array([entry, take_profit, stop])
         is_price = bool(((levels > 0) & (levels < LARGEST)).all())
         if not is_price or not (take_profit - entry) * shares > 0 > (stop - entry) * shares:
             raise BacktestError(
-                f"{symbol}: a bracket's entry lies between its exits; got {entry} between the stop"
-                f" {stop} and the profit {take_profit} for {shares} shares"
+                f"{symbol}: a bracket's entry must lie between its exits; got entry {entry}, stop"
+                f" {stop} and take_profit {take_profit} for {shares} shares"
             )
         self.cancel(symbol)
         is_placed = (
@@ -241,7 +241,7 @@ class Desk:
     # --- from bar to bar --------------------------------------------------------------------------
 
     def keep_up(self) -> None:
-        """Move trailing stops and place the profits of brackets, as of the present bar."""
+        """Move trailing stops and place the profit orders of brackets, as of the present bar."""
         account = self._account
         market = account.market
         for asset, exits in list(self._exits.items()):
@@ -251,7 +251,7 @@ class Desk:
             exits.is_entered = exits.is_entered or held * exits.side > 0
             waits = any(rows[side + LEFT] for side in (0, ORDER_ROWS))
             if held * exits.side <= 0 and (exits.is_entered or not waits):
-                # The position is closed or turned over, or its entry was cancelled.
+                # The position is closed or reversed, or its entry was cancelled.
                 del self._exits[asset]
                 if exits.take_profit and held == 0:
                     account.cancel(asset)
@@ -267,8 +267,8 @@ class Desk:
                     account.protect(asset, stop)
 
     def _take_profit(self, asset: int, held: float, price: float) -> None:
-        """Let the order that takes a bracket's profit be for all that is held, unless the rule has
-        an order in its place."""
+        """Size a bracket's profit order to the whole position, unless the rule has another order on
+        that side."""
         account = self._account
         side = ASKS if held > 0 else BIDS
         left, limit, _ = account.resting[side * ORDER_ROWS :][:ORDER_ROWS, asset]
@@ -278,8 +278,8 @@ class Desk:
             account.resting[side * ORDER_ROWS + LEFT, asset] = -held
 
     def _side(self, asset: int) -> float:
-        """1 where an asset is held long, or bought if nothing is held; -1 for short. Raises
-        BacktestError where there is neither position nor order."""
+        """Return 1 for a long position, or a purchase without a position; -1 for a short one.
+        Raises BacktestError if there is neither position nor order."""
         rows = self._account.resting[:, asset]
         side = np.sign(self._account.held[asset] or rows[LEFT] or rows[ORDER_ROWS + LEFT])
         if side == 0:

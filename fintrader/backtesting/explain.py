@@ -3,7 +3,7 @@
 A removed feature or context column shows its mean over the window, for all symbols and bars;
 removed cash and holdings are those of a new account. The influence is the change of the target
 weights (occlusion: Zeiler and Fergus, 2014, arXiv 1311.2901; the family: Covert, Lundberg and Lee,
-2021, arXiv 2011.14878). It is no cause: redundant inputs share their influence or hide each
+2021, arXiv 2011.14878). It is not causation: redundant inputs share their influence or hide each
 other's.
 """
 
@@ -52,7 +52,7 @@ class Explainer:
         self.explained: list[ExplainedDecision] = []
 
     def look(self, account: BacktestAccount) -> None:
-        """Examine the decision that the account stands at, if it is one of those chosen."""
+        """Examine the account's present decision, if it is a chosen one."""
         rows = account.rows
         if account.bar not in self._due or rows is None:  # factored observations cannot be changed
             return

@@ -1,9 +1,9 @@
 """Factor regression: daily returns of a strategy on factors of its own universe.
 
 The factors are built from the symbols of the market, so they are not those of Fama and French:
-`market` is the mean return of the members; each other factor is the mean return of the third of
-them that ranks highest, less that of the lowest, ranked at the close of the session before. No
-factor pays costs. The first LOOKBACK sessions have no ranking and are left out.
+`market` is the mean return of the members; each other factor is the mean return of the
+highest-ranked third of them less that of the lowest-ranked third, ranked at the previous session's
+close. No factor pays costs. The first LOOKBACK sessions have no ranking and are left out.
 """
 
 from __future__ import annotations

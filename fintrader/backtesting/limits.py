@@ -21,7 +21,8 @@ Share = Annotated[float, Field(gt=0.0, le=100.0)]
 
 
 class LimitSettings(Settings):
-    """Limits of an account; each may be widened, none can be switched off by itself."""
+    """Limits of an account; each may be widened, but only `enforced` switches them off, all
+    together."""
 
     enforced: bool = True
     """False: the policy trades as in its backtest without limits. Accepted for replays only."""
@@ -71,7 +72,7 @@ class Limits:
     """Last equity of the session before; in the first session its first equity."""
     last_usd: float = 0.0
     traded_usd: float = 0.0
-    """Sum of this session's orders, without what others replaced before it filled."""
+    """Sum of this session's orders, less the amounts that ended unfilled."""
     counts: dict[str, int] = field(default_factory=dict)
     """Number of decisions at which each limit bound."""
 
@@ -110,7 +111,7 @@ class Limits:
         return self.halted
 
     def discount(self, unfilled_usd: float) -> None:
-        """Take orders that ended without a trade out of the session's sum."""
+        """Subtract orders that ended unfilled from the session's sum."""
         self.traded_usd = max(self.traded_usd - unfilled_usd, 0.0)
 
     def has_enough_bars(self, tradable: NDArray[np.bool_], member: NDArray[np.bool_]) -> bool:
@@ -125,7 +126,7 @@ class Limits:
     ) -> Clipped:
         """Cut orders `[N]` of shares to the limits; a sale is cut only by the limits on orders.
 
-        `held`: shares `[N]`; `price`: USD `[N]`, 0 or NaN without one; `benchmark`: weights `[N]`.
+        `held`: shares `[N]`; `price`: USD `[N]`, 0 or NaN if unknown; `benchmark`: weights `[N]`.
         """
         if not self.settings.enforced:
             return Clipped(orders, ())

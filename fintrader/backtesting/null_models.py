@@ -97,14 +97,14 @@ def random_portfolios(
     seed: int,
     count: int = 10_000,
 ) -> RandomPortfolios:
-    """Buy a random set of members in random proportions at the window's second bar, pay for it, and
-    hold.
+    """Buy a random set of members in random proportions at the window's second bar, with costs, and
+    hold it.
 
     The number of names is uniform from 1 to all that can be bought; their weights are uniform on
     the simplex. Fractions of shares trade; commission and spread are paid, impact is not. A symbol
-    that ends is cash at its last price. Several windows form a walk-forward: each portfolio is
-    sold at its window's end, at costs, and a new one is drawn for the next. Raises BacktestError
-    if nothing can be bought.
+    that ends becomes cash at its last price. Several windows form a walk-forward: each portfolio is
+    sold at its window's end, with costs, and a new one is drawn for the next window. Raises
+    BacktestError if nothing can be bought.
     """
     windows = [market] if isinstance(market, MarketTensors) else list(market)
     rng = create_numpy_generator(seed, "random-portfolios")

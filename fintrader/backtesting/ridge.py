@@ -1,12 +1,13 @@
 """`ridge`: a linear model of the same features, the baseline of every learned policy.
 
-A ridge regression of forward returns, less their mean over the members, on the features, fitted on
-the training window alone, tilts the benchmark's weights `b`:
+A ridge regression of forward returns (less their mean over the members) on the features is fitted
+on the training window alone. Its scores tilt the benchmark's weights `b`:
 
-    w ∝ b · exp(clip(STRENGTH · score, ±TRUST)),     score = x·β / its deviation in training, centred over the members
+    w ∝ b · exp(clip(STRENGTH · score, ±TRUST))
+    score = x·β / its deviation in training, centred over the members
 
 The account moves part of the way to w at each decision; idle cash moves at once. It decides as
-often as the policy, and trades through the same ledger, at the same costs and limits. Horizon,
+often as the policy, and trades through the same account, at the same costs and limits. Horizon,
 penalty and rate are chosen by their utility on the validation window (without one, on the last
 fifth of training): the mean return beyond the benchmark, less half of `RISK_AVERSION` times its
 variance.
@@ -46,7 +47,7 @@ RATES = (0.1, 0.3, 1.0)
 RISK_AVERSION = 20.0
 """Weight of the variance of daily active returns in the utility that settings are chosen by."""
 FEWEST = 20
-"""Least number of decisions for a fit; each horizon may take a quarter of them."""
+"""Least number of decisions for a fit; a horizon may span at most a quarter of them."""
 BLOCK = 4_000_000
 """Numbers held at once in the regression: a bound on memory."""
 MOST_DECISIONS = 20_000
@@ -61,18 +62,19 @@ class Ridge:
     """`[F]`, scaled so that `x @ coefficients` has a standard deviation of 1 over the members in
     training; 0 for features that are constant there."""
     horizon: int
-    """Decisions ahead that it was fitted to."""
+    """Length of the fitted forward return, in decisions."""
     penalty: float
     trade_rate: float
     """Part of the way to its target that a decision trades."""
 
     @property
     def note(self) -> str:
-        """The model in one line, for tables."""
+        """Describe the model in one line, for tables."""
         ahead = "decision" if self.horizon == 1 else f"{self.horizon} decisions"
         return (
             f"linear in {np.count_nonzero(self.coefficients)} features, fitted on the training"
-            f" window to the next {ahead}; goes {self.trade_rate:.2g} of the way each time"
+            f" window to the next {ahead}; moves {self.trade_rate:.2g} of the way at each"
+            " decision"
         )
 
 
@@ -147,24 +149,26 @@ def fit_ridge(
     steps = sorted({h * length for h in HORIZONS for length in (1, per)})
     steps = [h for h in steps if 4 * h <= choose]
     if choose < FEWEST or not steps:
-        raise BacktestError(f"{choose} decisions of training are too few, it needs {FEWEST}")
-    tried = list(product(steps, PENALTIES))
+        raise BacktestError(f"{choose} training decisions are too few; ridge needs {FEWEST}")
+    candidates = list(product(steps, PENALTIES))
     # Labels end before the decisions to choose on, so that the fit cannot see them.
-    fits = _fit_coefficients(panel, tried, choose)
+    fits = _fit_coefficients(panel, candidates, choose)
     rates = sorted({rate / length for rate in RATES for length in (1, per)})
     ahead, start = (_Panel(validation, settings), 0) if validation is not None else (panel, choose)
     scores = _score_utilities(ahead, start, np.stack(fits, axis=1), rates, settings)
     best, rate = np.unravel_index(int(scores.argmax()), scores.shape)
-    horizon, penalty = tried[best]
+    horizon, penalty = candidates[best]
     chosen = fits[best]
     if validation is None:
         (chosen,) = _fit_coefficients(panel, [(horizon, penalty)], known)
     return Ridge(chosen, horizon, penalty, rates[rate])
 
 
-def _fit_coefficients(panel: _Panel, tried: Sequence[tuple[int, float]], known: int) -> list[Array]:
+def _fit_coefficients(
+    panel: _Panel, candidates: Sequence[tuple[int, float]], known: int
+) -> list[Array]:
     """Fit coefficients `[F]` for each (horizon, penalty) to the first `known` changes."""
-    steps = sorted({h for h, _ in tried})
+    steps = sorted({h for h, _ in candidates})
     size = panel.market.num_features
     sums = np.vstack(
         [np.zeros((1, panel.market.num_assets)), np.cumsum(panel.relative[:known], axis=0)]
@@ -189,25 +193,25 @@ def _fit_coefficients(panel: _Panel, tried: Sequence[tuple[int, float]], known: 
             square[h] += x.T @ x
             moment[h] += x.T @ y
             count[h] += len(x)
-    return [_solve(square[h], moment[h], penalty, count[h]) for h, penalty in tried]
+    return [_solve(square[h], moment[h], penalty, count[h]) for h, penalty in candidates]
 
 
 def _solve(square: Array, moment: Array, penalty: float, count: int) -> Array:
     """Solve the ridge regression `[F]` from its moments, scaled to scores of deviation 1."""
     spread = np.diag(square)
-    tells = spread > 1e-10 * max(count, 1)
-    if not tells.any():
+    varies = spread > 1e-10 * max(count, 1)
+    if not varies.any():
         raise BacktestError(
             "no feature tells the members apart: all of them are constant over the training window"
         )
-    inner = square[np.ix_(tells, tells)]
-    slope = np.linalg.solve(inner + penalty * np.diag(spread[tells]), moment[tells])
+    inner = square[np.ix_(varies, varies)]
+    slope = np.linalg.solve(inner + penalty * np.diag(spread[varies]), moment[varies])
     # In units of the deviation of the training window's scores, whose mean is 0.
     deviation = float(np.sqrt(slope @ inner @ slope / count))
     if not deviation > 0:
         raise BacktestError("no feature is related to the following returns in the training window")
     coefficients = np.zeros(len(spread))
-    coefficients[tells] = slope / deviation
+    coefficients[varies] = slope / deviation
     return coefficients
 
 

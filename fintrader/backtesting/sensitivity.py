@@ -35,7 +35,7 @@ class Choices(NamedTuple):
     capitals: Sequence[float] = (1, 10, 100)
     """Multiples of the capital: returns fall where the market's volume limits the orders."""
     start_shifts: Sequence[int] = (1, 2, 3, 4, 5)
-    """Sessions by which the first day is later."""
+    """Delays of the first day, in sessions."""
     stocks: bool = True
     """Leave out each symbol."""
 
@@ -96,12 +96,12 @@ def sensitivity(
         ]
         task.advance(note=f"{kind} {setting}")
         daily = None
-        # If one fold leaves no capital, this row has no figures; the other rows stand.
+        # If one fold leaves no capital, this row has no figures; the other rows remain.
         with contextlib.suppress(BacktestError):
             daily = (parts[0] if len(parts) == 1 else stitch(parts)).daily_returns
         rows.append(_make_variation(kind, setting, daily, year, is_chosen))
 
-    # An order that rests knows no other fill.
+    # Resting orders have one kind of fill only.
     fills = () if settings.orders_rest else choices.fills
     total = len(costs) + len(fills) + 2 + len(money) + len(shifts) + stocks
     with progress.task("sensitivity", total=total, unit="runs") as task:
@@ -111,7 +111,7 @@ def sensitivity(
         for fill in fills:
             trade("fill", fill, settings.model_copy(update={"fill": fill}), fill == settings.fill)
         trade("delay_bars", "0", settings, True)
-        trade("delay_bars", "1", settings, False, delayed)
+        trade("delay_bars", "1", settings, False, simulate_delayed)
         for multiple in money:
             usd = multiple * settings.initial_cash_usd
             held = settings.initial_shares
@@ -130,12 +130,12 @@ def sensitivity(
             rows.append(_make_variation("start_sessions", str(shift), daily, year))
             task.advance(note=f"start {shift} sessions later")
         if stocks:
-            rows += without_each(policies[0], windows[0], settings)
+            rows += simulate_without_each(policies[0], windows[0], settings)
             task.advance(note="each stock removed")
     return rows
 
 
-def delayed(
+def simulate_delayed(
     policy: Policy | Predictor,
     market: MarketTensors,
     settings: EnvSettings,
@@ -149,7 +149,8 @@ def delayed(
         action = copy(strategy(account))
         over = account.act(None, 1)
         while not over:
-            # At an interval of one bar, the next decision is seen where this one is ordered.
+            # At an interval of one bar, the next decision is made at the bar where this one is
+            # ordered.
             coming = copy(strategy(account)) if interval == 1 else None
             over = account.act(action, max(1, interval - 1))
             if not over and interval > 1:
@@ -159,7 +160,7 @@ def delayed(
     return account.trade_log.result("delayed", "one bar late")
 
 
-def without_each(
+def simulate_without_each(
     policy: Policy | Predictor,
     market: MarketTensors,
     settings: EnvSettings,

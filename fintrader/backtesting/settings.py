@@ -11,13 +11,13 @@ class WalkForwardSettings(Settings):
     """Windows of a walk-forward."""
 
     sessions: tuple[PositiveInt, PositiveInt, PositiveInt] = (120, 40, 40)
-    """Lengths of each training, validation and test window. With `anchored` the first one is the
-    least length. The third one is the step from fold to fold, too: every session is tested at most
-    once."""
+    """Lengths of each training, validation and test window. With `anchored` the first length is
+    that of the shortest training window. Each fold starts one test length after the previous one,
+    so that every session is tested at most once."""
     anchored: bool = False
     """Train every fold from the market's first session on, instead of over a moving window."""
     warm_start: bool = False
-    """Start each fold's first pods from the leaderboard of the fold before it, instead of from new
+    """Start each fold's first pods from the previous fold's leaderboard instead of from new
     weights. Refused with `tournament.validation_folds`, whose learners must not have seen the
     blocks they are judged on."""
 
@@ -27,4 +27,5 @@ class LookaheadSettings(Settings):
 
     budget_minutes: NonNegativeFloat = 2.0
     """Minutes for the second stage, which tries bar after bar; the first stage (the whole market
-    with other futures) always finishes. 0: first stage only. The same command continues it."""
+    with other futures) always finishes. 0: first stage only. The same command continues the second
+    stage."""

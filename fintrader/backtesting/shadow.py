@@ -51,9 +51,8 @@ class Decision:
 def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> Decision:
     """Decide on an account's orders; `action` None: no decision is due, only watch for losses.
 
-    Orders that rest are cut as if all purchases filled and no sale did. Where none is due or
-    allowed they end, and stops stay. The shares that the replaced orders did not trade are no
-    turnover.
+    Orders that rest are cut as if all purchases filled and no sale did. If no decision is due or
+    allowed, they end and stops stay. Unfilled shares of replaced orders do not count as turnover.
     """
     stops = _keep_stops(account) if account.settings.orders_rest else None
     market = account.market
@@ -83,7 +82,8 @@ def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> 
     wanted = account.holdings(action)
     orders = wanted - held
     if limits.whole:
-        # A split may leave fractions at a broker, and their difference a rounding error.
+        # A split may leave fractions at a broker; orders then miss whole numbers by a rounding
+        # error.
         whole = np.rint(orders)
         orders = np.where(np.abs(orders - whole) < SPLIT_NUDGE, whole, orders)
     clipped = limits.clip(orders, held, price, equity, benchmark)
@@ -108,11 +108,11 @@ def _cut_resting(
     asks = np.minimum(free, 0.0)
     sold = limits.clip(asks.sum(0), held, price, equity, benchmark)
     # A bid may cost more than the close; only one that buys back a short position has no limit.
-    dear = np.where((bids > 0) & (limit < LARGEST), limit, 0.0).max(0)
-    bought = limits.clip(bids.sum(0), held, np.maximum(price, dear), equity, benchmark)
+    highest_bid = np.where((bids > 0) & (limit < LARGEST), limit, 0.0).max(0)
+    bought = limits.clip(bids.sum(0), held, np.maximum(price, highest_bid), equity, benchmark)
     left[:] = np.where(bids > 0, bought.orders, np.where(asks < 0, sold.orders, left)) + 0.0
     limit[:] = np.where(left != 0, limit, 0.0)
-    # A stop protects nothing where nothing is held or bought.
+    # Drop stops where nothing is held or bought.
     resting[-1] = np.where((held != 0) | (bought.orders != 0), resting[-1], 0.0)
     orders = left.sum(0)
     weights = (held + orders) * price / max(equity, 1e-9)
@@ -122,13 +122,13 @@ def _cut_resting(
 
 
 def _list_free_orders(resting: Array, num_sides: int) -> Array:
-    """List the shares `[sides, N]` of orders `[R, N]`, 0 for the sale of a stop that was reached."""
+    """List the shares `[sides, N]` of orders `[R, N]`; 0 for the sale of a reached stop."""
     left = resting[LEFT : num_sides * ORDER_ROWS : ORDER_ROWS]
     return np.where(np.abs(resting[-1]) < LARGEST, left, 0.0)
 
 
 def _keep_stops(account: BacktestAccount) -> Array:
-    """Lay out orders `[R, N]` that leave an account its stops, and the sales of those that were
+    """Lay out orders `[R, N]` that keep an account's stops, and the sales of stops that were
     reached."""
     resting = account.resting.copy()
     end = account.settings.num_sides * ORDER_ROWS
@@ -153,10 +153,10 @@ def shadow_backtest(
     """
     account = open_account(market, env, name)
     limits = Limits(settings, whole=not env.fractional)
-    asked = PolicyStrategy(policy, account, name)
+    strategy = PolicyStrategy(policy, account, name)
 
     def step(account: BacktestAccount) -> Holdings | None:
-        decision = decide(account, np.asarray(asked(account), np.float32).reshape(-1), limits)
+        decision = decide(account, np.asarray(strategy(account), np.float32).reshape(-1), limits)
         if decision.resting is not None:
             account.replace_orders(decision.resting)
             return None

@@ -1,4 +1,4 @@
-"""Simulation of a policy over a window: one account in float64, by the environment's ledger.
+"""Simulation of a policy over a window: one account in float64, by the environment's rules.
 
 result = simulate(load_policy(path), market.split().test, settings, name="ensemble")
 """
@@ -48,8 +48,8 @@ _DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have di
 
 @runtime_checkable
 class Bindable(Protocol):
-    """A policy, as of `load_policy`, that can be bound to one window's market rows. Modules of
-    others have a `bind` too, but not all of these."""
+    """A policy, such as one from `load_policy`, that can be bound to one window's market rows.
+    Modules of other packages may have a `bind` too, but not all three members."""
 
     layout: ObservationLayout
     meta: Mapping[str, Any]
@@ -60,7 +60,7 @@ class Bindable(Protocol):
 
 
 class Predictor(Protocol):
-    """A model of Stable-Baselines3, sb3-contrib or the same kind, or such a model's `policy`."""
+    """A model of Stable-Baselines3, sb3-contrib or a similar library, or the model's `policy`."""
 
     observation_space: Any
     action_space: Any
@@ -143,7 +143,8 @@ class _Called:
         self._forms: list[Callable[[Any], Any]] = [lambda obs: obs, to_numpy]
 
     def __call__(self, obs: Any) -> Tensor:
-        """Ask in tensors, or in arrays if that fails, and so from then on."""
+        """Call the policy with tensors, or with arrays if that fails, and keep the form that
+        works."""
         errors = []
         for form in self._forms:
             try:
@@ -191,19 +192,19 @@ def list_caveats(policy: object) -> list[str]:
     complete "with ..."."""
     if not is_predictor(policy):
         return []
-    # A stored on-policy model keeps its last observations, also as they were before a VecNormalize.
+    # A stored on-policy model keeps its last observations, before and after a VecNormalize.
     names = ("_last_obs", "_last_original_obs")
     seen, raw = (getattr(policy, name, None) for name in names)  # type: Any, Any
     is_known = raw is not None and not hasattr(policy, "replay_buffer")
     is_lost = is_known and find_normaliser(policy) is None and not np.array_equal(seen, raw)
-    found = {
+    caveats = {
         "observations without the VecNormalize that it was trained under, which the model no longer"
         " holds": is_lost,
         "observations without the gymnasium wrappers that it was trained under": any(
             _ask_env(policy, "env_is_wrapped", gymnasium.ObservationWrapper)
         ),
     }
-    return [caveat for caveat, applies in found.items() if applies]
+    return [caveat for caveat, applies in caveats.items() if applies]
 
 
 def _has_unit_bounds(space: Any) -> bool:
@@ -229,8 +230,8 @@ def check_predictor(
         raise BacktestError(
             f"{name}: {kind} reads observations of shape {shape}, and this market shows "
             f"({layout.width},); use a market with the symbols and features it was trained on, and "
-            "the same lookback. Frames that VecFrameStack put together are not shown here: train "
-            "with EnvSettings(lookback=...) in its place"
+            "the same lookback. VecFrameStack is not applied here: train "
+            "with EnvSettings(lookback=...) instead"
         )
     space = model.action_space
     low = getattr(space, "low", None)
@@ -255,7 +256,8 @@ def callable_policy(
     settings: EnvSettings,
     name: str,
 ) -> Policy:
-    """Make the policy callable on tensors for one simulation; a predictor keeps its state in it.
+    """Wrap the policy as a callable on tensors for one simulation; the wrapper holds a predictor's
+    state.
 
     A callable may take and return tensors or arrays. Raises BacktestError for a predictor that does
     not fit these observations and actions.
@@ -280,11 +282,11 @@ def simulate(
     """Trade the whole of `market`, usually a window, with `policy` under `settings`.
 
     The account equals `TradingEnv`'s to the last bit. The policy is bound to the window's rows if
-    possible; its actions then equal unbound ones to float32 rounding. A model of
-    Stable-Baselines3 is asked deterministically, on observations normalised by its VecNormalize if
-    it holds one. `caveats` of the result name a policy that gives two actions for one observation,
-    and parts of a model's training that are missing here. Without a `note` the result describes its
-    policy (`describe_origin`). `watch` sees the account at each decision. Raises BacktestError for a
+    possible; its actions then equal unbound ones to float32 rounding. A model of Stable-Baselines3
+    is asked deterministically, on observations normalised by its VecNormalize if it holds one.
+    `caveats` of the result name a policy that gives two actions for one observation, and parts of a
+    model's training that are missing here. Without a `note` the result describes its policy
+    (`describe_origin`). `watch` sees the account at every decision. Raises BacktestError for a
     window of fewer than two bars and for an output that cannot be traded.
     """
     if isinstance(policy, OrderRule):
@@ -331,7 +333,7 @@ def _ask_env(model: Any, method: str, subject: Any) -> Any:
         return []
     try:
         return getattr(env, method)(subject)
-    except (AttributeError, OSError, EOFError):  # its processes have ended
+    except (AttributeError, OSError, EOFError):  # the environment's processes have ended
         return []
 
 
@@ -394,13 +396,13 @@ class PolicyStrategy:
         if self.bound is not None:
             return self._check_finite(self.bound(bar, private))
         action = self._policy(self._account.show(bar, private))
-        if len(action) == 1 < len(private):  # it decides for one account at a time
+        if len(action) == 1 < len(private):  # the policy decides for one account at a time
             shown = (self._account.show(bar, row[None]) for row in private)
             action = torch.cat([self._policy(obs) for obs in shown])
         return self._check(action, len(private))
 
     def gives_same(self, policy: Policy) -> bool:
-        """Return True if `policy`, from its beginning, repeats the first decisions."""
+        """Return True if `policy`, newly started, repeats the first decisions."""
         with torch.no_grad():
             again = [(self._check(policy(obs), 1), action) for obs, action in self._first]
         return all(np.allclose(*pair, rtol=0.0, atol=1e-6) for pair in again)

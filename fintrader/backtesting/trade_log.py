@@ -50,7 +50,7 @@ class TradeLog:
         self.equity[bar:] = self.equity[bar] - cost.sum()
 
     def closing_costs(self, bar: int) -> Array:
-        """Compute the cost `[N]`, USD, of closing every position, of any size, at its mark of
+        """Compute the cost `[N]`, USD, of closing every position, whatever its size, at its mark at
         `bar`."""
         held = torch.from_numpy(self.shares[[bar]])
         quote = self._view.quote(torch.tensor([bar], device=self._view.mark.device))._replace(

@@ -1,8 +1,8 @@
 """Walk-forward: windows that move through a market, and one result of all their tests.
 
 for fold in make_folds(market, WalkForwardSettings()):
-    part = fold_market(market, fold)      # its windows are the fold's: a tournament runs on it as on any market
-    ...                                   # tournament on `part`, then simulate its policy on part.split().test
+    part = fold_market(market, fold)      # a market with the fold's windows
+    ...                                   # simulate a policy of `part` on part.split().test
 whole = stitch(results)                   # one result over all test windows, each bar tested once
 """
 
@@ -27,7 +27,7 @@ from fintrader.results.history import OrderCounts
 from fintrader.results.market_description import ColumnScale
 
 UNSCALED = ColumnScale(0.0, 1.0)
-"""Scale of a column that was left as it was."""
+"""Scale of a column that is not standardised."""
 
 
 class Fold(NamedTuple):
@@ -44,10 +44,11 @@ def make_folds(
 ) -> list[Fold]:
     """List all folds whose test window fits; the last one may be shorter, but not below half.
 
-    `lengths`: of the windows, or the number of folds. Then the market's training window (half of
-    its sessions where it has none) is the first fold's, and the sessions after it are one
+    `lengths`: lengths of the windows, or a number of folds. With a number, the first fold trains on
+    the market's training window (half of its sessions if it has none); the later sessions are one
     validation window and that number of test windows, all of equal length. `embargo`: sessions left
-    out before validation and before test. Raises BacktestError if no fold fits, or not that number.
+    out before validation and before test. Raises BacktestError if no fold fits, or fewer than that
+    number.
     """
     if not isinstance(lengths, WalkForwardSettings):
         return make_folds(market, _share_sessions(market, lengths, embargo), embargo)[:lengths]
@@ -96,9 +97,9 @@ def _share_sessions(market: MarketTensors, count: int, embargo: int) -> WalkForw
 def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     """Cut the bars of one fold into a market with the fold's windows.
 
-    Features keep the scale of the market's training window, unless that reaches beyond the fold's:
-    then they are standardised anew by the fold's alone. The fold keeps the market's `cut_from`, not
-    its windows.
+    Features keep the scale of the market's training window, unless that window ends after the
+    fold's; then they are standardised anew on the fold's training window. The fold keeps the
+    market's `cut_from`.
     """
     if market.windows is None or market.windows.train[1] > fold.train[1]:
         market = _standardise(market, fold.train)
@@ -113,8 +114,8 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
 
 
 def _standardise(market: MarketTensors, train: tuple[int, int]) -> MarketTensors:
-    """Standardise the scaled columns anew by the bars `train`, so that none of their statistics
-    comes from later ones."""
+    """Standardise the scaled columns anew on the bars `train`, so that their statistics use no
+    later bars."""
     known = market.normalisation
     if known is None:
         return market
@@ -144,10 +145,10 @@ def _standardise(market: MarketTensors, train: tuple[int, int]) -> MarketTensors
 def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> BacktestResult:
     """Join test windows into one result, each starting with the capital that the one before left.
 
-    At the end of every window but the last the positions are sold at the last mark, at costs; the
-    next window begins in cash. Shares and trades are scaled to the capital carried over, so they
-    may be fractions. Its active figures need the portfolio's windows, joined likewise
-    (`result.measured_against`). Raises BacktestError if windows overlap or trade other symbols.
+    All windows but the last end with a sale of the positions at the last mark, with costs; the next
+    window begins in cash. Shares and trades are scaled to the capital carried over, so they may be
+    fractions. Active figures need the benchmark portfolio's windows, joined in the same way
+    (`result.measured_against`). Raises BacktestError if windows overlap or trade different symbols.
     """
     parts = _chain(results)
     session_counts = [int(part.session[-1] - part.session[0]) + 1 for part in parts]

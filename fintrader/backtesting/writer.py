@@ -3,9 +3,9 @@
     metrics.json       {strategy: {metric: number or null}}
     equity.parquet     long: strategy, bar, minute (start of the bar, UTC), session, equity_usd,
                        cash_usd, cost_usd, turnover_usd, exposure; one row a bar and strategy;
-                       `benchmark` also stands as a strategy
+                       the index is the strategy `benchmark`
     positions.parquet  long: strategy, minute, session, symbol, shares, price_usd, weight at each
-                       session's close, positions held only
+                       session's close, only positions held
     prices.parquet     long: minute, session, symbol, close_usd at each session's close, where
                        there is a price
     trades.parquet     long: strategy, then the columns of `backtest_files.TRADE_COLUMNS`
@@ -17,12 +17,12 @@
                        none was examined
     sensitivity.json   the result with one choice changed at a time (`results.analysis.Variation`);
                        [] if not run
-    seal.json          SHA-256 of the files above, so that a change is found when it is opened;
+    seal.json          SHA-256 of the files above, so that opening the backtest detects a change;
                        drawing a report or recording a look seals again (`backtest_files.make_seal`)
-    report.html        the same, to read; written afterwards by `report.html.write_report`
+    report.html        the report to read; written later by `report.html.write_report`
 
 Equal results give equal bytes; every file is replaced atomically, metrics.json last, so that a
-folder with a metrics.json is a whole backtest.
+folder with a metrics.json holds a complete backtest.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from fintrader.results.history import round_trips
 from fintrader.results.periods import find_months
 
 OTHER = "dividends and interest"
-"""Payments that are no trades, so that no symbol is known for them."""
+"""Payments without a trade, whose symbol is unknown."""
 
 
 def symbol_pnl(stored: StoredBacktest, strategy: str) -> pd.DataFrame:

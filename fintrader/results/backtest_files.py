@@ -4,9 +4,8 @@ line share.
 The files are described where they are written, in `backtesting/writer.py`. Each is read when it is
 first asked for.
 
-    seal.json   the SHA-256 of every other file of the backtest; the line on the ledger of looks
-                (`verdict/looks.py`) that counts the look at its window, and holds the hash of the
-                seal in turn; and a hash over both
+    seal.json   the SHA-256 of every other file of the backtest; the line of its look on the ledger
+                (`verdict/looks.py`), which records the seal's hash in turn; and a hash over both
 """
 
 from __future__ import annotations
@@ -150,10 +149,10 @@ def trade_frame(
 
 
 class StoredBacktest:
-    """A backtest as tables; if it lies in a folder, each table is read on first use.
+    """A backtest as tables; if it is stored in a folder, each table is read on first use.
 
     Any use may raise NotThereError (a table is missing), DamagedFileError, or ChangedFileError (the
-    backtest was written anew since it was opened), all RunErrors.
+    backtest was rewritten since it was opened), all RunErrors.
     """
 
     metrics: dict[str, StrategyMetrics]
@@ -178,7 +177,7 @@ class StoredBacktest:
     """Sentence that a file was changed after it was written, or that the seal is missing; empty
     if neither."""
     analysis: Analysis | None
-    """Attribution, execution and factors; None where the market was not at hand."""
+    """Attribution, execution and factors; None if the market was not available."""
     explanation: Explanation | None
     """Influence of the inputs on some decisions; None where none was examined."""
     timezone: str = "UTC"
@@ -190,7 +189,7 @@ class StoredBacktest:
         parts: Mapping[str, Any],
         folder: Path | None = None,
     ) -> None:
-        """`folder`: where it lies, if it was read back."""
+        """`folder`: the backtest's folder, if it was read from one."""
         self.metrics = metrics
         self.parts = parts
         self.folder = folder
@@ -222,7 +221,7 @@ class StoredBacktest:
 
     @cached_property
     def strategies(self) -> list[str]:
-        """In the order in which they were given."""
+        """Names of the strategies, in the order in which they were given."""
         return list(self._rows)
 
     @cached_property
@@ -263,8 +262,7 @@ class StoredBacktest:
         return self.curve(column).iloc[self.ends]
 
     def daily_with_start(self) -> pd.DataFrame:
-        """Starting capital, then the last equity of each session: what the daily drawdown is
-        measured on."""
+        """Starting capital, then the last equity of each session, as for the daily drawdown."""
         wealth = self.curve()
         return wealth.iloc[[0, *self.ends]]
 
@@ -360,9 +358,9 @@ def find_signature(folder: Folder, *parts: str) -> Signature | None:
 
 
 def read_backtest(folder: Path | str | Folder) -> StoredBacktest:
-    """Open what `write_backtest` wrote; tables are read on first use.
+    """Open a backtest that `write_backtest` wrote; tables are read on first use.
 
-    Raises NotThereError where there is no whole backtest, DamagedFileError when its metrics are
+    Raises NotThereError where there is no complete backtest, DamagedFileError when its metrics are
     damaged.
     """
     place = folder if isinstance(folder, Folder) else Folder.locate(folder)
@@ -408,7 +406,7 @@ class _Files(dict[str, Any]):
             part = read_record(self._folder, name)
         if find_signature(self._folder, "metrics.json") != self._written:
             raise ChangedFileError(
-                f"{self._folder.root}: this backtest was written anew meanwhile; open it again"
+                f"{self._folder.root}: this backtest was rewritten meanwhile; open it again"
             )
         self[name] = part
         return part
@@ -418,8 +416,8 @@ class _Files(dict[str, Any]):
 
 
 def make_seal(hashes: Mapping[str, str], look: Mapping[str, Any] | None = None) -> bytes:
-    """`seal.json` over files (name -> SHA-256). `look`: values of the look's ledger line; empty if
-    it could not be written."""
+    """Make `seal.json` for files (name -> SHA-256). `look`: values of the look's ledger line; empty
+    if it could not be written."""
     body = {"format": SEAL_FORMAT, "files": hashes}
     return seal(body if look is None else {**body, "look": look})
 
@@ -494,7 +492,7 @@ def _describe_change(folder: Folder) -> str:
 
 
 def read_record(folder: Folder, name: str) -> Any:
-    """A record of a backtest's folder, one of RECORDS. Raises DamagedFileError."""
+    """Read a record of a backtest's folder, one of RECORDS. Raises DamagedFileError."""
     kind, absent = RECORDS[name]
     file = f"{name}.json"
     return folder.record(kind | None, file) or absent if folder.exists(file) else absent
@@ -507,7 +505,8 @@ def _group_rows(table: pd.DataFrame) -> dict[str, NDArray[np.intp]]:
 
 
 def _check_equity(table: pd.DataFrame, path: Path) -> None:
-    """All strategies over the same bars, in order, every equity a number."""
+    """Check that all strategies cover the same bars, in order, and that every equity is a
+    number."""
     minute = pd.DatetimeIndex(table["minute"]).asi8
     session = table["session"].to_numpy()
     rows = list(_group_rows(table).values())

@@ -2,8 +2,8 @@
 
 Returns are daily-resampled (the last equity of each session, the first against the starting
 capital), risk-free rate 0: the convention of the paper's table and of empyrical. A year has as many
-sessions (`Y` in formulas) as the market says: 252, or 365 where it trades every day. Metrics
-computed from minutes have that in their names.
+sessions (`Y` in formulas) as the market says: 252, or 365 where it trades every day. The keys of
+metrics computed from bars begin with `minute`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ Compute = Callable[[MetricInputs], Measure]
 
 @dataclass(frozen=True)
 class Metric:
-    """One number: its key in metrics.json, a title, its unit, how it is computed and where that
-    comes from."""
+    """One number: its key in metrics.json, a title, its unit, its computation and its source."""
 
     key: str
     title: str
@@ -43,28 +42,29 @@ class Metric:
 
 
 def measure(history: AccountHistory) -> StrategyMetrics:
-    """All metrics of one strategy, in the catalogue's order; None where one is undefined, never
-    NaN."""
+    """Compute all metrics of one strategy, in the catalogue's order; None where one is undefined,
+    never NaN."""
     sample = MetricInputs(history)
-    found = {}
+    values = {}
     with np.errstate(over="ignore", invalid="ignore"):
         for metric in CATALOGUE:
             # A curve that was not traded here (the index) has no positions.
             is_known = history.has_positions or metric.key not in _OF_POSITIONS
             value = metric.compute(sample) if is_known else None
-            found[metric.key] = None if value is None else m.finite_or_none(value)
-    return StrategyMetrics(**found)
+            values[metric.key] = None if value is None else m.finite_or_none(value)
+    return StrategyMetrics(**values)
 
 
 def _improvement_bps(s: MetricInputs) -> Measure:
-    """Part of the value of its fills that a strategy's orders gained on the last close."""
+    """Compute the gain of the fills on the last close before their orders, in bps of their
+    value."""
     fills = s.of.trades
     filled_usd = fills["notional_usd"][fills["kind"] == "order"].sum()
     return m.ratio(s.of.orders.improved_usd * 1e4, float(filled_usd))
 
 
 def _break_even_bps(s: MetricInputs) -> Measure:
-    """Cost per traded dollar at which this very trade list would have earned nothing."""
+    """Compute the cost per traded dollar at which the same trades would have earned nothing."""
     earned = s.of.equity[-1] - s.of.equity[0] + s.cost
     return m.ratio(float(earned) * 1e4, s.traded_usd)
 
@@ -517,7 +517,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "trades",
             "Fills",
             "count",
-            "rows of the trade list but splits",
+            "rows of the trade list except splits",
             _LEDGER,
             lambda s: (s.of.trades["kind"] != "split").sum(),
         ),

@@ -1,4 +1,4 @@
-"""`BacktestContext`: a backtest's account of its origin, as it is stored, passed on and shown."""
+"""`BacktestContext`: the origin of a backtest, as it is stored, passed on and shown."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TradingTerms:
     maintenance_margin: float
     turbulence: dict[str, float]
     impact_bps_per_million_usd: float = 0.0
-    """Of `env.traders`: an order of a million USD costs these basis points."""
+    """Basis points that an order of a million USD costs, from `env.traders`."""
 
     def describe_half_spread(self) -> str:
         """Write half-spreads in basis points, as a range if symbols differ; empty without any."""
@@ -77,9 +77,9 @@ class BacktestContext:
     strategies: dict[str, str] = field(default_factory=dict)
     """A line on each strategy, by name."""
     timezone: str = "UTC"
-    """The market's own (an IANA name)."""
+    """The market's time zone (an IANA name)."""
     portfolio: str | None = None
-    """The strategy that active figures are against."""
+    """The strategy that active figures are relative to."""
     run: str | None = None
     window: str | None = None
     """`test`, `validation`, `train`, or a title such as `walk-forward, 6 folds`."""
@@ -93,7 +93,7 @@ class BacktestContext:
     command: str | None = None
     """The command line that makes the backtest again."""
     run_command: str | None = None
-    """The command line that trained the policies, where it was another."""
+    """The command line that trained the policies, if it was a different one."""
     trading: TradingTerms | None = None
     changed: dict[str, str] = field(default_factory=dict)
     """Trading terms that differ from those of training, in words."""

@@ -4,7 +4,7 @@ count.
     runs/.deleted-<name>-<ns>     a run that is being deleted
 
 A deletion killed between the two steps leaves such a folder; no list shows it, and the next
-deletion removes it. The ledger of looks lies outside the run's folder and keeps its looks. Results
+deletion removes it. The ledger of looks is outside the run's folder and keeps its looks. Results
 from another runs folder, whose looks this ledger lacks, are recorded before they are deleted.
 """
 
@@ -52,10 +52,10 @@ def describe_loss(runs: RunsFolder, name: str) -> str:
 
 
 def delete_run(runs: RunsFolder, name: str) -> None:
-    """Delete a run for good, and what earlier deletions left behind.
+    """Delete a run for good, and finish earlier deletions.
 
     Raises UnsafePathError for a name that leads out of the runs folder or to a link, and RunError
-    if it is no run, at work, a copy of a run in a store, or read-only, or if the ledger is broken.
+    if it is not a run, is at work, is a copy from a store or read-only, or if the ledger is broken.
     """
     sweep(runs)
     folder = _deletable(runs, name)

@@ -51,6 +51,6 @@ def present_episodes(scores: EpisodeScores) -> Section:
         tables=(Table.of(("Policy", "Mean return ± standard error"), rows),),
         notes=(
             f"Best pod: {scores.best}, chosen from {scores.trials} trials by its mean return in"
-            " validation. The choice biases that return upwards, and the test return not at all.",
+            " validation. The choice biases that return upwards, but not the test return.",
         ),
     )

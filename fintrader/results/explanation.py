@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from fintrader.numerals import count, percent
 
 METHOD = (
-    "Each input alone is taken away (a feature or column of context shows its mean over the window,"
-    " cash and holdings those of an account just opened) and the policy is asked again. It moved"
-    " the share of the account that would then be held elsewhere. Inputs with the same information"
-    " share their influence or hide one another. No figure here shows that an input pays."
+    "One input at a time is removed (a feature or context column shows its mean over the window,"
+    " cash and holdings those of a new account), and the policy is asked again. The input moved the"
+    " share of the account that is then held elsewhere. Inputs with the same information share their"
+    " influence or hide each other's. No figure here shows that an input earns money."
 )
 
 
@@ -31,7 +31,7 @@ class ExplainedDecision:
     moved: tuple[float, ...]
     """`[I]`: share of the account that would have been held elsewhere without the input."""
     symbols: tuple[str, ...]
-    """Those that the inputs moved most."""
+    """Symbols that the inputs moved most."""
     weights: tuple[float, ...]
     """By symbol: the weight aimed at."""
     raised: tuple[tuple[float, ...], ...]
@@ -81,7 +81,7 @@ class Explanation:
     def sentence(self) -> str:
         """Name the inputs that moved the decisions most, and how many decisions were examined."""
         ranked = self.importance()
-        looked = f"{count(len(self.times))} of {count(self.num_decisions)} decisions looked at"
+        looked = f"{count(len(self.times))} of {count(self.num_decisions)} decisions examined"
         if not ranked.iloc[0] > 0:
             return (
                 f"No input moved a decision ({looked}): the policy does the same whatever it sees."

@@ -1,8 +1,8 @@
 """Checked reading of stored runs: no file outside a run's folder is read.
 
 A name from the URL, from a file's contents or from a directory listing is never trusted: it must be
-one plain path component, nothing on the way may be a symbolic link, and what is opened must be a
-regular file of bounded size.
+one plain path component, no part of a path may be a symbolic link, and every opened file must be a
+regular one of bounded size.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from fintrader.runs import RunFolder
 T = TypeVar("T")
 
 COPY = ".store.json"
-"""Marks a run's folder as a copy of one in a store: snapshots and policies may lie there alone."""
+"""File that marks a run's folder as a copy of one in a store, which may hold snapshots and policies
+that the copy lacks."""
 MAX_JSON_BYTES = 32 << 20
 MAX_TEXT_BYTES = 1 << 20
 MAX_LOG_BYTES = 64 << 20
 
 
 class NotThereError(RunError):
-    """A file is not there: the run has not come so far, or never will."""
+    """A file is missing: the run has not written it yet, or never will."""
 
 
 class DamagedFileError(RunError):
@@ -61,9 +62,9 @@ class FileCache:
     value is dropped first."""
 
     def __init__(self, **most: int) -> None:
-        """`most`: how many values of each kind are kept."""
+        """`most`: largest number of values of each kind."""
         self._most = most
-        self._kept: dict[str, OrderedDict[Hashable, tuple[Hashable, Any]]] = {
+        self._entries: dict[str, OrderedDict[Hashable, tuple[Hashable, Any]]] = {
             kind: OrderedDict() for kind in most
         }
         self._lock = threading.Lock()
@@ -74,41 +75,41 @@ class FileCache:
         """Return the cached value of `key` if its files are still in this `state` (their
         signatures); otherwise make it by `make(before)`.
 
-        `before`: the last state and value, for values that can be continued. Two threads may both
-        make it.
+        `before`: the last state and value, from which `make` may continue. Two threads may both
+        make the value.
         """
-        kept = self._kept[kind]
+        entries = self._entries[kind]
         with self._lock:
-            before = kept.get(key)
+            before = entries.get(key)
             if before is not None and before[0] == state:
-                kept.move_to_end(key)
-                found: T = before[1]
-                return found
+                entries.move_to_end(key)
+                cached: T = before[1]
+                return cached
         value = make(before)
         with self._lock:
-            kept[key] = state, value
-            kept.move_to_end(key)
-            while len(kept) > self._most[kind]:
-                kept.popitem(last=False)
+            entries[key] = state, value
+            entries.move_to_end(key)
+            while len(entries) > self._most[kind]:
+                entries.popitem(last=False)
         return value
 
 
 def component(name: object) -> str:
-    """`name`, if it is one plain path component. Raises UnsafePathError otherwise."""
+    """Return `name` if it is one plain path component. Raises UnsafePathError otherwise."""
     if not isinstance(name, str) or not name or name in {".", ".."}:
-        raise UnsafePathError(f"{_shown(name)} is no file name")
+        raise UnsafePathError(f"{_abbreviate(name)} is no file name")
     if _NEVER_IN_A_NAME.search(name):
         raise UnsafePathError(
-            f"{_shown(name)} holds a character that no file of a run has in its name"
+            f"{_abbreviate(name)} holds a character that no file of a run has in its name"
         )
     if len(name.encode()) > 200:
-        raise UnsafePathError(f"{_shown(name)} is too long for a file name")
+        raise UnsafePathError(f"{_abbreviate(name)} is too long for a file name")
     return name
 
 
 @contextlib.contextmanager
 def _naming(parts: Sequence[str]) -> Iterator[None]:
-    """Raise errors of the system as ours, which name the file."""
+    """Convert the system's errors to ours, which name the file."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
@@ -117,11 +118,11 @@ def _naming(parts: Sequence[str]) -> Iterator[None]:
         raise DamagedFileError(f"{'/'.join(parts)} cannot be read ({error.strerror})") from None
 
 
-def _linked(parts: Sequence[str]) -> UnsafePathError:
-    return UnsafePathError(f"{'/'.join(parts)} is or passes a symbolic link; none is followed")
+def _link_error(parts: Sequence[str]) -> UnsafePathError:
+    return UnsafePathError(f"{'/'.join(parts)} is or passes a symbolic link, which is refused")
 
 
-def _shown(name: object) -> str:
+def _abbreviate(name: object) -> str:
     text = ascii(name)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -140,16 +141,16 @@ class Folder:
         return cls(Path(path).resolve())
 
     def path(self, *parts: str) -> Path:
-        """A path below the folder, whether or not it exists. Raises UnsafePathError for anything
+        """Return a path below the folder, which need not exist. Raises UnsafePathError for a path
         that leads out."""
         return Path(self._inside(*parts))
 
     def _inside(self, *parts: str) -> str:
-        path = str(self.root)  # text: a list of a thousand runs asks for ten thousand paths
+        path = str(self.root)  # a str, because a list of a thousand runs needs ten thousand paths
         for part in parts:
             path = f"{path}/{component(part)}"
             if os.path.islink(path):
-                raise _linked(parts)
+                raise _link_error(parts)
         return path
 
     def exists(self, *parts: str) -> bool:
@@ -161,13 +162,13 @@ class Folder:
         with _naming(parts):
             state = os.lstat(path)
         if stat.S_ISLNK(state.st_mode):
-            raise _linked(parts)
+            raise _link_error(parts)
         if not stat.S_ISREG(state.st_mode):
             raise DamagedFileError(f"{'/'.join(parts)} is no regular file")
         return state.st_ino, state.st_size, state.st_mtime_ns
 
     def open(self, *parts: str) -> BufferedReader:
-        """A regular file opened for reading; never a link, a pipe or a device.
+        """Open a regular file for reading; never a link, a pipe or a device.
 
         Raises NotThereError, DamagedFileError or UnsafePathError.
         """
@@ -197,7 +198,7 @@ class Folder:
             return file.read(limit)
 
     def text(self, *parts: str, limit: int = MAX_TEXT_BYTES) -> str:
-        """A UTF-8 file's text. Raises DamagedFileError when it is none."""
+        """Read a text file. Raises DamagedFileError if it is not UTF-8."""
         try:
             return self.read(*parts, limit=limit).decode()
         except UnicodeDecodeError:
@@ -222,7 +223,7 @@ class Folder:
         return value
 
     def record(self, kind: type[T], *parts: str) -> T:
-        """A stored record. Raises DamagedFileError naming the field that is not as it should be."""
+        """Read a stored record. Raises DamagedFileError, which names the wrong field."""
         try:
             return from_json(kind, self.any_json(*parts))
         except RecordError as error:
@@ -232,8 +233,8 @@ class Folder:
             ) from None
 
     def jsonl(self, *parts: str) -> list[dict[str, Any]]:
-        """All whole records of a JSON-lines file, of its last MAX_LOG_BYTES; torn lines are left
-        out."""
+        """Read the complete records in the last MAX_LOG_BYTES of a JSON-lines file; torn lines are
+        left out."""
         return parse_jsonl(self.tail(*parts, limit=MAX_LOG_BYTES))
 
     def folders(self, *parts: str) -> list[str]:
@@ -260,7 +261,7 @@ class RunsFolder(Folder):
         return [name for name in self.folders() if _plain(name)]
 
     def all(self) -> list[Folder]:
-        """List the folders of all runs, as found in one listing, without checking each again."""
+        """List the folders of all runs, from one listing, without checking each again."""
         return [Folder(self.root / name) for name in self.names()]
 
     def run(self, name: object) -> Folder:
@@ -268,13 +269,11 @@ class RunsFolder(Folder):
         text = component(name)
         if not _plain(text):
             raise UnsafePathError(
-                f"{_shown(text)} is no run's name: letters, digits, '.', '_' and '-' only"
+                f"{_abbreviate(text)} is not a run's name; use letters, digits, '.', '_' and '-'"
             )
         path = self.path(text)
         if not path.is_dir():
-            raise NotThereError(
-                f"there is no run called {text!r}; the Runs page lists those there are"
-            )
+            raise NotThereError(f"there is no run called {text!r}; the Runs page lists all runs")
         return Folder(path)
 
 

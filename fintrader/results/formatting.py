@@ -55,15 +55,15 @@ BASELINES = (
     "benchmark",
     "cash",
 )
-"""Strategies that stand for comparison and were not searched for."""
+"""Strategies shown for comparison, which no search chose."""
 REFERENCES = ("oracle",)
 """Strategies with knowledge of the future: shown, but neither a result nor a baseline."""
 _ORDER = ("ensemble", "best", "ridge", "buy_and_hold", "equal_weight", "benchmark")
 
 
 def look_words(verdict: Verdict | None) -> str:
-    """Write how often the window was looked at up to a verdict, or `not counted`; a dash without
-    one."""
+    """Write the number of looks at the window up to a verdict, or `not counted`; a dash without a
+    verdict."""
     if verdict is None:
         return DASH
     look = verdict.evidence.look
@@ -71,7 +71,7 @@ def look_words(verdict: Verdict | None) -> str:
 
 
 def statistic(key: str, value: Any, *, signed: bool = False) -> str:
-    """Write a metric's value with the unit that the catalogue gives, if it gives one."""
+    """Write a metric's value with its unit in the catalogue, if it has one."""
     known = BY_KEY.get(key)
     unit = known.unit if known else ""
     if number(value) is None:
@@ -105,17 +105,17 @@ def explain_short_window(metrics: Iterable[StrategyMetrics]) -> list[str]:
 
 
 def duration(seconds: Any) -> str:
-    """75 as `1 min 15 s`."""
-    found = number(seconds)
-    return DASH if found is None or found < 0 else progress.format_duration(found)
+    """Write seconds: 75 as `1 min 15 s`."""
+    value = number(seconds)
+    return DASH if value is None or value < 0 else progress.format_duration(value)
 
 
 def moment(value: Any) -> datetime | None:
-    """A stored time (ISO text, or seconds since 1970) in UTC; None for anything else."""
+    """Read a stored time (ISO text, or seconds since 1970), in UTC; None for anything else."""
     try:
         if isinstance(value, str):
-            found = datetime.fromisoformat(value)
-            return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+            time = datetime.fromisoformat(value)
+            return time.astimezone(UTC) if time.tzinfo else time.replace(tzinfo=UTC)
         seconds = number(value)
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
@@ -123,13 +123,13 @@ def moment(value: Any) -> datetime | None:
 
 
 def when(value: Any) -> str:
-    """A stored time as `2026-01-02 15:04 UTC`."""
-    found = moment(value)
-    return DASH if found is None else f"{found:%Y-%m-%d %H:%M} UTC"
+    """Write a stored time as `2026-01-02 15:04 UTC`."""
+    time = moment(value)
+    return DASH if time is None else f"{time:%Y-%m-%d %H:%M} UTC"
 
 
 def window_words(window: str) -> str:
-    """`test` as "test window"; a walk-forward already says what it is."""
+    """Write `test` as "test window"; the title of a walk-forward stays."""
     return window if window.startswith("walk-forward") else f"{window} window"
 
 
@@ -174,7 +174,7 @@ class Opening(NamedTuple):
     change: str = ""
     """Evidence that would change the verdict."""
     is_skill: bool = False
-    """True where it is likely skill, and the files are as they were written."""
+    """True for likely skill in files that were not changed."""
 
     @property
     def sentences(self) -> dict[str, str]:
@@ -218,14 +218,14 @@ def name_score(metric: object) -> str:
 
 
 def title_of(strategy: str) -> str:
-    """`equal_weight` as people read it: `Equal weight`. `benchmark` is the index: the benchmark
-    portfolio is another strategy. Capitals of a name stay."""
+    """Write `equal_weight` as `Equal weight`. `benchmark` is the index; the benchmark portfolio is
+    another strategy. Capitals of a name stay."""
     words = strategy.replace("_", " ")
     return "Index" if strategy == "benchmark" else words[:1].upper() + words[1:]
 
 
 def rival_name(portfolio: str) -> str:
-    """A benchmark portfolio inside a sentence: `equal weight`, `index`, a foreign name as it is."""
+    """Name a benchmark portfolio inside a sentence: `equal weight`, `index`; other names stay."""
     return title_of(portfolio).lower() if portfolio in BASELINES else portfolio
 
 
@@ -243,7 +243,7 @@ def is_result(name: str) -> bool:
 
 
 def main_strategy(names: Sequence[str]) -> str:
-    """The strategy a report is about: the first result, else the first of all."""
+    """Choose the strategy that a report is about: the first result, else the first of all."""
     return next((name for name in names if is_result(name)), names[0])
 
 
@@ -253,14 +253,13 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (not is_result(name), rank.get(name, len(rank))))
 
 
-# --- where a result stands ------------------------------------------------------------------------
+# --- comparison of a result -----------------------------------------------------------------------
 
 
 def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestContext) -> str:
-    """Compare the main strategy with ridge and with its benchmark portfolio, and say whether the
-    difference could be chance.
+    """Compare the main strategy with ridge and with its benchmark portfolio, also with chance.
 
-    Empty where nothing of this is known, and for a baseline.
+    Empty if none of these is known, and for a baseline.
     """
     name = main_strategy(in_order(metrics))
     portfolio = context.portfolio

@@ -24,7 +24,7 @@ class OrderCounts(NamedTuple):
 
     given: int = 0
     capped: int = 0
-    """Asked for more than their share of the bar's volume."""
+    """Orders for more than their share of the bar's volume."""
     unfilled: int = 0
     """Orders without a fill: no trade in the bar, no volume, or no money."""
     cancelled_usd: float = 0.0
@@ -69,8 +69,8 @@ class AccountHistory:
     sessions_a_year: int = m.TRADING_DAYS
     """Sessions a year, to annualise rates: 252, or 365 for markets open every day."""
     portfolio: Array | None = None
-    """`[T]` USD: equity of the benchmark portfolio (what `env.benchmark` names, traded at the same
-    costs) at the same bars; None where it is not known. The index above, in contrast, is a level
+    """`[T]` USD: equity of the benchmark portfolio (named by `env.benchmark`, traded at the same
+    costs) at the same bars; None if unknown. `benchmark`, in contrast, is the index's level,
     without costs."""
 
 

@@ -5,11 +5,11 @@ its parent's networks along with its settings, so its score depends on both, and
 a lucky founder would count in favour of the founder's settings.
 
 A setting's importance is the share of the variance of the scores' ranks that lies between its
-levels (bins of equal counts where it has many values), less what chance is expected to put there
-(epsilon squared: Kelley 1935, https://doi.org/10.1073/pnas.21.9.554). It finds any dependence on
-one setting, also one with its best in the middle, but no interaction of two settings. Luck is
-measured by permuting the scores among the pods many times and taking the largest share of any
-setting each time, which corrects for looking at all settings (Westfall and Young 1993).
+levels (bins of equal counts where it has many values), less the share expected by chance (epsilon
+squared: Kelley 1935, https://doi.org/10.1073/pnas.21.9.554). It finds any dependence on one
+setting, also one with its best in the middle, but no interaction of two settings. Luck is measured
+by permuting the scores among the pods many times and taking the largest share of any setting each
+time, which corrects for looking at all settings (Westfall and Young 1993).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FEWEST_PER_LEVEL = 3
 
 @dataclass(frozen=True)
 class Share:
-    """Share of the scores' variance that goes with one setting."""
+    """Share of the scores' variance that one setting explains."""
 
     setting: str
     share: float
@@ -63,7 +63,7 @@ class Importance:
     luck: float = 0.0
     """95 % quantile, over permuted scores, of the largest share of any setting."""
     constant: tuple[str, ...] = ()
-    """Settings with one value in all these pods, and those that not all of them have."""
+    """Settings with one value in all these pods, and settings that some of them lack."""
     why: str = ""
     """Why there are no shares, as a sentence."""
 
@@ -71,10 +71,10 @@ class Importance:
 def settings_of(pods: pd.DataFrame) -> list[dict[str, Any]]:
     """List the searched settings of each pod, with the algorithm where several
     race."""
-    found = [dict(row) if isinstance(row, dict) else {} for row in pods["hyper"]]
+    rows = [dict(row) if isinstance(row, dict) else {} for row in pods["hyper"]]
     if ALGORITHM in pods and pods[ALGORITHM].nunique() > 1:
-        return [{ALGORITHM: algo, **row} for algo, row in zip(pods[ALGORITHM], found, strict=True)]
-    return found
+        return [{ALGORITHM: algo, **row} for algo, row in zip(pods[ALGORITHM], rows, strict=True)]
+    return rows
 
 
 def importance(pods: pd.DataFrame) -> Importance:
@@ -118,12 +118,12 @@ def importance(pods: pd.DataFrame) -> Importance:
     permuted_scores = random.permuted(np.tile(centred, (_PERMUTATIONS, 1)), axis=1)
     best = np.max([shares(permuted_scores, one) for one in codes.values()], axis=0)
     measured = {name: float(shares(centred[None], one)[0]) for name, one in codes.items()}
-    found = [
+    ranked = [
         Share(name, share, float(1 + (best >= share).sum()) / (1 + _PERMUTATIONS))
         for name, share in measured.items()
     ]
     luck = float(np.quantile(best, 1 - LEVEL, method="higher"))
-    return Importance(tuple(sorted(found, key=lambda one: -one.share)), size, luck, constant)
+    return Importance(tuple(sorted(ranked, key=lambda row: -row.share)), size, luck, constant)
 
 
 def levels(values: Sequence[Any]) -> NDArray[np.int64]:

@@ -146,8 +146,8 @@ class Survivorship:
         """Say in a sentence what is suspect; empty when nothing is, and no member lacks bars."""
         absent = self.members_without_bars
         share = self.member_days_without_bars
-        some = ", ".join(absent[:5]) + (", ..." if len(absent) > 5 else "")
-        lack = f"{len(absent)} members lack bars ({share:.2%} of the member-days: {some})"
+        names = ", ".join(absent[:5]) + (", ..." if len(absent) > 5 else "")
+        lack = f"{len(absent)} members lack bars ({share:.2%} of the member-days: {names})"
         lack = lack if absent else ""
         if not self.survivors_only:
             return lack
@@ -158,7 +158,7 @@ class Survivorship:
             why = "; ".join(filter(None, (f"{few} in {self.sessions} sessions", lack)))
         if self.bias_per_year is None:
             size = (
-                "by how much that flatters it is unknown (an index under data.benchmark would tell)"
+                "by how much that flatters it is unknown (an index in data.benchmark would show it)"
             )
         else:
             more = f"{self.bias_per_year:+.1%} a year against {self.bias_against}"
@@ -176,7 +176,7 @@ class Provenance:
     timezone: str = "UTC"
     """The exchange's time zone, an IANA name."""
     sessions_a_year: int = TRADING_DAYS
-    """By which rates are annualised."""
+    """Number of sessions by which rates are annualised."""
     hours: str = "regular"
     build_version: int | None = None
     planted_drift: PlantedDrift | None = None
@@ -192,10 +192,11 @@ class Provenance:
     """Symbols whose bars end for good before the data does."""
     survivorship: Survivorship | None = None
     waived: tuple[Fault, ...] = ()
-    """Faults that would have stopped the build and were let pass."""
+    """Faults that would have stopped the build, but were waived."""
     doubtful: tuple[Fault, ...] = ()
     contradictions: tuple[str, ...] = ()
-    """Lines on splits and dividends that the source announces otherwise than declared."""
+    """A line for each split or dividend that the source announces differently from its
+    declaration."""
     changes: tuple[str, ...] = ()
     """Changes to the market since its build."""
     trusted_columns: tuple[str, ...] = ()
@@ -236,7 +237,7 @@ class Provenance:
         survivors = self.survivorship.describe() if self.survivorship else ""
         counts = {
             **{kind.replace("_", " "): count for kind, count in self.repairs.items()},
-            "faults that were let pass": len(self.waived),
+            "waived faults": len(self.waived),
             "doubtful days": len(self.doubtful),
         }
         trusted = f"computed by others: {', '.join(self.trusted_columns)}"
@@ -250,7 +251,7 @@ class Provenance:
         ]
 
     def changed(self, change: str) -> Provenance:
-        """Return a copy that also names a change to the market."""
+        """Return a copy with a further change to the market."""
         return replace(self, changes=(*self.changes, change))
 
 
@@ -272,8 +273,8 @@ class MarketDescription:
 
 @dataclass(frozen=True)
 class BuildRecord:
-    """The record beside a built market: the settings, and the description's two parts that say
-    what the build did."""
+    """Record stored next to a built market: the settings, and the two parts of the description that
+    the build decides."""
 
     settings: Mapping[str, JsonValue]
     """`build.portable` settings."""

@@ -2,7 +2,7 @@
 
     runs/<name>/notes.json
 
-A file of its own: no hash, seal or audit covers it, and a run is the same run with it or without.
+A separate file that no hash, seal or audit covers, so notes do not change a run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Notes:
     note: str = ""
     tags: tuple[str, ...] = ()
     archived: bool = False
-    """Put aside: lists leave it out unless asked."""
+    """True if lists leave the run out unless asked."""
 
 
 def read_notes(folder: Folder) -> Notes:
@@ -39,7 +39,7 @@ def read_notes(folder: Folder) -> Notes:
     except NotThereError:
         return Notes()
     except RecordError as error:
-        raise DamagedFileError(f"{FILE}: {error}; save the note anew, or delete it") from None
+        raise DamagedFileError(f"{FILE}: {error}; save the note again, or delete it") from None
     return Notes(notes.note[:MOST_CHARACTERS], _plain(notes.tags), notes.archived)
 
 
@@ -66,7 +66,7 @@ def write_notes(folder: Folder, notes: Notes) -> Notes:
 
 
 def check_writable(folder: Folder) -> None:
-    """Raises RunError, which says why, where a run's folder is not to be changed here."""
+    """Raise RunError, which says why, if a run's folder must not be changed here."""
     if folder.exists(COPY):
         raise RunError(
             f"{folder.root.name} is a copy of a run in a store, which has no notes and is not"

@@ -33,8 +33,8 @@ def compound(daily: pd.DataFrame, periods: pd.Index) -> pd.DataFrame:
 
 
 def stress_days(daily: pd.DataFrame, index: str) -> pd.DataFrame:
-    """The STRESS_DAYS on which `index` lost most, the worst first, and what every strategy did on
-    them."""
+    """The STRESS_DAYS on which `index` lost most, the worst first, with every strategy's
+    returns."""
     return daily[daily[index] < 0].nsmallest(STRESS_DAYS, index)
 
 

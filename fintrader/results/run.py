@@ -71,7 +71,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Name of the run: that of its folder; of a walk-forward's fold, `name/folds/00`."""
+        """Name of the run's folder; `name/folds/00` for a fold of a walk-forward."""
         return RunFolder(self.folder.root.resolve()).label
 
     @property
@@ -116,10 +116,10 @@ class Run:
     @cached_property
     def folds(self) -> tuple[Run, ...]:
         """The tournaments of a walk-forward in the order of its folds; empty for any other run."""
-        found = sorted(
+        paths = sorted(
             path.parent for path in (self.folder.root / "folds").glob("*/tournament.json")
         )
-        return tuple(Run(path, load_policy=self._load_policy) for path in found)
+        return tuple(Run(path, load_policy=self._load_policy) for path in paths)
 
     @property
     def backtests(self) -> dict[str, StoredBacktest]:
@@ -132,14 +132,15 @@ class Run:
         }
 
     def backtest(self, window: str | None = None) -> StoredBacktest:
-        """The backtest of a window; without one that of the test window, else the first there is.
+        """Return the backtest of a window; by default that of the test window, else the first
+        stored.
 
         Raises RunError for a window that has none.
         """
         if window is not None and window not in WINDOWS:
             raise RunError(f"{window!r} is no window; it is one of {', '.join(WINDOWS)}")
-        found = self.backtests
-        stored = next(iter(found.values()), None) if window is None else found.get(window)
+        tests = self.backtests
+        stored = next(iter(tests.values()), None) if window is None else tests.get(window)
         if stored is None:
             text = "no backtest" if window is None else f"no backtest of its {window_words(window)}"
             raise NotThereError(
@@ -202,7 +203,7 @@ class Run:
         path = self.folder.leaderboard
         if not path.exists() and self.folds:
             raise NotThereError(
-                f"{self.name} was walked forward: each of its .folds has its own leaderboard"
+                f"{self.name} is a walk-forward: each of its .folds has its own leaderboard"
             )
         return path
 
@@ -210,15 +211,15 @@ class Run:
         """Describe the run in a few lines; return them with its backtest where that can be read."""
         if not self.folder.manifest.is_file():
             return [f"Run {self.name}: a tournament"], None
-        found = self.summary
+        state = self.summary
         facts = [
-            found.status,
-            f"made {when(found.created)}" if found.created else "",
-            "" if found.trials is None else f"{found.trials:,} trials",
-            "" if found.seed is None else f"seed {found.seed}",
+            state.status,
+            f"made {when(state.created)}" if state.created else "",
+            "" if state.trials is None else f"{state.trials:,} trials",
+            "" if state.seed is None else f"seed {state.seed}",
         ]
         lines = [f"Run {self.name}: {', '.join(filter(None, facts))}"]
-        lines += [f"  {found.problem}"] if found.problem else []
+        lines += [f"  {state.problem}"] if state.problem else []
         try:
             stored = self.backtest()
             lines += [f"  {window_words(str(stored.context.window))}: {stored.conclusion}"]
@@ -291,7 +292,7 @@ class Summary(_Manifest):
     name: str
     status: Status
     problem: str | None = None
-    """Why it is broken, or why it failed, in words."""
+    """Why the run is broken, or why it failed, in words."""
     metrics: dict[str, StrategyMetrics] = field(default_factory=dict)
     """By strategy; empty before the backtest."""
     verdict: Verdict | None = None
@@ -308,7 +309,7 @@ class Summary(_Manifest):
 
     @property
     def stage(self) -> str | None:
-        """The stage that has begun and not ended."""
+        """The stage that has begun but not ended."""
         return next(
             (name for name, stage in self.stages.items() if stage.get("done") is False), None
         )
@@ -320,19 +321,19 @@ class Summary(_Manifest):
 
 def summaries(runs: RunsFolder, cache: FileCache) -> list[Summary]:
     """All runs, the newest first."""
-    found = [summary(folder, cache) for folder in runs.all()]
-    return sorted(found, key=lambda run: (run.created or "", run.name), reverse=True)
+    rows = [summary(folder, cache) for folder in runs.all()]
+    return sorted(rows, key=lambda run: (run.created or "", run.name), reverse=True)
 
 
 def summary(folder: Folder, cache: FileCache) -> Summary:
     """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError."""
-    found = _summary(folder, cache)
+    row = _summary(folder, cache)
     try:
         state = folder.signature(NOTES)
         notes = cache.get("summaries", (folder.root, NOTES), state, lambda _: read_notes(folder))
     except FintraderError:
-        return found
-    return replace(found, notes=notes)
+        return row
+    return replace(row, notes=notes)
 
 
 def _summary(folder: Folder, cache: FileCache) -> Summary:
@@ -348,12 +349,12 @@ def _summary(folder: Folder, cache: FileCache) -> Summary:
     metrics = find_signature(folder, "backtest", "metrics.json")
     seal = find_signature(folder, "backtest", SEAL)
     state = manifest, metrics, seal
-    found = cache.get(
+    row = cache.get(
         "summaries", folder.root, state, lambda _: _read(folder, backtested=metrics is not None)
     )
-    if found.status in ("interrupted", "failed") and is_locked(folder):
-        return replace(found, status="running", problem=None, failure=None)
-    return found
+    if row.status in ("interrupted", "failed") and is_locked(folder):
+        return replace(row, status="running", problem=None, failure=None)
+    return row
 
 
 def _call_broken(folder: Folder, problem: object) -> Summary:
@@ -366,7 +367,7 @@ def stages_now(folder: Folder, run: Summary) -> list[Stage]:
         return []
     try:
         live = folder.json(LIVE)
-    except FintraderError:  # nothing is at work, or another has just taken its place
+    except FintraderError:  # no stage is at work, or the file was just replaced
         live = {}
     known = {**vars(run), "plan": list(run.plan)}
     return read_stages(known, live, alive=run.status == "running")
@@ -378,8 +379,8 @@ def at_once(run: RunFolder) -> tuple[Summary, list[Stage]] | None:
     if not run.manifest.is_file():
         return None
     home = Folder(run.root.resolve())
-    found = summary(home, FileCache(summaries=1))
-    return found, stages_now(home, found)
+    row = summary(home, FileCache(summaries=1))
+    return row, stages_now(home, row)
 
 
 def _read(folder: Folder, *, backtested: bool) -> Summary:
@@ -407,7 +408,7 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
         except FintraderError as error:
             problem = str(error)
     planned = [manifest.stages.get(name, {}).get("done") is True for name in manifest.plan]
-    # A bare tournament or training has no end of its own: its plan is over.
+    # A bare tournament or training has no `finished` time: it is done when its planned stages are.
     is_done = moment(manifest.finished) is not None or (bool(planned) and all(planned))
     sentence = None if is_done else (manifest.failure or {}).get("sentence")
     failure = manifest.failure if isinstance(sentence, str) else None

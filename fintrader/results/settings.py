@@ -1,5 +1,5 @@
-"""A run's settings compared with the defaults and with another run's, without the models, which
-need torch.
+"""Compare a run's settings with the defaults and with another run's, without the settings' models,
+which need torch.
 
     defaults.json   every setting's default, made from the models by `python -m
                     fintrader.pipeline.defaults`
@@ -82,7 +82,7 @@ def flatten(
 
 
 def changed(config: Mapping[str, Any]) -> dict[str, Setting]:
-    """The settings that differ from this version's defaults, and those that it does not know."""
+    """Select the settings that differ from this version's defaults, and those unknown to it."""
     return {name: one for name, one in settings_of(config).items() if one.changed or not one.known}
 
 
@@ -100,8 +100,7 @@ def _are_alike(first: Setting | None, *others: Setting | None) -> bool:
 
 
 def text_of(value: Any) -> str:
-    """A setting's value as it would stand in YAML, on one line; of a group only what is set in
-    it."""
+    """Write a setting's value as YAML on one line; of a group only the settings that are set."""
     if isinstance(value, str):
         return value
     if isinstance(value, float):
@@ -112,5 +111,5 @@ def text_of(value: Any) -> str:
             for name, below in value.items()
             if below or (below == 0 and below is not False)
         }
-    said = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
-    return said.strip().removesuffix("\n...").strip()
+    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
+    return text.strip().removesuffix("\n...").strip()

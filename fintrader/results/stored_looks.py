@@ -11,7 +11,7 @@ from typing import Any
 from fintrader.errors import RunError
 from fintrader.results.backtest_files import StoredBacktest, read_seal
 from fintrader.results.folders import Folder, RunsFolder
-from fintrader.verdict.looks import Ledger, Look, Window, missing, result_hash
+from fintrader.verdict.looks import Ledger, Look, Window, explain_missing, result_hash
 
 CHOSEN = ("ensemble", "best")
 """Strategies that the search chose; a look is at their results. The others are baselines."""
@@ -42,16 +42,16 @@ def find_missing_looks(runs_dir: Path | str) -> tuple[list[str], list[str]]:
                 look = read_seal(Folder(runs.run(name).path(*inside))).get("look")
             except RunError:
                 continue  # no backtest, or one that `verify` reports
-            if isinstance(look, dict) and (problem := missing(lines, look)):
+            if isinstance(look, dict) and (problem := explain_missing(lines, look)):
                 begun_here = not lines or lines[0]["sha256"] == look.get("ledger")
                 (deleted if begun_here else foreign).append(f"{name}, {window} window: {problem}")
     return deleted, foreign
 
 
 def union_of_looks(runs: Mapping[str, StoredBacktest]) -> tuple[int, int]:
-    """Count the trials and looks from which results shown together were chosen: the trials of all
-    searches, each counted once, and the different results on their windows, their own and all on
-    the ledger. Raises LedgerError for a broken ledger."""
+    """Count the trials and looks behind results that are shown together: the trials of all
+    searches, each search counted once, and the different results on their windows, including those
+    on the ledger. Raises LedgerError for a broken ledger."""
     searches: dict[Any, int] = {}
     results: set[str] = set()
     lines = [line for line in Ledger().looks() if line.held_out]
@@ -70,8 +70,8 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> tuple[int, int]:
 
 
 def note_shown(stored: StoredBacktest, command: str) -> None:
-    """Record a look at a stored backtest that is shown with others, unless its ledger has the
-    result. The ledger lacks it if another user made the run. Raises LedgerError."""
+    """Record a look at a stored backtest that is shown with others, unless the user's ledger has
+    the result. It lacks the result of a run that another user made. Raises LedgerError."""
     ledger = Ledger()
     known = stored.context
     result = stored_result(stored)

@@ -106,7 +106,7 @@ class StrategyMetrics:
 
     @classmethod
     def of(cls, values: Mapping[str, Measure]) -> StrategyMetrics:
-        """The metrics among some numbers, by key; the others are undefined."""
+        """Take the metrics from numbers by key; missing metrics are undefined."""
         return cls(**{key: values.get(key) for key in KEYS})
 
     def __getitem__(self, key: str) -> Measure:

@@ -21,7 +21,7 @@ E = TypeVar("E")
 @dataclass(frozen=True, kw_only=True)
 class _Event:
     time: float = 0.0
-    """Unix time, which the log gives."""
+    """Unix time, set by the log."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class FinishEvent(_Event):
 
 @dataclass(frozen=True)
 class RepairEvent(_Event):
-    """The log was begun anew with the whole lines of a damaged one."""
+    """The log was rewritten with the intact lines of a damaged log."""
 
     lines: tuple[int, ...]
     """Numbers of the damaged lines."""
@@ -227,7 +227,7 @@ def select_events(events: Iterable[TournamentEvent], kind: type[E]) -> list[E]:
 
 
 def find_last_start(events: Sequence[TournamentEvent]) -> StartEvent | ResumptionEvent | None:
-    """Find the event by which an orchestrator last began; None where none has."""
+    """Find the last start of an orchestrator; None without one."""
     sittings = (one for one in reversed(events) if isinstance(one, StartEvent | ResumptionEvent))
     return next(sittings, None)
 

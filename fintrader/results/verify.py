@@ -1,7 +1,7 @@
 """Checks of a stored run: configuration, bars, trials, results, seals and the ledger of looks.
 
 Stored totals are not trusted: the caller recounts the trials from the tournaments' files. An edit
-of one file contradicts another file. An edit of all of them contradicts the ledger of looks, where
+of one file contradicts another file. An edit of all files contradicts the ledger of looks, where
 later lines may belong to other runs.
 """
 
@@ -25,7 +25,7 @@ from fintrader.results.folders import Folder
 from fintrader.results.run import WINDOWS
 from fintrader.results.stored_looks import stored_result
 from fintrader.runs import RunFolder
-from fintrader.verdict.looks import Ledger, Line, look_number, missing
+from fintrader.verdict.looks import Ledger, Line, explain_missing, look_number
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ def list_problems(checks: Iterable[Check]) -> list[str]:
 
 _EDITED = "restore the file from a backup, or run the same configuration under another name"
 _NEW_RESULT = "`fintrader backtest RUN` makes the result again, which counts as a further look"
-_LEDGER = "restore looks.jsonl from a backup: how often a window was looked at stands there alone"
+_LEDGER = "restore looks.jsonl from a backup: it alone records how often a window was looked at"
 
 
 def find_searches(folder: RunFolder) -> list[RunFolder]:
-    """List the tournaments that a run chose from, those of null models left out."""
+    """List the tournaments that a run chose from, without those of null models."""
     if (folder.root / "tournament.json").is_file():
         return [folder]
     folds = sorted(path for path in (folder.root / "folds").glob("*") if path.is_dir())
@@ -105,13 +105,13 @@ def _find_backtests(folder: RunFolder) -> Iterator[tuple[str, Path]]:
             yield window, home
 
 
-# --- what the run is made of ----------------------------------------------------------------------
+# --- configuration and data -----------------------------------------------------------------------
 
 
 def _check_config(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
     problems = []
     if not folder.config.is_file():
-        problems = ["config.yaml is missing, and nothing else says what the run was made with"]
+        problems = ["config.yaml is missing, and no other file holds the run's settings"]
     elif hash_file(folder.config) != manifest.get("config_hash"):
         problems = [
             "config.yaml does not have the hash in manifest.json: one of the two was edited"
@@ -181,7 +181,7 @@ def _count_inherited(searches: Sequence[RunFolder], manifest: Mapping[str, Any])
         if not path.is_file():
             continue
         inherited = read_json(path)
-        # Pods of the fold before are counted there already.
+        # Pods of the previous fold are counted in that fold.
         if not str(inherited["address"]).startswith("folds/"):
             return int(inherited["trials"])
     recorded = manifest.get("inherited")
@@ -197,8 +197,8 @@ def _check_trials(
     problems = []
     if manifest.get("trials") != count:
         problems.append(
-            f"manifest.json says {manifest.get('trials')} trials, and what the run left behind"
-            f" makes {count}: pods were deleted, or the manifest was edited"
+            f"manifest.json says {manifest.get('trials')} trials, and the run's files"
+            f" hold {count}: pods were deleted, or the manifest was edited"
         )
     numbers = [int(search.root.name) for search in searches if search.root.parent.name == "folds"]
     if numbers != list(range(len(numbers))):
@@ -227,7 +227,7 @@ def _check_backtests(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
     stored = [window for window, _ in _find_backtests(folder)]
     problems = []
     if not stored and manifest.get("stages", {}).get("backtest", {}).get("done"):
-        problems.append("the manifest says that one was made, and none is there: it was deleted")
+        problems.append("the manifest says that one was made, but there is none: it was deleted")
     return Check(
         "backtests",
         "the stored backtests with the stages in manifest.json",
@@ -242,13 +242,13 @@ def _check_seal(window: str, home: Path, lines: Sequence[Mapping[str, Any]]) -> 
     place = Folder.locate(home)
     if problem := describe_seal_problems(place):
         problems.append(
-            f"changed after it was written: {problem}; what it says is not what was found"
+            f"changed after it was written: {problem}; it no longer holds the original result"
         )
     elif read_seal(place).get("look") != {} and hash_file(home / SEAL) not in {
         line.get("seal") for line in lines
     }:
         problems.append(
-            f"the ledger of looks does not have the hash of {SEAL}: result and seal were made anew,"
+            f"the ledger of looks does not have the hash of {SEAL}: result and seal were remade,"
             " or the line of the ledger was deleted"
         )
     return Check(
@@ -283,7 +283,7 @@ def _check_look(
             result = f"{trials} trials; its look was not counted: the ledger could not be written"
             if stored.context.look is not None:
                 problems.append(f"it claims look {stored.context.look}, but no look was counted")
-        elif gone := missing(lines, look):
+        elif gone := explain_missing(lines, look):
             problems.append(gone)
         else:
             differences, number = _compare_look(stored, window, look["line"], looks)

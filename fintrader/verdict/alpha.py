@@ -1,12 +1,12 @@
 """Tests on the held-out window: is a strategy ahead of its benchmark, beyond its beta and luck?
 
     test = alpha_test(ours, theirs, level=level_of_look(1), seed=0)
-    test.p_value <= test.level             # evidence, at the level that this look at the window has
+    test.p_value <= test.level             # evidence at the level of this look
 
 The null hypothesis is that alpha, the mean return less beta times the benchmark's, is not above
 zero. `benchmarks/calibration.py` measures how often the test errs without skill and how often it
 finds skill; docs/evidence.md has the numbers. This module corrects for no selection, because the
-search did not choose by the held-out window.
+search did not see the held-out window.
 
 Sources: Lazarus, Lewis, Stock and Watson, "HAR Inference: Recommendations for Practice" (2018)
 [cosine series, fixed-b critical values]; Dimson, "Risk Measurement When Shares Are Subject to
@@ -35,7 +35,7 @@ from fintrader.verdict.bootstrap import AT_ONCE, block_length
 from fintrader.verdict.verdict import AlphaTest, Betting, ShiftTest
 
 POWER = 0.8
-"""Probability of detection that `visible` and `sessions_needed` refer to, the usual one."""
+"""Usual power of a test, on which `visible` and `sessions_needed` are based."""
 SHORTEST = 12
 """Sessions below which there is nothing to test."""
 FEW = FEWEST_SESSIONS
@@ -53,17 +53,17 @@ PAST = (10, 20)
 """Numbers of the benchmark's past sessions in the regression of stale returns: the first up to 250
 sessions, the second from 500 on."""
 STALE = 0.1
-"""Level of the test for stale returns; lenient, because to hedge fresh ones, too, costs little."""
+"""Level of the test for stale returns; lenient, because hedging fresh returns too costs little."""
 SMOOTH = 0.4
-"""Share of the usual frequencies for stale returns: smoothing leaves the spectrum of their noise
-flat near 0 only (the rule of Lazarus et al.)."""
+"""Share of the usual frequencies (the rule of Lazarus et al.) for stale returns: smoothing leaves
+the spectrum of their noise flat only near 0."""
 FIRST_BET = 20
-"""Sessions that beta and volatility are learnt from before the first bet."""
+"""Sessions that beta and volatility are estimated from before the first bet."""
 
 
 def level_of_look(look: int) -> float:
-    """Level of the `look`-th look at a window: 6 / (π k)² of `LEVEL`, so 3 %, 0.8 %, 0.3 %, 0.2 %,
-    ...; they sum to `LEVEL` and never reach 0.
+    """Compute the level of the `look`-th look at a window: 6 / (π k)² of `LEVEL`, that is 3 %, 0.8
+    %, 0.3 %, 0.2 %, ... The levels sum to `LEVEL`.
 
     Raises BacktestError below 1.
     """
@@ -86,13 +86,13 @@ class Hedged(NamedTuple):
 
 
 def hedge(ours: Array, theirs: Array, past: int = 0) -> Hedged:
-    """Regress returns `[S]` on the benchmark's, and on those of `past` sessions before; against
-    cash, which does not vary, beta is 0."""
+    """Regress returns `[S]` on the benchmark's in the same and in the `past` earlier sessions;
+    against cash, which does not vary, beta is 0."""
     size = theirs.size
     level = theirs.mean()
     centred = theirs - level
     columns = [np.ones(size)]
-    if float(centred @ centred) / size > 1e-20:  # 0: the mean, before the first session
+    if float(centred @ centred) / size > 1e-20:  # before the first session: 0, the mean
         columns += [np.append(np.zeros(k), centred[: size - k]) for k in range(past + 1)]
     design = np.column_stack(columns)
     inverse = np.linalg.pinv(design.T @ design)
@@ -139,43 +139,43 @@ def alpha_test(
     frequencies.
     """
     past = count_past_sessions(ours, theirs)
-    found = hedge(ours, theirs, past)
-    size = found.residual.size
-    deviation = float(np.sqrt((found.residual**2).sum() / max(size - 1, 1)))
+    hedged = hedge(ours, theirs, past)
+    size = hedged.residual.size
+    deviation = float(np.sqrt((hedged.residual**2).sum() / max(size - 1, 1)))
     if size < SHORTEST or not deviation > 1e-9:
         return None
     waves = _make_cosines(size, SMOOTH if past else 1.0)
-    error = float(_estimate_error(found.influence[None], waves)[0])
+    error = float(_estimate_error(hedged.influence[None], waves)[0])
     freedom = waves.shape[1]
     student = stats.t(freedom)
     if size < FEW:
-        p_value = float(student.sf(found.alpha / error))
+        p_value = float(student.sf(hedged.alpha / error))
         method = f"Student's t, {freedom} degrees of freedom"
         reach = (float(student.isf(level)) + float(student.ppf(POWER))) * error
     else:
-        block = max(1, min(round(block_length(found.influence)), size // 6))
-        means, errors = _resample(found.influence, block, waves, repeats, seed)
+        block = max(1, min(round(block_length(hedged.influence)), size // 6))
+        means, errors = _resample(hedged.influence, block, waves, repeats, seed)
         drawn = means / errors
-        p_value = _share_above(drawn, found.alpha / error, student)
+        p_value = _share_above(drawn, hedged.alpha / error, student)
         # Harvey and Liu: the smallest true alpha that, added to samples without alpha, lets enough
         # of them pass.
         reach = float(np.quantile(np.quantile(drawn, 1 - level) * errors - means, POWER))
         method = f"studentised block bootstrap, blocks of {block}, {repeats:,} samples"
     margin = float(student.ppf(0.975)) * error
     scale = sessions_a_year / (deviation * math.sqrt(sessions_a_year))
-    ratio = found.alpha * scale
+    ratio = hedged.alpha * scale
     visible = reach * scale
     needed = math.ceil(size * (visible / ratio) ** 2) if ratio > 0 else None
-    low, high = (sessions_a_year * (found.alpha + side * margin) for side in (-1, 1))
-    alpha = sessions_a_year * found.alpha
+    low, high = (sessions_a_year * (hedged.alpha + side * margin) for side in (-1, 1))
+    alpha = sessions_a_year * hedged.alpha
     return AlphaTest(
-        size, found.beta, alpha, low, high, ratio, p_value, level, visible, needed, method, past
+        size, hedged.beta, alpha, low, high, ratio, p_value, level, visible, needed, method, past
     )
 
 
 def _share_above(drawn: Array, reached: float, student: Any) -> float:
-    """Share of the drawn statistics `[R]` at or above `reached`; beyond the `TAIL` largest,
-    extrapolated by Student's t, so that p-values below 1/(1 + R) are possible."""
+    """Compute the share of the drawn statistics `[R]` at or above `reached`; beyond the `TAIL`
+    largest, extrapolated by Student's t, so that p-values below 1/(1 + R) are possible."""
     above = int((drawn >= reached).sum())
     if above >= TAIL or drawn.size <= TAIL:
         return (1 + above) / (1 + drawn.size)
@@ -192,8 +192,8 @@ def _make_cosines(size: int, part: float) -> Array:
 
 
 def _estimate_error(samples: Array, waves: Array) -> Array:
-    """Standard errors `[R]` of the means of rows `[R, S]`; the rows need no centring, because the
-    cosines' mean is 0."""
+    """Estimate standard errors `[R]` of the means of rows `[R, S]`; the rows need no centring,
+    because the cosines' mean is 0."""
     error: Array = np.sqrt(np.square(samples @ waves).mean(axis=1) / samples.shape[1])
     return np.maximum(error, 1e-15)
 
@@ -253,11 +253,11 @@ def bet(ours: Array, theirs: Array, sessions_a_year: int) -> Betting:
 
 
 def e_process(ours: Array, theirs: Array, sessions_a_year: int = TRADING_DAYS) -> Array:
-    """Wealth `[S]` after each session of a bettor on alpha who begins with 1. Above 1/α it is
-    evidence at level α, at any time.
+    """Compute the wealth `[S]` after each session of a bettor on alpha who begins with 1. Wealth
+    above 1/α is evidence at level α, at any time.
 
     In each session the bettor stakes a part on the hedged return, sized for an information ratio of
-    each of `BETS`, with beta and volatility learnt from the sessions before. Without alpha no bet
+    each of `BETS`, with beta and volatility estimated from earlier sessions. Without alpha no bet
     gains on average, and by Ville's inequality the wealth ever exceeds 1/α with a probability of at
     most α. A bet that loses more than its stake ends at 0.
     """

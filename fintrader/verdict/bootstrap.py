@@ -64,8 +64,8 @@ def block_length(x: Array) -> float:
 def bootstrap_indices(
     size: int, length: float, repeats: int, rng: np.random.Generator
 ) -> Iterator[NDArray[np.int64]]:
-    """Draw row numbers, circular blocks of geometric length with mean `length`: arrays `[R, size]`
-    of a few of the `repeats` samples each."""
+    """Draw row numbers in circular blocks of geometric length with mean `length`; yield arrays `[R,
+    size]` of some of the `repeats` samples each."""
     at_once = max(1, AT_ONCE // size)
     shapes = [(min(at_once, repeats - first), size) for first in range(0, repeats, at_once)]
     # All ends of blocks are drawn before any start, so that AT_ONCE does not change the samples.
@@ -83,9 +83,9 @@ def intervals(
 ) -> Intervals:
     """Compute 95 % stationary-bootstrap intervals of Sharpe ratio, annual return and max drawdown.
 
-    `returns`: daily, `[S]`; equal ones get equal intervals, so that all tables agree. Below eight
-    sessions the ends are None, because there is too little to resample. The annual return is None
-    for a window that is too short (`metrics.is_too_short`).
+    `returns`: daily, `[S]`; equal returns get equal intervals, so that all tables agree. Below
+    eight sessions the ends are None, because there is too little to resample. The annual return is
+    None for a window that is too short (`metrics.is_too_short`).
     """
     length = block_length(returns)
     measured = [_measure_samples(returns[None, :], sessions_a_year)] if returns.size else []

@@ -2,8 +2,8 @@
 
 A claim is a line of the user's ledger. Its digest is the hash of that line, which contains the hash
 of the line before; so a published digest fixes the claim, its time, and all looks up to then. The
-returns of its window are a first look, whatever was tried before it. Of several claims on one
-window the best may be shown, so they share the level.
+returns of its window are a first look, whatever was tried before it. Several claims on one window
+share the level, because only the best may be shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LATE = timedelta(days=7)
 """Longest time between the last session of a window and its last day, for holidays."""
 DAY = np.timedelta64(1, "D")
 UNSEALED = (".", "__pycache__")
-"""Beginnings of names that are not sealed: hidden files, and traces of running a strategy."""
+"""Prefixes of names that are not sealed: hidden files, and traces of running a strategy."""
 KIND = "claim"
 SHOWN = 12
 """Digits of a digest that are shown; any 8 identify a claim."""
@@ -39,8 +39,8 @@ class Claim:
     source: str
     """Name of the strategy, or of its file of returns."""
     content: str
-    """Hash of the strategy's files, or of the returns up to `until`, its own and the benchmark's;
-    a deployment's bundle."""
+    """Hash of the strategy's files, of a deployment's bundle, or of the strategy's and the
+    benchmark's returns up to `until`."""
     until: str | None
     """Last day of the returns that `content` hashes; None for a strategy's files."""
     benchmark: str
@@ -48,7 +48,8 @@ class Claim:
     first: str
     """First day of the window, like 2027-01-04."""
     last: str | None
-    """Its last day; None for an open window: judging it at a later end is another look."""
+    """Last day of the window; None for an open window, where judging at a later end is another
+    look."""
     kind: str = KIND
 
     def __post_init__(self) -> None:

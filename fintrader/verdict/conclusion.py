@@ -1,4 +1,4 @@
-"""Conclude a verdict from its tests, and word it, for a run's results and for external returns.
+"""Conclude a verdict from its tests, in sentences, for a run's results and for external returns.
 
 `make_evidence` makes the evidence of one window; `conclude` sets the state and the three sentences
 of a verdict whose other fields are filled in (docs/verdict.md).
@@ -93,7 +93,8 @@ def measure_sharpe(daily: Array, sessions_a_year: int) -> SharpeEstimate | None:
 
 
 def measure_tail(returns: Array, alpha: AlphaTest | None, sessions_a_year: int) -> Tail | None:
-    """Measure the worst of returns `[S]`, and the losses too rare for them; None without a test."""
+    """Measure the worst of returns `[S]`, and bound the losses too rare to be among them; None
+    without a test."""
     if alpha is None:
         return None
     share = UNSEEN / len(returns)
@@ -122,7 +123,7 @@ def conclude(judged: Verdict) -> Verdict:
 
 
 def _conclude(judged: Verdict) -> tuple[State, list[str]]:
-    """Word the finding, the power of this window, and the evidence still needed. Only the held-out
+    """State the finding, the power of this window, and the evidence still needed. Only the held-out
     window can show likely skill."""
     why_not = _explain_no_verdict(judged)
     if why_not is not None:

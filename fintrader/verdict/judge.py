@@ -1,8 +1,9 @@
 """Judge a track record: the verdict on external returns.
 
-Such a window is `foreign`: its returns do not show whether they selected the strategy. So the
-caller states either that it was held out (the level is that of the look), or how many strategies
-were tried on it (they divide the level, after Bonferroni). Without either there is no likely skill.
+The window of external returns is `foreign`: they do not show whether they selected the strategy. So
+the caller states either that the window was held out (the level is that of the look), or how many
+strategies were tried on it (their number divides the level, after Bonferroni). Without either there
+is no likely skill.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from fintrader.verdict.verdict import ACTIVE_RETURN, FOREIGN, Evidence, Selectio
 
 FEWEST_ALONE = 250
 """Fewest daily returns without positions: with fewer, a seller of tail risk passes too often. Of
-weeks and months, which span more time, `alpha.FEW` suffice."""
+weekly and monthly returns, which span more time, `alpha.FEW` suffice."""
 
 
 def read_trials(trials: object) -> int | None:
@@ -62,8 +63,8 @@ def judge_record(
 
     `trials`: number of strategies tried; None if unknown. `is_held_out`: the caller states that no
     strategy was selected by these returns. `look`: number of this look; None if not counted.
-    `caveats`: further reasons why the result could not have been traded as well. `claim`: the claim
-    that named these returns before they were made, as cut by `claims.restrict`.
+    `caveats`: further reasons why real trading could not have reached the result. `claim`: the
+    claim that named these returns before they were made, as cut by `claims.restrict`.
     """
     ours = record.returns
     year = record.sessions_a_year
@@ -109,7 +110,7 @@ def judge_record(
 
 
 def question_of(claim: Registration | None) -> str:
-    """Return the question that looks are counted for: of a claim, its own."""
+    """Return the question under which looks are counted; each claim has its own."""
     return ACTIVE_RETURN if claim is None else f"claim {claim.digest[:SHOWN]}"
 
 

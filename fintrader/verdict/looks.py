@@ -1,13 +1,13 @@
 """The ledger of looks: the results that a user saw on held-out windows, in a file that only grows.
 
-    ~/.fintrader/looks.jsonl   one JSON object a line, each sealed by its own hash and holding that
-                               of the line before
+    ~/.fintrader/looks.jsonl   one JSON object a line, each with its own hash and the hash of the
+                               line before
 
 A look is identified by the returns in its window (`sketch`) and by its question, not by a run, a
-folder or a name. Changing, deleting or moving a line breaks the chain
-(`Ledger.lines` says where); lines cut off its end are still named by the seals of their backtests
+folder or a name. Changing, deleting or moving a line breaks the chain (`Ledger.lines` says where);
+lines cut off its end are still named by the seals of their backtests
 (`results.stored_looks.find_missing_looks`). The environment variable FINTRADER_HOME moves the
-folder. No file records looks under another home, on another machine or in a paper.
+folder. Looks under another home, on another machine or in a paper are not recorded.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ HELD_OUT = ("test", "validation", "whole", "foreign")
 """Windows that the policy was not fitted to: each result on one counts as a look."""
 _OF_LINE = ("format", "n", "before", "time", "sha256")
 DAY = 86_400_000_000_000
-"""In nanoseconds."""
+"""Nanoseconds of a day."""
 
 
 class LedgerError(RunError):
@@ -97,8 +97,9 @@ class Window:
         made_up: bool = False,
         session: NDArray[np.integer[Any]] | None = None,
     ) -> Window:
-        """`minutes` `[T]`: ns since 1970 UTC; `close` `[T, N]`: USD, NaN where there is no price;
-        `session` `[T]`: number of each bar's session, None where each bar is one."""
+        """Identify a window by its bars. `minutes` `[T]`: ns since 1970 UTC; `close` `[T, N]`: USD,
+        NaN where there is no price; `session` `[T]`: number of each bar's session, None where each
+        bar is one."""
         order = np.argsort(np.array(symbols))
         names = tuple(str(symbols[k]) for k in order)
         prices = np.ascontiguousarray(close[:, order], dtype="<f4")
@@ -117,9 +118,10 @@ class Window:
         return hash(self.key)
 
     def overlaps(self, other: Window) -> bool:
-        """Report whether a look at one window counts for the other: their sketches match, external
-        returns or their benchmark follow a curve of the other, or their dates overlap and they
-        share at least half of all symbols (for short windows and other adjustments)."""
+        """Report whether a look at one window counts for the other: if their sketches match, if
+        external returns or their benchmark follow a curve of the other window, or if their dates
+        overlap and they share at least half of all symbols (for short windows and other price
+        adjustments)."""
         if self.key == other.key or self.sketch.overlaps(other.sketch):
             return True
         if self.made_up or other.made_up or self.first > other.last or other.first > self.last:
@@ -150,13 +152,13 @@ class Look:
     bars: Window
     strategies: tuple[str, ...]
     result: str
-    """`result_hash` of these."""
+    """`result_hash` of the strategies' daily returns."""
     trials: int | None
     command: str | None
     commit: str | None = None
     version: str | None = None
     question: str = ACTIVE_RETURN
-    """Question asked of the window; looks with other questions are counted apart."""
+    """Question asked of the window; looks with other questions are counted separately."""
 
 
 @dataclass(frozen=True)
@@ -190,22 +192,23 @@ def look_number(before: Sequence[Line], window: Window, result: str, question: s
 
     A reproduced result keeps its number: it shows nothing new.
     """
-    return _Family(window, question).number(before, result)
+    return _WindowResults(window, question).number(before, result)
 
 
-class _Family:
-    """Different results on held-out bars that count for a window, of one question."""
+class _WindowResults:
+    """Different results on held-out bars that count for one window and one question."""
 
     def __init__(self, window: Window, question: str) -> None:
         self.window = window
         self.question = question
         self.overlaps = cache(window.overlaps)
         self.results: dict[str, int] = {}
-        """Place of each, in the order of their first lines."""
+        """Result -> its place in the order of first lines."""
         self.lines_read = 0
 
     def number(self, lines: Sequence[Line], result: str) -> int:
-        """Look up the number of a result among `lines`, of which earlier calls read the first."""
+        """Look up the number of a result among `lines`; lines read by earlier calls are not read
+        again."""
         for line in lines[self.lines_read :]:
             look = line.look
             is_like = look.bars.key == self.window.key or self.overlaps(look.bars)
@@ -216,8 +219,8 @@ class _Family:
 
 
 def count_look(look: Look) -> tuple[int | None, dict[str, Any] | None]:
-    """Record a look on the user's ledger, as `Ledger.record`; if it cannot be written, warn and
-    return two Nones. Raises LedgerError for a changed ledger."""
+    """Record a look on the user's ledger, as `Ledger.record`; if the ledger cannot be written, warn
+    and return two Nones. Raises LedgerError for a changed ledger."""
     try:
         return Ledger().record(look)
     except UnwritableLedgerError as error:
@@ -229,7 +232,7 @@ class Ledger:
     """The ledger of a user. Any use may raise LedgerError, which names the remedy."""
 
     def __init__(self, home: Path | str | None = None) -> None:
-        """`home`: its folder; None for the user's own, `FINTRADER_HOME` or ~/.fintrader."""
+        """`home`: the ledger's folder; None for `FINTRADER_HOME` or ~/.fintrader."""
         self.path = Path(home or os.environ.get(HOME) or Path.home() / ".fintrader") / FILE
 
     def record(self, look: Look) -> tuple[int, dict[str, Any]]:
@@ -238,8 +241,8 @@ class Ledger:
         chain, line = self._append(to_json(look))
         key = (look.bars, look.question)
         with _GUARD:
-            family = chain.families.setdefault(key, _Family(*key))
-            number = family.number(chain.looks, look.result)
+            counted = chain.window_results.setdefault(key, _WindowResults(*key))
+            number = counted.number(chain.looks, look.result)
         first, own = (chain.lines[place]["sha256"] for place in (0, line - 1))
         return number, {"ledger": first, "line": line, "sha256": own}
 
@@ -274,7 +277,7 @@ class Ledger:
             raise LedgerError(str(error)) from None
 
     def _append(self, values: Mapping[str, Any]) -> tuple[_Chain, int]:
-        """Lock the ledger and append a line; return the content with it, and its number."""
+        """Lock the ledger and append a line; return the chain with it, and the line's number."""
         try:
             refuse_irregular(self.path)
             make_folder(self.path.parent)
@@ -303,8 +306,8 @@ class Ledger:
                         file.truncate(whole)
                         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                     os.fsync(file.fileno())
-                    # A file system's clock may tick every few milliseconds. A time that is none of
-                    # its ticks shows a later change within the same tick.
+                    # A file system's clock may tick only every few milliseconds. An exact time
+                    # between two ticks reveals a later change within the same tick.
                     with contextlib.suppress(OSError):
                         os.utime(self.path, ns=(time.time_ns(), time.time_ns()))
                     chain.add(self.path, line)
@@ -324,15 +327,15 @@ class Ledger:
 
 
 class _Chain:
-    """Complete lines of a ledger that this process found unchanged. It only grows."""
+    """Complete lines of a ledger that this process has checked; it only grows."""
 
     def __init__(self) -> None:
         self.data = bytearray()
         self.lines: list[Mapping[str, Any]] = []
-        """Each with its `sha256`."""
+        """Content of each line, with its `sha256`."""
         self.looks: list[Line] = []
-        """Those that record a look; the others record seals and claims."""
-        self.families: dict[tuple[Window, str], _Family] = {}
+        """The lines that record a look; other lines record seals and claims."""
+        self.window_results: dict[tuple[Window, str], _WindowResults] = {}
         self.state: tuple[int, ...] = ()
         """`_find_state` after this process's last line; other processes' lines change it."""
 
@@ -341,7 +344,7 @@ class _Chain:
         return str(self.lines[-1]["sha256"]) if self.lines else FIRST
 
     def add(self, path: Path, raw: bytes) -> None:
-        """Check a line and append it to these. Raises LedgerError for a changed one."""
+        """Check a line and append it. Raises LedgerError for a changed line."""
         mend = (
             f"restore {path.name}, or move it away to begin a new one; `fintrader verify` then"
             " reports that the new one lacks the looks of every earlier run"
@@ -375,9 +378,8 @@ _CHECKED: dict[Path, _Chain] = {}
 def _read_chain(path: Path, file: BinaryIO) -> _Chain:
     """Read the complete lines of a ledger's open file. Raises LedgerError at the first changed one.
 
-    Lines are parsed and hashed once: bytes equal to those of the last check need neither again, and
-    a file that nobody changed since this process wrote to it need not even be read, so that a look
-    takes as long however many came before it.
+    Each line is parsed and hashed once. A file that has not changed since this process wrote to it
+    is not even read. So the time of a look does not grow with the ledger.
     """
     chain = _CHECKED.setdefault(path, _Chain())
     if chain.state == _find_state(file):
@@ -392,7 +394,7 @@ def _read_chain(path: Path, file: BinaryIO) -> _Chain:
 
 
 def _find_state(file: BinaryIO) -> tuple[int, ...]:
-    """Find values of a file of which each change of it alters one."""
+    """Find attributes of a file; every change of the file alters at least one of them."""
     stat = os.fstat(file.fileno())
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
@@ -421,7 +423,7 @@ class WindowLooks:
     """Different results on these and overlapping bars."""
     runs: tuple[str, ...]
     names: tuple[str, ...]
-    """Its names in those runs."""
+    """Names of the window in those runs."""
     first: str
     last: str
     """Times (UTC) of the first line and the last."""
@@ -432,34 +434,33 @@ def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
     places: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         places.setdefault((line.look.bars.key, line.look.question), []).append(line)
-    found = []
+    summaries = []
     for (_, question), own in places.items():
         bars = own[0].look.bars
-        family = _Family(bars, question)
-        family.number(lines, "")
+        counted = _WindowResults(bars, question)
+        counted.number(lines, "")
         runs, names = (
             tuple(sorted({getattr(line.look, part) for line in own})) for part in ("run", "window")
         )
-        looks = len(family.results)
-        found.append(WindowLooks(bars, question, looks, runs, names, own[0].time, own[-1].time))
-    return found
+        looks = len(counted.results)
+        summaries.append(WindowLooks(bars, question, looks, runs, names, own[0].time, own[-1].time))
+    return summaries
 
 
-def missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str | None:
+def explain_missing(lines: Sequence[Mapping[str, Any]], look: Mapping[str, Any]) -> str | None:
     """Explain why a seal's look is not on a ledger; None if it is."""
     at = look.get("line")
     if not lines:
         return (
-            "its look is on a ledger, and there is none here: it was deleted, or the run was"
-            " made elsewhere"
+            "its look is on a ledger, and there is no ledger here: it was deleted, or the run"
+            " was made elsewhere"
         )
     if lines[0]["sha256"] != look.get("ledger"):
         return (
-            "its look is on another ledger: this one was begun anew, or the run was made elsewhere"
+            "its look is on another ledger: this one was started again, or the run was made"
+            " elsewhere"
         )
     own = lines[at - 1 : at] if isinstance(at, int) else ()
     if not own or own[0]["sha256"] != look.get("sha256"):
-        return (
-            f"its look, line {at} of the ledger, is not there: lines were deleted or written anew"
-        )
+        return f"its look, line {at} of the ledger, is not there: lines were deleted or rewritten"
     return None

@@ -4,7 +4,7 @@
     read_file("backtest-result-2024-01-31_12-00-00.zip")       freqtrade, also its JSON
     read_file("1234567890.json")                               Lean
 
-A pickle can run any code when opened, so only `trust` opens it.
+A pickle can run any code when opened, so it is opened only with `trust`.
 """
 
 from __future__ import annotations
@@ -65,27 +65,27 @@ def read_record(
 ) -> TrackRecord:
     """Read a strategy's track record from a file.
 
-    `benchmark`: a column of it, another file, or `cash`; None for the file's own benchmark, else
-    cash. `column`: the strategy, of several. `trust`: open a pickle. The other
+    `benchmark`: a column of the file, another file, or `cash`; None for the file's own benchmark,
+    else cash. `column`: the strategy, if there are several. `trust`: open a pickle. The other
     arguments are those of `make_record`. Raises ReturnsError.
     """
-    found = read_file(path, column=column, trust=trust)
-    rival: Any = found.benchmark
+    content = read_file(path, column=column, trust=trust)
+    rival: Any = content.benchmark
     if benchmark is not None:
-        columns = found.values if isinstance(found.values, pd.DataFrame) else ()
+        columns = content.values if isinstance(content.values, pd.DataFrame) else ()
         # A column takes precedence over a file.
         is_file = benchmark not in (CASH, *map(str, columns))
         rival = read_benchmark(benchmark, path, trust) if is_file else benchmark
     record = make_record(
-        found.values,
-        name=found.name,
+        content.values,
+        name=content.name,
         benchmark=rival,
-        kind=kind or found.kind,
-        column=column if isinstance(found.values, pd.DataFrame) else None,
+        kind=kind or content.kind,
+        column=column if isinstance(content.values, pd.DataFrame) else None,
         sessions_a_year=sessions_a_year,
     )
-    notes = found.notes + record.notes
-    caveats = found.caveats + record.caveats
+    notes = content.notes + record.notes
+    caveats = content.caveats + record.caveats
     return replace(record, notes=notes, caveats=caveats)
 
 
@@ -135,9 +135,9 @@ def read_benchmark(path: str, source: Path | str, trust: bool = False) -> pd.Dat
             f"--benchmark {path}: neither a column of {Path(source).name} nor a file; give one of"
             " these, or cash"
         )
-    found = read_file(path, trust=trust)
-    frame, _ = to_frame(found.values)
-    return frame.set_axis([found.name], axis=1) if len(frame.columns) == 1 else frame
+    content = read_file(path, trust=trust)
+    frame, _ = to_frame(content.values)
+    return frame.set_axis([content.name], axis=1) if len(frame.columns) == 1 else frame
 
 
 def read_file(path: Path | str, *, column: str | None = None, trust: bool = False) -> ReturnsFile:
@@ -151,7 +151,7 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
     if kind in MODELS or _is_sb3(path):
         raise ReturnsError(
             f"{path.name} is a model, not its returns; backtest it first (fintrader.backtest), and"
-            " judge what that gives"
+            " judge its result"
         )
     if kind in PICKLES and not trust:
         raise ReturnsError(
@@ -219,8 +219,8 @@ def _read_json(data: bytes, name: str, column: str | None) -> ReturnsFile:
 
 
 def _read_zip(path: Path, column: str | None) -> ReturnsFile:
-    """Read freqtrade's archive: the result, and the wallet and market bar by bar of newer versions.
-    Its pickles and its strategy's code are not opened."""
+    """Read freqtrade's archive: the result, and in newer versions the wallet and market by bar.
+    Pickles and the strategy's code are not opened."""
     with zipfile.ZipFile(path) as archive:
         names = archive.namelist()
         results = [
@@ -255,7 +255,7 @@ def _read_freqtrade(
     wallet = next((table for key, table in tables.items() if f"_{name}_wallet" in key), None)
     benchmark = None
     if market is not None:
-        steps = market["rel_mean"].diff().fillna(0.0)  # it is the sum of each bar's mean return
+        steps = market["rel_mean"].diff().fillna(0.0)  # rel_mean sums each bar's mean return
         benchmark = pd.Series(steps.to_numpy(), pd.DatetimeIndex(market["date"]), name="its pairs")
     if wallet is not None:
         equity = wallet.groupby("date")["total_quote"].sum()
@@ -294,15 +294,15 @@ def _read_chart(charts: Mapping[str, Any], chart: str, series: str) -> pd.Series
         (point["x"], point["y"]) if isinstance(point, dict) else (point[0], point[-1])
         for point in points
     ]
-    kept = {time: value for time, value in pairs if value is not None}
+    by_time = {time: value for time, value in pairs if value is not None}
     # A day's point is stamped at the following midnight in New York.
-    times = pd.to_datetime(np.array(list(kept), dtype=np.int64) - 1, unit="s", utc=True)
+    times = pd.to_datetime(np.array(list(by_time), dtype=np.int64) - 1, unit="s", utc=True)
     index = times.tz_convert("America/New_York")
-    return pd.Series(np.array(list(kept.values()), dtype=np.float64), index, name=series.lower())
+    return pd.Series(np.array(list(by_time.values()), dtype=np.float64), index, name=series.lower())
 
 
 def _look_up(mapping: Any, name: str) -> Any:
-    """Find a value whatever the case of its name, which differs between versions of Lean."""
+    """Find a value by its name in any case, which differs between versions of Lean."""
     if not isinstance(mapping, dict):
         return None
     return next((value for key, value in mapping.items() if key.lower() == name.lower()), None)

@@ -1,4 +1,4 @@
-"""Statistics of trials on the window they were chosen by: the score of the best by luck alone.
+"""Statistics of trials on the window they were chosen on, against the best score by luck alone.
 
 They diagnose the search. The verdict on its result comes from the held-out window, which the
 search did not see (`verdict.alpha`).
@@ -29,20 +29,20 @@ TrialReturns: TypeAlias = "Array | Sequence[Array]"
 """`[S, M]` of one selection window, or a list of them."""
 FEW_SESSIONS = 8
 """Sessions below which nothing can be resampled."""
-DECIDES = 0.05
+AHEAD_LEVEL = 0.05
 """Level at which a trial counts as ahead of the benchmark."""
 
 
 class SearchRecord(NamedTuple):
-    """Trials on the window that the search chose by; a walk-forward has a list with one matrix
-    for each fold, because each fold selects among its own trials."""
+    """Trials on the window that the search chose on; a walk-forward has a list with one matrix for
+    each fold, because each fold selects among its own trials."""
 
     returns: TrialReturns | None = None
     """Daily returns of the trials that were scored."""
     active: TrialReturns | None = None
     """Their returns less the benchmark portfolio's."""
     null_model: NullSearch | None = None
-    """Best scores of the same search on information-free features and on the true ones."""
+    """Best scores of the same search on information-free and on true features."""
 
 
 UNKNOWN_SEARCH = SearchRecord()
@@ -86,8 +86,8 @@ def _deflate(
         return None
     year = math.sqrt(sessions_a_year)
     each = max(trials / len(windows), 1.0)
-    # Luck that correlated trials share lifts the best of them, and does not show in their variance.
-    # So the variance counts as at least the sampling error's.
+    # Correlated trials share luck, which lifts the best of them but not their variance. So the
+    # variance is at least that of the sampling error.
     least = np.array([sig.sampling_variance(len(matrix)) for matrix in windows])
     measured = np.array([sig.sharpe_variance(matrix) for matrix in windows])
     spreads = np.maximum(least, measured).tolist()
@@ -142,11 +142,13 @@ def _estimate_overfitting(windows: Sequence[Array]) -> OverfittingEstimate | Non
 
 
 def _count_ahead(windows: Sequence[Array], seed: int) -> StepdownCount | None:
-    """Count the trials ahead of the benchmark where they were chosen, all tested together."""
+    """Count the trials ahead of the benchmark on their selection window, all tested together."""
     tested = [romano_wolf(matrix, seed=seed) for matrix in windows if len(matrix) >= FEW_SESSIONS]
     if not tested:
         return None
     every = np.concatenate(tested)
     return StepdownCount(
-        ahead=int((every <= DECIDES).sum()), trials=int(every.size), best_p_value=float(every.min())
+        ahead=int((every <= AHEAD_LEVEL).sum()),
+        trials=int(every.size),
+        best_p_value=float(every.min()),
     )

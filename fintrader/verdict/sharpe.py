@@ -243,7 +243,7 @@ def backtest_overfitting(values: Array, blocks: int) -> Overfitting:
 
 
 def _sharpe_of_moments(first: Array, second: Array, count: int, shift: Array) -> Array:
-    """Sharpe ratio from Σ(r − shift), Σ(r − shift)², n; 0 without dispersion."""
+    """Compute the Sharpe ratio from Σ(r − shift), Σ(r − shift)², n; 0 without dispersion."""
     offset = first / count
     variance = np.maximum(second / count - np.square(offset), 0.0) * count / (count - 1)
     flat = variance <= 1e-30

@@ -32,8 +32,8 @@ point alters one run in a hundred."""
 MOST = 512
 """Most hashes kept of a window."""
 SAME = 0.03
-"""Least share of the smaller window's runs in the other one that makes a look at one count for
-both."""
+"""Least share of the smaller window's runs that the other window has too, for a look at one to
+count for both."""
 FEWEST = 3
 """Fewest common runs of two windows for them to count as the same."""
 ALIKE = 0.8
@@ -60,12 +60,12 @@ class Sketch:
 
     @classmethod
     def of(cls, returns: Array) -> Sketch:
-        """`returns` `[S, N]`: simple returns over the sessions; NaN where a series has none."""
-        found = np.unique(np.concatenate([np.empty(0, np.uint64), *_hash_runs(returns)]))
+        """Sketch simple returns `[S, N]` over the sessions; NaN where a series has none."""
+        hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *_hash_runs(returns)]))
         halvings = 0
-        while (found < 2**_BITS >> halvings).sum() > MOST:
+        while (hashes < 2**_BITS >> halvings).sum() > MOST:
             halvings += 1
-        kept = found[found < 2**_BITS >> halvings].astype("<u4")
+        kept = hashes[hashes < 2**_BITS >> halvings].astype("<u4")
         return cls(halvings, base64.b64encode(kept.tobytes()).decode())
 
     def overlaps(self, other: Sketch) -> bool:
@@ -74,7 +74,7 @@ class Sketch:
         common = len(self._kept & other._kept)  # below both limits
         if not common:
             return False
-        # If few hashes of a small window lie below the other's limit, half of them decide.
+        # If few hashes of the smaller window are below the common limit, half of them decide.
         smaller = min(sum(map(limit.__gt__, one._kept)) for one in (self, other))
         return bool(common >= max(min(FEWEST, smaller / 2), SAME * smaller))
 
@@ -95,7 +95,7 @@ class Curve:
 
     @classmethod
     def of(cls, days: NDArray[np.int64], returns: Array) -> Curve:
-        """`days` `[S]`: since 1970, ascending; `returns` `[S]`: simple."""
+        """Make a curve of simple returns `[S]` on ascending `days` `[S]` since 1970."""
         by_day = np.zeros(days[-1] - days[0] + 1, "<f2")
         by_day[days - days[0]] = returns
         return cls(int(days[0]), base64.b64encode(by_day.tobytes()).decode())
@@ -108,7 +108,7 @@ class Curve:
         parts = [one._by_day[first - one.first :] for one in (self, other)]
         both = np.stack([part[: min(map(len, parts))] for part in parts])
         moves = np.diff(both.cumsum(axis=1)[:, both.all(axis=0)])
-        # A series that does not move follows none.
+        # A constant series follows no other.
         if moves.shape[1] < FEWEST_ALIKE or not np.ptp(moves, axis=1).all():
             return False
         # Ranks, so that a single crash does not decide.
@@ -146,8 +146,8 @@ def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def session_returns(close: NDArray[np.floating], session: NDArray[np.integer]) -> Array:
-    """Returns `[S - 1, N]` from the last price of each session to the next one's. `close` `[T, N]`
-    is NaN where there is no price; `session` `[T]` numbers the sessions in order."""
+    """Compute returns `[S - 1, N]` from the last price of each session to that of the next. `close`
+    `[T, N]` is NaN where there is no price; `session` `[T]` numbers the sessions in order."""
     ends = np.flatnonzero(np.diff(session, append=-1))
     rows = np.where(np.isfinite(close), np.arange(len(close))[:, None], -1)
     np.maximum.accumulate(rows, axis=0, out=rows)

@@ -50,9 +50,9 @@ EVERY_DAY = 0.05
 FEWEST_DATES = 0.95
 """Fewest dates in a year of complete returns, as a part of its periods."""
 MOST_DATES = 1.33
-"""Most dates, likewise."""
+"""Most dates in such a year, as a part of its periods."""
 MOST_ABSENT = 0.01
-"""Most sessions without a return, as a part of the others: leaving out the five worst of a year
+"""Most sessions without a return, as a part of those with one: leaving out the five worst of a year
 raises a strategy's Sharpe ratio by 0.8."""
 
 
@@ -377,8 +377,9 @@ def _by_session(returns: pd.Series) -> pd.Series:
 
 
 def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
-    """Infer the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. For others,
-    and if many dates are missing, raises ReturnsError, or returns 0 if a number is `stated`."""
+    """Infer the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. For other
+    periods, and if many dates are missing, raises ReturnsError, or returns 0 if a number is
+    `stated`."""
     if len(dates) < 2:
         raise ReturnsError("too few dates; give at least two returns")
     days = (dates[-1] - dates[0]).days
@@ -400,9 +401,9 @@ def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
 
 
 def match_periods(theirs: pd.Series, dates: pd.DatetimeIndex, name: str) -> pd.Series:
-    """Compound a benchmark's returns to the periods that end on `dates`; NaN where it has none. If
-    its periods are the same, keep those of its dates that the strategy lacks. Raises ReturnsError
-    if its periods are longer."""
+    """Compound a benchmark's returns to the periods that end on `dates`; NaN where the benchmark
+    has no return. If both have the same periods, keep the benchmark's dates that the strategy
+    lacks. Raises ReturnsError if the benchmark's periods are longer."""
     within = theirs[(theirs.index >= dates[0]) & (theirs.index <= dates[-1])]
     if not len(within):
         raise ReturnsError(

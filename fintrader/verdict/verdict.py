@@ -41,10 +41,10 @@ class Intervals:
     """Mean length of the blocks that were drawn."""
 
     def by_metric(self) -> dict[str, Interval]:
-        """The intervals by the key of their metric in `results.catalogue`."""
-        found = {"sharpe": self.sharpe, "annual_return": self.annual_return}
-        found["max_drawdown"] = self.max_drawdown
-        return {name: band for name, band in found.items() if band is not None}
+        """Return the intervals by the key of their metric in `results.catalogue`."""
+        bands = {"sharpe": self.sharpe, "annual_return": self.annual_return}
+        bands["max_drawdown"] = self.max_drawdown
+        return {name: band for name, band in bands.items() if band is not None}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class AlphaTest:
     alpha: float
     low: float
     high: float
-    """Ends, with `low`, of the 95 % confidence interval of alpha."""
+    """Upper end of alpha's 95 % confidence interval; `low` is the lower end."""
     ratio: float
     """Alpha over the deviation of the hedged returns: the information ratio after hedging beta."""
     p_value: float
@@ -95,8 +95,8 @@ class AlphaTest:
     visible: float
     """Smallest true ratio that the test detects at this level with a power of 80 %."""
     sessions_needed: int | None
-    """Total sessions after which a true ratio of the measured size is detected as often; None
-    unless it is above 0."""
+    """Total sessions after which a true ratio of the measured size is detected with this power;
+    None unless the measured ratio is above 0."""
     method: str
     past_sessions: int = 0
     """Past sessions of the benchmark that are hedged too, because the returns follow it late;
@@ -113,12 +113,13 @@ class ShiftTest:
     earned: float
     """Return of the active weights over the window, before costs."""
     expected: float
-    """Mean of that over the shifts: the return of the weights without any timing."""
+    """Mean of `earned` over the shifts: the return of the weights without any timing."""
 
 
 @dataclass(frozen=True)
 class Betting:
-    """The wealth of a bettor on alpha, from 1: evidence at level α above 1/α, at any time."""
+    """Wealth of a bettor on alpha who begins with 1; above 1/α it is evidence at level α, at any
+    time."""
 
     last: float
     most: float
@@ -148,7 +149,7 @@ class Evidence:
     look: int | None
     """Number of this look at the window, from 1; None if the looks were not counted."""
     level: float
-    """The part of the error rate that this look may spend."""
+    """Level of significance of this look."""
     active_return: float
     alpha: AlphaTest | None
     """None below the least number of sessions, and if the hedged returns do not vary."""
@@ -244,14 +245,14 @@ class NullSearch:
     """Best selection scores of the same search with and without information."""
 
     free: float | None
-    """On features that hold no information."""
+    """Best score on features that hold no information."""
     real: float | None
     metric: str
     """Name of the score."""
 
     @property
     def is_as_good(self) -> bool:
-        """True where the search without information found a score as good as the true search's."""
+        """True where the search without information bands a score as good as the true search's."""
         return self.free is not None and self.real is not None and self.free >= self.real
 
 

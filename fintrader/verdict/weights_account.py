@@ -28,7 +28,7 @@ class WeightedAccount:
     prices: Array
     """`[T, N]` USD; 0 where there is none."""
     equity: Array
-    """`[T]` USD after costs; nothing has been traded at the first."""
+    """`[T]` USD after costs; nothing is traded at the first date."""
     costs_usd: Array
     """`[T]`."""
 
@@ -79,11 +79,13 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
         unknown = (target != 0) & ~(marks[row] > 0)
         if unknown.any():
             symbol = symbols[int(np.flatnonzero(unknown)[0])]
-            raise ReturnsError(f"{symbol}: a weight, and no price on {close.index[row]:%Y-%m-%d}")
+            raise ReturnsError(f"{symbol}: a weight, but no price on {close.index[row]:%Y-%m-%d}")
         goal = np.where(target != 0, target * equity[row] / np.where(target, marks[row], 1.0), 0.0)
         traded = np.abs(np.where(goal != held, (goal - held) * marks[row], 0.0)).sum()
         costs[row] = min(cost_bps / 1e4 * traded, equity[row])
-        shares[row] = goal * (1 - costs[row] / equity[row])  # the costs come out of all positions
+        shares[row] = goal * (
+            1 - costs[row] / equity[row]
+        )  # costs reduce all positions in proportion
         equity[row] -= costs[row]
     days = close.index.to_numpy().astype("datetime64[D]")
     names = tuple(map(str, symbols))

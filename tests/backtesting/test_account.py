@@ -14,7 +14,7 @@ from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.null_models import random_portfolios
-from fintrader.backtesting.sensitivity import without_each
+from fintrader.backtesting.sensitivity import simulate_without_each
 from fintrader.backtesting.simulation import PolicyStrategy, trade
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import BacktestError
@@ -301,7 +301,7 @@ def test_a_market_and_a_policy_on_the_gpu_give_the_same_backtest():
     assert random_portfolios(market.to("cuda"), chosen, seed=0, count=50).sharpe.shape == (50,)
     assert (
         len(
-            without_each(
+            simulate_without_each(
                 lambda obs: torch.tanh(obs @ placed[: obs.shape[1]]), market.to("cuda"), chosen
             )
         )

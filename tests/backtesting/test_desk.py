@@ -203,8 +203,8 @@ def test_mistakes_are_named():
     market = bars_of(QUIET, QUIET, QUIET)
     for order, words in [
         (lambda d: d.limit("S00", 1, 99.0), "did you mean 'S000'"),
-        (lambda d: d.limit("S000", 0, 99.0), "a number of shares other than 0"),
-        (lambda d: d.limit("S000", 0.5, 99.0), "whole ones unless env.fractional"),
+        (lambda d: d.limit("S000", 0, 99.0), "a nonzero number of shares"),
+        (lambda d: d.limit("S000", 0.5, 99.0), "whole without env.fractional"),
         (lambda d: d.limit("S000", 1, float("nan")), "a price in USD"),
         (lambda d: d.stop("S000", -1.0), "a stop needs a price"),
         (lambda d: d.trail("S000", 100), "no position or order for a stop"),
@@ -281,7 +281,7 @@ def test_a_bracket_is_refused_where_there_is_a_position(shares, short):
         if desk.bar == 1:
             desk.bracket("S000", shares, 100.0, **levels)
 
-    with pytest.raises(BacktestError, match="of a symbol without one"):
+    with pytest.raises(BacktestError, match="a symbol without a position"):
         simulate(OrderRule(rule), bars_of(*[QUIET] * 5), rules)
 
 

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from fintrader.backtesting import simulate
-from fintrader.backtesting.sensitivity import Choices, delayed, sensitivity, without_each
+from fintrader.backtesting.sensitivity import (
+    Choices,
+    sensitivity,
+    simulate_delayed,
+    simulate_without_each,
+)
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.envs import EnvSettings
@@ -146,7 +151,7 @@ def test_a_stock_that_is_removed_is_never_bought(interval):
     market = make_market(100, 4)
     settings = EnvSettings(decision_interval=interval)
     policy = noisy_policy(4)
-    rows = without_each(policy, market, settings)
+    rows = simulate_without_each(policy, market, settings)
     for n, row in enumerate(rows):
 
         def masked(obs, n=n):
@@ -173,7 +178,7 @@ def test_a_bar_of_delay_moves_every_fill_by_one_bar(interval):
 
     plain = simulate(policy, market, settings)
     decisions.clear()
-    late = delayed(policy, market, settings)
+    late = simulate_delayed(policy, market, settings)
     expected = sorted(set(plain.trades["fill_bar"] + 1))
     assert sorted(set(late.trades["fill_bar"])) == [bar for bar in expected if bar < 60]
 
@@ -197,7 +202,8 @@ def test_a_walk_forwards_rows_are_its_folds_put_together():
     returns = [row.cumulative_return for row in groups["cost_bps"]]
     assert returns == sorted(returns, reverse=True)
     late = [
-        delayed(policy, window, settings) for policy, window in zip(policies, windows, strict=True)
+        simulate_delayed(policy, window, settings)
+        for policy, window in zip(policies, windows, strict=True)
     ]
     assert groups["delay_bars"][1].sharpe == stitch(late).metrics["sharpe"]
 

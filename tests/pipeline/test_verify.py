@@ -173,7 +173,7 @@ def the_whole_ledger(run):
 CHEATS = [
     (
         values("manifest.json", trials=1),
-        "manifest.json says 1 trials, and what the run left behind makes 2",
+        "manifest.json says 1 trials, and the run's files hold 2",
     ),
     (values("manifest.json", data_hash="0" * 64), "name different bars"),
     (sealed("pods/p0001/result.json", score=None), "in events.jsonl"),
@@ -209,7 +209,7 @@ CHEATS = [
     (the_ledgers_end, "the ledger of looks does not have the hash of seal.json"),
     (
         lambda run: (run.parent / "looks.jsonl").unlink(),
-        "its look is on a ledger, and there is none here",
+        "its look is on a ledger, and there is no ledger here",
     ),
     (the_whole_ledger, "its look is on another ledger"),
 ]
@@ -334,7 +334,7 @@ def test_a_broken_ledger_is_told_before_anything_is_counted_by_it(run):
     assert "line 1 does not follow the line before it" in complaint("backtest", str(run))
     path.unlink()
     told = fintrader("looks", "--runs-dir", str(run.parent))
-    assert (told.status, "there is none here: it was deleted" in told.out) == (1, True)
+    assert (told.status, "there is no ledger here: it was deleted" in told.out) == (1, True)
 
 
 def test_a_run_that_has_not_finished_has_no_results_to_check(run, tmp_path):

@@ -246,7 +246,7 @@ def test_lines_cut_off_the_end_are_missed_by_the_backtests_they_stood_for(tmp_pa
     assert "another ledger" in foreign[0]
 
 
-DELETED = "lines were deleted or written anew"
+DELETED = "lines were deleted or rewritten"
 
 
 def test_a_line_that_a_kill_cut_short_is_mended(tmp_path):

@@ -1,9 +1,8 @@
-"""Columns that are too good to be true: strength alone gives away a leak that truncation cannot
-prove, in values computed elsewhere.
+"""Alarms for columns that predict too well to be honest.
 
-A column that holds the next return is the same in every truncated view of its file. But nothing
-that is honest orders returns as well as it does: each column is compared with the returns after it,
-over several horizons, and traded.
+A column computed elsewhere may hold the next return and still be equal in every truncated view, so
+truncation cannot prove the leak. Only its strength shows it: each column is correlated with the
+returns after it over several horizons, and traded.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import create_numpy_generator
 
 IMPLAUSIBLE_IC = 0.1
-"""Rank correlation with the return ahead. Of real minute bars no honest column that is significant
+"""Rank correlation with the return ahead. On real minute bars no honest and significant column
 reaches 0.04."""
 DOUBTFUL_IC = 0.04
-"""The same for a column that others computed, if its maker does not say when it was known."""
+"""The same bound for a column computed elsewhere, if its maker does not say when it was known."""
 IMPLAUSIBLE_SHARPE = 10.0
-"""A year, before costs. Of real minute bars no honest column reaches 6."""
+"""Annualised, before costs. On real minute bars no honest column reaches 6."""
 FALSE_ALARMS = 0.001
 """Probability that any column of a market without information passes the test of significance."""
 STRONGER = 1.25
@@ -41,16 +40,16 @@ _MOST_ROWS = 20_000
 
 @dataclass(frozen=True)
 class Alarm:
-    """A column that knows implausibly much."""
+    """A column that predicts implausibly well."""
 
     column: str
     what: str
     """`rank correlation`, or `Sharpe ratio`."""
     value: float
     horizon: str
-    """Over which return: `30 bars`, or from a session's last close to the next one's open."""
+    """Span of the return: `30 bars`, or from a session's last close to the next open."""
     t: float
-    """The value in standard errors."""
+    """`value` in standard errors."""
 
     def __str__(self) -> str:
         return (
@@ -62,37 +61,40 @@ class Alarm:
 def implausible(
     market: MarketTensors, planted: str | None = None, doubtful: Collection[str] = ()
 ) -> tuple[Alarm, ...]:
-    """Columns whose rank correlation with a return ahead, or whose Sharpe ratio, is too good: both
-    too large to be honest and too significant to be chance. At most one of each kind a column, the
-    most significant.
+    """Find columns whose rank correlation with a return ahead, or whose Sharpe ratio, is both too
+    large to be honest and too significant to be chance. Each column raises at most one alarm of
+    each kind, the most significant.
 
-    `planted` names a column that is meant to be good: it raises no alarm, and others are measured
-    against it. The rank correlations of `doubtful` columns have a lower bound (`DOUBTFUL_IC`).
+    `planted` names a column that is meant to be good: it raises no alarm, and other columns are
+    compared with it. The rank correlations of `doubtful` columns have a lower bound
+    (`DOUBTFUL_IC`).
     """
     strengths = list(rank_correlations(market))
     ratios = list(sharpe_ratios(market))
-    found: dict[tuple[str, str], Alarm] = {}
-    for tried, usual in ((strengths, IMPLAUSIBLE_IC), (ratios, IMPLAUSIBLE_SHARPE)):
+    alarms: dict[tuple[str, str], Alarm] = {}
+    for candidates, usual in ((strengths, IMPLAUSIBLE_IC), (ratios, IMPLAUSIBLE_SHARPE)):
         known = {
-            (one.what, one.horizon): abs(one.value) for one, _ in tried if one.column == planted
+            (alarm.what, alarm.horizon): abs(alarm.value)
+            for alarm, _ in candidates
+            if alarm.column == planted
         }
-        for one, samples in tried:
-            is_doubtful = one.column in doubtful and one.what == "rank correlation"
+        for alarm, samples in candidates:
+            is_doubtful = alarm.column in doubtful and alarm.what == "rank correlation"
             level = DOUBTFUL_IC if is_doubtful else usual
-            enough = max(level, STRONGER * known.get((one.what, one.horizon), 0.0))
-            significant = student.ppf(1 - FALSE_ALARMS / (2 * len(tried)), samples - 1)
-            if one.column != planted and abs(one.value) > enough and abs(one.t) > significant:
-                before = found.get((one.column, one.what))
-                if before is None or abs(one.t) > abs(before.t):
-                    found[one.column, one.what] = one
-    return tuple(found.values())
+            enough = max(level, STRONGER * known.get((alarm.what, alarm.horizon), 0.0))
+            significant = student.ppf(1 - FALSE_ALARMS / (2 * len(candidates)), samples - 1)
+            if alarm.column != planted and abs(alarm.value) > enough and abs(alarm.t) > significant:
+                before = alarms.get((alarm.column, alarm.what))
+                if before is None or abs(alarm.t) > abs(before.t):
+                    alarms[alarm.column, alarm.what] = alarm
+    return tuple(alarms.values())
 
 
 def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
-    """Every column over every horizon that fits often enough into the market, and the blocks that
-    its t stands on.
+    """Yield each column's rank correlation over every horizon that fits often enough into the
+    market, with the number of blocks behind its t.
 
-    Spearman's over time, of each symbol with a trade at the bar, averaged over symbols; its error
+    It is Spearman's over time, at each symbol's bars with a trade, averaged over symbols. Its error
     is that of the mean of up to fifty blocks of consecutive bars, each at least three horizons
     long.
     """
@@ -103,11 +105,11 @@ def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
     session = market.session.numpy()
     length = int(np.median(np.bincount(session - session[0])))
     bars = market.num_bars
-    some = np.sort(create_numpy_generator(0, "lookahead-rows").permutation(bars)[:_MOST_ROWS])
+    sample = np.sort(create_numpy_generator(0, "lookahead-rows").permutation(bars)[:_MOST_ROWS])
     for horizon in sorted({1, 5, 30, length, 5 * length}):
         blocks = min(_BLOCKS, bars // (_HORIZONS_A_BLOCK * horizon))
         if blocks >= _FEWEST_BLOCKS:
-            rows = some[some < bars - horizon]
+            rows = sample[sample < bars - horizon]
             ahead = closes[rows + horizon] - closes[rows]
             yield from _strengths(
                 market, rows, ahead, traded[rows], f"{horizon} bar{'s'[: horizon > 1]}", blocks
@@ -121,7 +123,7 @@ def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
 
 
 def _log(prices: Tensor, growth: Tensor | None) -> Array:
-    """`[T, N]` float64 of prices adjusted for splits and dividends."""
+    """Compute log prices `[T, N]`, float64, adjusted for splits and dividends."""
     whole = prices.to(torch.float64)
     return np.asarray(np.log((whole if growth is None else whole * growth).numpy()))
 
@@ -129,8 +131,8 @@ def _log(prices: Tensor, growth: Tensor | None) -> Array:
 def _strengths(
     market: MarketTensors, rows: Array, ahead: Array, traded: Array, horizon: str, blocks: int
 ) -> Iterator[tuple[Alarm, int]]:
-    """Every column at `rows` `[R]` with the returns `ahead` `[R, N]`; context with their mean over
-    symbols."""
+    """Correlate every column at `rows` `[R]` with the returns `ahead` `[R, N]`, and context with
+    their mean over symbols."""
     known = np.isfinite(ahead)
     together = np.where(known, ahead, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
     common = together[:, None], np.asarray(known.any(axis=1, keepdims=True))
@@ -145,27 +147,27 @@ def _strengths(
 
 
 def _block_means(values: Array, ahead: Array, counted: Array, blocks: int) -> Array:
-    """Mean product of the two's rank scores in each block of rows, of `[R, N]`; blocks without any
-    are left out."""
+    """Compute the mean product of the rank scores of `values` and `ahead` `[R, N]` in each block of
+    rows; empty blocks are left out."""
     total = np.zeros(blocks)
     count = np.zeros(blocks)
     block = np.arange(len(values)) * blocks // len(values)
     for column in range(values.shape[1]):
         rows = np.flatnonzero(counted[:, column])
         own = values[rows, column]
-        says = _says(own)
-        rows = rows[says]
-        total += np.bincount(block[rows], _scores(own[says]) * _scores(ahead[rows, column]), blocks)
+        informs = _mask_informative(own)
+        rows = rows[informs]
+        total += np.bincount(
+            block[rows], _scores(own[informs]) * _scores(ahead[rows, column]), blocks
+        )
         count += np.bincount(block[rows], minlength=blocks)
     return np.asarray(total[count > 0] / count[count > 0])
 
 
-def _says(values: Array) -> Array:
-    """Mask the rows in which a column carries information: all but those with the value that most
-    rows hold, if the others hold several values; else all."""
-    usual = (
-        np.median(values) if len(values) else 0.0
-    )  # what most rows hold is in the middle of them
+def _mask_informative(values: Array) -> Array:
+    """Mask the rows in which a column carries information: those that differ from the median, if
+    they are a minority with several values; else all."""
+    usual = np.median(values) if len(values) else 0.0
     other = values != usual
     several = other.any() and np.ptp(values[other]) > 0
     if several and np.count_nonzero(other) < len(values) / 2:
@@ -186,10 +188,11 @@ def _t(samples: Array) -> float:
 
 
 def sharpe_ratios(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
-    """Of a trade on every feature, before costs, and the sessions it stands on.
+    """Yield the Sharpe ratio of a trade on every feature, before costs, with its number of
+    sessions.
 
-    Each symbol is held long at the closes where the column is above its mean over time, short where
-    it is below, from the next open to the one after.
+    Each symbol is held from the next open to the one after: long if the column is above its mean
+    over time at the close, short if below.
     """
     opens = _log(market.open, market.events.growth(market.close))
     ahead = opens[2:] - opens[1:-1]

@@ -1,4 +1,4 @@
-"""Two markets, or two accounts, up to a bar: what differs, where, and by how much."""
+"""Differences of two markets, or of two accounts, up to a bar: names, places and sizes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ CALENDAR = frozenset({"time_of_day", "time_to_close"})
 
 @dataclass(frozen=True)
 class Leak:
-    """One thing that changed with the future."""
+    """A value that changed with the future."""
 
     what: str
     """The name: `feature return_5`, `context turbulence`, `close`, `observation`, `fill`, `equity`,
     ..."""
     cut: int
-    """From this bar on the future was changed."""
+    """First bar of the changed future."""
     bar: int
-    """The first bar that differs; it lies before `cut`."""
+    """First bar that differs; always before `cut`."""
     detail: str = ""
     times: int = 1
-    """Views in which it was seen."""
+    """Number of views in which it was seen."""
 
     def __str__(self) -> str:
         where = f"bar {self.bar} changes when bars from {self.cut} on do"
@@ -58,27 +58,27 @@ def compare(
 
 
 def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int) -> list[Leak]:
-    """Every array before `cut`, for the symbols that both have; one leak a column, at its first
-    differing bar."""
+    """Compare every array before `cut` for the symbols of both markets; one leak a column, at its
+    first differing bar."""
     common = [name for name in market.symbols if name in changed.symbols]
     leaks = []
-    for what, one, other in _pair_arrays(market.window(0, cut), changed.window(0, cut), common):
-        at = _find_difference(one, other)
+    for what, own, their in _pair_arrays(market.window(0, cut), changed.window(0, cut), common):
+        at = _find_difference(own, their)
         if at:
             of = "".join(f"{common[k]}, " for k in at[1:])
-            apart = _apart(one, float(one[at]), float(other[at]))
-            leaks.append(Leak(what, cut, at[0], of + apart))
+            gap = _describe_gap(own, float(own[at]), float(their[at]))
+            leaks.append(Leak(what, cut, at[0], of + gap))
     missing = [name for name in market.symbols if name not in changed.symbols]
     if missing:
-        said = f"the future decides that {', '.join(missing)} are in the market"
-        leaks.append(Leak("symbols", cut, 0, said))
+        detail = f"the future decides that {', '.join(missing)} are in the market"
+        leaks.append(Leak("symbols", cut, 0, detail))
     return leaks
 
 
 def _pair_arrays(
     market: MarketTensors, changed: MarketTensors, symbols: Sequence[str]
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Name and both sides of each array, `[T]` or `[T, N]` with these symbols only."""
+    """Yield the name and both sides of each array, `[T]` or `[T, N]` with these symbols only."""
     ours, theirs = ([m.symbols.index(name) for name in symbols] for m in (market, changed))
     for name in _SYMBOL_ARRAYS:
         yield name, getattr(market, name)[:, ours], getattr(changed, name)[:, theirs]
@@ -103,8 +103,8 @@ def _find_difference(one: Tensor, other: Tensor) -> tuple[int, ...]:
     return tuple(differ[0].tolist()) if len(differ) else ()
 
 
-def _apart(column: Tensor, one: float, other: float) -> str:
-    """`0.31 and 0.12, 1.3 deviations apart`."""
+def _describe_gap(column: Tensor, one: float, other: float) -> str:
+    """Describe two values, such as `0.31 and 0.12, 1.3 deviations apart`."""
     values = column[column.isfinite()].to(torch.float64)
     varies = column.is_floating_point() and len(values) > 1
     spread = float(values.std()) if varies else 0.0
@@ -113,11 +113,11 @@ def _apart(column: Tensor, one: float, other: float) -> str:
     return f"{one:.6g} and {other:.6g}{size}"
 
 
-def unmoved(market: MarketTensors, changed: MarketTensors, cut: int) -> set[str]:
+def find_unmoved(market: MarketTensors, changed: MarketTensors, cut: int) -> set[str]:
     """Find the columns that do not change from `cut` on although every bar does: they are not made
     of the bars.
 
-    Columns of one value are left out.
+    Constant columns are left out.
     """
     if market.symbols != changed.symbols:
         return set()
@@ -137,23 +137,22 @@ def compare_trading(
     env: EnvSettings,
     policy: Policy,
 ) -> list[Leak]:
-    """Observations, fills, equity and orders before `cut`, traded by the same policy in both
-    markets."""
+    """Compare one policy's observations, fills, equity and orders before `cut` in both markets."""
     if market.symbols != changed.symbols:
         return []
-    market = market.window(0, changed.num_bars)  # the time that is left is observed
-    (one, seen), (other, theirs) = (_trade(m, env, policy, cut) for m in (market, changed))
+    market = market.window(0, changed.num_bars)  # observations show the time left
+    (first, seen), (second, theirs) = (_trade(m, env, policy, cut) for m in (market, changed))
     leaks = []
     for (bar, obs), (_, their_obs) in zip(seen, theirs, strict=True):
         at = _find_difference(obs[0], their_obs[0])
         if at:
             (column,) = at
             values = f"{float(obs[0, column]):.6g} and {float(their_obs[0, column]):.6g}"
-            slices = one.layout.slices.items()
+            slices = first.layout.slices.items()
             part = next(name for name, columns in slices if column < columns.stop)
             leaks.append(Leak("observation", cut, bar, f"column {column}, {part}, {values}"))
             break
-    log, rival = one.trade_log, other.trade_log
+    log, rival = first.trade_log, second.trade_log
     for what, ours, changes in (
         ("equity", log.equity, rival.equity),
         ("fill", log.shares, rival.shares),
@@ -164,19 +163,19 @@ def compare_trading(
             of = "".join(f"{market.symbols[k]}, " for k in who)
             values = f"{ours[at]:,.10g} and {changes[at]:,.10g}"
             leaks.append(Leak(what, cut, bar, f"{of}{values} {'shares' if who else 'USD'}"))
-    # What was asked for fills at `cut`: it may not know that bar. A split there changes it, as it
-    # should.
+    # The last order fills at `cut` and must not know that bar. Only a split there may change it.
     split = bool((market.events.bar == cut).any() | (changed.events.bar == cut).any())
-    asked = np.flatnonzero(one.wanted != other.wanted)
+    asked = np.flatnonzero(first.wanted != second.wanted)
     if asked.size and not split and not leaks:
         asset = int(asked[0])
-        held = f"{one.wanted[asset]:,.6g} and {other.wanted[asset]:,.6g} shares"
+        held = f"{first.wanted[asset]:,.6g} and {second.wanted[asset]:,.6g} shares"
         leaks.append(Leak("order", cut, seen[-1][0], f"{market.symbols[asset]}, {held} wanted"))
     return leaks
 
 
 def reacting_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Policy:
-    """A fixed random function of every column: if anything it sees changes, so do its trades."""
+    """Make a policy that is a fixed random function of every column: any changed input changes its
+    trades."""
     layout = lay_out(market, env)
     draw = create_generator(seed, "lookahead-policy")
     weight = torch.randn(layout.width, layout.num_assets, generator=draw) / layout.width**0.5
@@ -190,12 +189,12 @@ def reacting_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Polic
 def _trade(
     market: MarketTensors, env: EnvSettings, policy: Policy, cut: int
 ) -> tuple[BacktestAccount, list[tuple[int, Tensor]]]:
-    """Decide up to the last bar before `cut`, whose order fills later: the account, and what it saw
-    when.
+    """Trade up to the last bar before `cut`; return the account, and its observations with their
+    bars.
 
-    The first decision is put off so that the last one falls on that bar: an order may not know the
-    bar it fills in. An account that trades long enough at random is ruined: it decides the last
-    times only.
+    The first decision is delayed so that the last one falls on that bar: its order fills at `cut`
+    and must not know it. Only the last decisions are made, because long random trading ruins an
+    account.
     """
     account = BacktestAccount(market, env)
     seen: list[tuple[int, Tensor]] = []

@@ -1,10 +1,8 @@
-"""Markets built in processes that never built another: nothing that is remembered from one build
-reaches the next.
+"""Build each market in a fresh process, so that nothing cached by one build reaches the next.
 
-A spawned process opens the source and then builds nothing itself. For every view it forks: the copy
-has the bars, but no feature has run in it, so a cache that was filled with the whole of them is
-empty there. Where a process cannot be forked, every view gets a spawned process, which opens the
-source again.
+A spawned process opens the source but builds nothing from it. It forks for every view: the fork has
+the bars, but no feature has run in it, so no cache holds values of the whole market. Where a
+process cannot be forked, every view gets a newly spawned one, which opens the source again.
 """
 
 from __future__ import annotations
@@ -48,11 +46,11 @@ _VIEW = TypeAdapter(View)
 
 
 class FreshBuilds:
-    """Builds views of the market of some settings. A context manager: the process ends with it.
+    """A context manager that builds views of a market in a process, which ends with it.
 
-    `setup` names a function (`package.module:function`) that is called in the process before
-    anything is built, to do what your script does before it builds. Raises what a build
-    raises, and BacktestError where your own code fails on a view.
+    `setup` names a function (`package.module:function`) that the process calls before it builds
+    anything, to be prepared as by your script. Raises the errors of a build, and BacktestError
+    where your own code fails on a view.
     """
 
     def __init__(
@@ -74,9 +72,9 @@ class FreshBuilds:
         }
         self._process = _spawn()
         self.at_once = (os.cpu_count() or 1) if HAS_FORK else 1
-        """Views that are built at the same time."""
+        """Number of views that are built at the same time."""
         self.opened: dict[str, list[str]] = {}
-        """Own features -> files that they opened while they were computed."""
+        """Own feature -> files that it opened while it was computed."""
         try:
             self._ask(**self._source)
         except BaseException:
@@ -90,23 +88,23 @@ class FreshBuilds:
         self.close()
 
     def close(self) -> None:
-        """End the process and remove what it wrote."""
+        """End the process and remove its files."""
         self._end()
         self._folder.cleanup()
 
     def _end(self) -> None:
-        with self._process:  # which closes its pipes
-            self._process.kill()  # it holds nothing that has to be kept
+        with self._process:  # closes its pipes
+            self._process.kill()  # it holds no unsaved work
 
     def __call__(self, view: View) -> MarketTensors:
-        """The market of a view."""
+        """Build the market of a view."""
         (market,) = self.each([view])
         if isinstance(market, FintraderError):
             raise market
         return market
 
     def each(self, views: Sequence[View]) -> list[MarketTensors | FintraderError]:
-        """The market of each of at most `at_once` views, or its error."""
+        """Build the markets of at most `at_once` views; a failed build gives its error instead."""
         if self._count and not HAS_FORK:
             self._end()
             self._process = _spawn()
@@ -157,7 +155,7 @@ def _spawn() -> subprocess.Popen[str]:
 
 
 def _describe_problem(error: Exception) -> dict[str, str]:
-    """Describe a failure as an answer. A failure of code that is not ours names the place."""
+    """Describe an error as an answer; an unexpected one with its place in the code."""
     if isinstance(error, FintraderError):
         return {"error": str(error), "type": type(error).__name__}
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -172,7 +170,7 @@ def _describe_problem(error: Exception) -> dict[str, str]:
 
 
 class _Server:
-    """The spawned process: the source, opened once, and every view in a fork of its own."""
+    """The spawned process: it opens the source once and builds every view in a fork."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         if values["setup"] is not None:
@@ -187,22 +185,22 @@ class _Server:
         first, last = self.feed.span()
         calendar = self.settings.calendar
         self.span = session_date(calendar, first), session_date(calendar, last)
-        # Forks find compiled code, the calendar and the grid ready: they take a second. Of the
-        # market itself nothing is built.
+        # Prepare compiled code, the calendar and the grid once for all forks, since they take a
+        # second. Build nothing of the market itself.
         make_market(DataSettings(source=SyntheticSettings(num_symbols=2, num_sessions=20)))
         timezone_of(calendar)
         lay_grid(self.settings, (first, last), self.settings.bar_minutes)
         gc.freeze()
 
     def _work(self, view: View, folder: Path) -> None:
-        """Build a view and write down what came of it."""
+        """Build a view; write its market and the answer to `folder`."""
         opened: dict[str, set[str]] = {}
         result: Mapping[str, JsonValue] = {
             "error": "code of your own ended the process",
             "type": "BacktestError",
         }
         sys.addaudithook(partial(_note_file, opened))
-        if view.cut is not None:  # its warnings are of bars that were scrambled here
+        if view.cut is not None:  # its warnings would be about scrambled bars
             logging.disable()
             warnings.simplefilter("ignore")
         try:
@@ -218,7 +216,7 @@ class _Server:
             (folder / _ANSWER).write_text(json.dumps(result))
 
     def answer(self, jobs: Sequence[Mapping[str, Any]]) -> Mapping[str, JsonValue]:
-        """Build each view in a fork of its own."""
+        """Build each view in a separate fork."""
         children = []
         for job in jobs:
             view = _VIEW.validate_python(job["view"])
@@ -241,7 +239,7 @@ _NO_DATA = (sys.prefix, sys.base_prefix, *NO_DATA)
 
 
 def _note_file(opened: dict[str, set[str]], event: str, arguments: tuple[Any, ...]) -> None:
-    """Note a file that a feature opens, or the import of its module (`module:*`); an audit hook."""
+    """Audit hook: note a file that a feature, or the import of its module (`module:*`), opens."""
     if event not in ("open", "sqlite3.connect") or not isinstance(arguments[0], str | bytes):
         return
     path = os.path.abspath(os.fsdecode(arguments[0]))
@@ -268,10 +266,10 @@ def main() -> None:
             try:
                 if server is None:
                     server = _Server(message)
-                    said: Mapping[str, JsonValue] = {}
+                    answer: Mapping[str, JsonValue] = {}
                 else:
-                    said = server.answer(message["jobs"])
+                    answer = server.answer(message["jobs"])
             except Exception as error:
-                said = _describe_problem(error)
-            channel.write(json.dumps(said) + "\n")
+                answer = _describe_problem(error)
+            channel.write(json.dumps(answer) + "\n")
             channel.flush()

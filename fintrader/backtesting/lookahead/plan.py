@@ -18,7 +18,7 @@ WHOLE = "other futures of the whole market"
 
 
 class Trial(NamedTuple):
-    """A bar from which on the future is changed."""
+    """A bar from which the future is changed."""
 
     bar: int
     stage: str
@@ -51,12 +51,13 @@ class TrialPlan:
             fresh = [bar for bar in random.permutation(bars).tolist() if bar not in known]
             known.update(fresh)
             one_by_one.append([Trial(bar, stage) for bar in fresh])
-        # In turn, so that each kind has its share of the time.
+        # Alternate between the stages, so that each has its share of the time.
         self.trials += filter(None, chain.from_iterable(zip_longest(*one_by_one)))
 
     def view(self, trial: Trial, symbols: tuple[str, ...], statistics: str | None) -> View:
-        """The market of a trial. A single bar's ends a session later, and has the symbols and
-        statistics of the whole market: a cut inside the training window may change neither."""
+        """Describe the market of a trial. After the first stage it ends one session after the bar,
+        and keeps the symbols and statistics of the whole market, which a cut inside the training
+        window would change."""
         bar = trial.bar
         seen, session = self._session[bar - 1 : bar + 1].tolist()
         minutes = self._minutes
@@ -71,16 +72,16 @@ class TrialPlan:
         return View(cut, symbols, statistics, (before, middle, end), last_ts)
 
     def count(self, done: int) -> dict[str, tuple[int, int]]:
-        """For each stage, its trials among the first `done`, and all of them."""
+        """Count each stage's trials among the first `done`, and all its trials."""
         total = Counter(trial.stage for trial in self.trials)
         before = Counter(trial.stage for trial in self.trials[:done])
         return {stage: (before[stage], number) for stage, number in total.items()}
 
     def _draw_whole(self, market: MarketTensors, random: np.random.Generator) -> list[Trial]:
-        """After the training window, whose statistics scale the columns: two bars at the border of
-        two sessions and two inside.
+        """Draw four bars after the training window, whose statistics scale the columns: two that
+        open a session and two inside one.
 
-        Raises BacktestError without any bar.
+        Raises BacktestError if there is no such bar.
         """
         begin = market.windows.train[1] if market.windows else market.num_bars // 3
         bars = random.permutation(np.arange(begin + 2, market.num_bars - 2))

@@ -1,4 +1,4 @@
-"""The look-ahead check: views of a market are built in the order of a plan, compared and kept."""
+"""The look-ahead check: build views of a market in a plan's order, compare and store them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from fintrader import files
 from fintrader.backtesting.lookahead.alarms import implausible
-from fintrader.backtesting.lookahead.differences import Leak, compare, reacting_policy, unmoved
+from fintrader.backtesting.lookahead.differences import Leak, compare, find_unmoved, reacting_policy
 from fintrader.backtesting.lookahead.fresh import FreshBuilds
 from fintrader.backtesting.lookahead.plan import WHOLE, TrialPlan
 from fintrader.backtesting.lookahead.report import LookaheadReport, gather, list_trusted
@@ -30,8 +30,8 @@ from fintrader.records import from_json, to_json
 
 
 @dataclass(frozen=True)
-class Tried:
-    """The results of a plan's first trials, as they are kept for the same command."""
+class TrialResults:
+    """Results of a plan's first trials, stored so that the same command can continue."""
 
     done: int = 0
     leaks: tuple[Leak, ...] = ()
@@ -40,7 +40,7 @@ class Tried:
     untried: tuple[str, ...] = ()
 
     def save(self, path: Path | None) -> None:
-        """Keep the results in a file, atomically, where one can be written."""
+        """Write the results to a file atomically, if that is possible."""
         with contextlib.suppress(OSError, RunError):
             if path is not None:
                 files.write_bytes(path, files.seal(to_json(self)))
@@ -57,17 +57,17 @@ def lookahead(
     progress: Progress = SILENT,
     **changes: Any,
 ) -> LookaheadReport:
-    """Check the whole way from bars to equity, for a configuration or a file or folder of bars
-    (`what` and `changes`: as `load_market` takes them), every view built in a process that built
-    nothing before.
+    """Check every step from bars to equity for look-ahead.
 
-    The first stage builds the whole market a few times with other futures after the training
-    window, and is always finished. Then bar after bar is tried while the budget lasts, scaled by
-    the statistics of the first market. Leaks are printed by `progress` as they are found. Below
-    `cache`, where a vendor's bars lie too, the results are kept after each step, and the same call
-    goes on from there. `setup` names a function (`package.module:function`) that the process calls
-    first. Raises ConfigError for a table, DataError where the market cannot be built, BacktestError
-    where there is no bar to cut at or where code of your own fails on a part of the rows.
+    `what` and `changes`: those of `load_market`, a configuration or a file or folder of bars. Every
+    view is built in a fresh process. The first stage builds the whole market a few times with other
+    futures after the training window, and always finishes. The second stage tries bar after bar
+    while the budget lasts, scaled by the statistics of the unchanged market. `progress` prints each
+    new leak. The results are stored below `cache` (which also holds a vendor's bars) after each
+    step, and the same call continues from them. `setup` names a function
+    (`package.module:function`) that the process calls first. Raises ConfigError for a table,
+    DataError where the market cannot be built, BacktestError where there is no bar to cut at or
+    where code of your own fails on a part of the rows.
     """
     settings = settings or LookaheadSettings()
     env = env or EnvSettings()
@@ -79,33 +79,33 @@ def lookahead(
     with FreshBuilds(data, seed=seed, cache=cache, setup=setup) as build:
         market = build(View())
         plan = TrialPlan(market, data.calendar, seed)
-        kept = None
+        results_file = None
         if cache is not None:
             name = _address(market, data, repr((env, seed, setup)))
-            kept = cache / "lookahead" / f"{name}.json"
-        tried = _read(kept)
+            results_file = cache / "lookahead" / f"{name}.json"
+        results = _read(results_file)
         search = _Search(market, build, plan, env, seed, progress)
         with progress.task("look-ahead", unit="builds") as task:
-            task.resume_at(tried.done)
-            while tried.done < len(plan.trials):
+            task.resume_at(results.done)
+            while results.done < len(plan.trials):
                 passed = time.monotonic() - begin
-                if tried.done >= plan.num_whole and passed >= budget_seconds:
+                if results.done >= plan.num_whole and passed >= budget_seconds:
                     break
-                tried = search.advance(tried)
-                tried.save(kept)
-                task.update(tried.done, note=f"{passed:.0f} s of {budget_seconds:.0f}")
+                results = search.advance(results)
+                results.save(results_file)
+                task.update(results.done, note=f"{passed:.0f} s of {budget_seconds:.0f}")
         doubtful = (*list_trusted_columns(data), *build.opened)
         alarms = implausible(market, planted_column(data), doubtful)
         own_index = market.benchmark_name != EQUAL_WEIGHT
         return LookaheadReport(
-            tried.leaks,
-            plan.count(tried.done),
+            results.leaks,
+            plan.count(results.done),
             alarms=tuple(map(str, alarms)),
             trusted=list_trusted(
-                data, market.benchmark_name, own_index, tried.unmoved or (), build.opened
+                data, market.benchmark_name, own_index, results.unmoved or (), build.opened
             ),
-            untried=tried.untried,
-            is_kept=kept is not None and kept.is_file(),
+            untried=results.untried,
+            is_kept=results_file is not None and results_file.is_file(),
         )
 
 
@@ -130,12 +130,12 @@ class _Search:
         own = market.normalisation if build.settings.features.normalisation is None else None
         self._statistics = None if own is None else json.dumps(to_json(own))
 
-    def advance(self, tried: Tried) -> Tried:
+    def advance(self, results: TrialResults) -> TrialResults:
         """Try the next bars, as many as are built at once."""
-        trials = self._plan.trials[tried.done : tried.done + self._build.at_once]
-        views = [self._plan.view(one, self._market.symbols, self._statistics) for one in trials]
+        trials = self._plan.trials[results.done : results.done + self._build.at_once]
+        views = [self._plan.view(trial, self._market.symbols, self._statistics) for trial in trials]
         leaks: list[Leak] = []
-        still: set[str] | None = None if tried.unmoved is None else {*tried.unmoved}
+        still: set[str] | None = None if results.unmoved is None else {*results.unmoved}
         untried: list[str] = []
         for trial, changed in zip(trials, self._build.each(views), strict=True):
             if isinstance(changed, FintraderError):
@@ -145,33 +145,33 @@ class _Search:
                 continue
             leaks += compare(self._market, changed, trial.bar, self._env, self._policy)
             if trial.stage == WHOLE:
-                same = unmoved(self._market, changed, trial.bar)
+                same = find_unmoved(self._market, changed, trial.bar)
                 still = same if still is None else still & same
-        known = {leak.what for leak in tried.leaks}
+        known = {leak.what for leak in results.leaks}
         for leak in gather(leaks):
             if leak.what not in known:
                 self._progress.print_line(f"leak: {leak}")
-        return Tried(
-            tried.done + len(trials),
-            gather((*tried.leaks, *leaks)),
+        return TrialResults(
+            results.done + len(trials),
+            gather((*results.leaks, *leaks)),
             None if still is None else tuple(sorted(still)),
-            (*tried.untried, *untried),
+            (*results.untried, *untried),
         )
 
 
 def _address(market: MarketTensors, data: DataSettings, rest: str) -> str:
-    """Identify a check: the market's content, the code of its own features, settings and the
-    rest."""
+    """Hash a check's inputs: the market's content, the code of own features, settings and
+    `rest`."""
     sources = hash_own_modules(data.features.names)
     parts = [BUILD_VERSION, market.content_hash(), portable(data), sources, rest]
     return files.hash_bytes(json.dumps(parts, sort_keys=True).encode())[:16]
 
 
-def _read(path: Path | None) -> Tried:
+def _read(path: Path | None) -> TrialResults:
     """Read the results of an earlier call; none where they are absent or damaged."""
     if path is None or not path.is_file():
-        return Tried()
+        return TrialResults()
     try:
-        return from_json(Tried, files.unseal(files.read_bytes(path), RunError("damaged")))
+        return from_json(TrialResults, files.unseal(files.read_bytes(path), RunError("damaged")))
     except RunError:
-        return Tried()
+        return TrialResults()

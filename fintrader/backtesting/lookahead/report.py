@@ -23,32 +23,32 @@ class LookaheadReport:
 
     leaks: tuple[Leak, ...]
     trials: Mapping[str, tuple[int, int]]
-    """Stage -> the trials that were made, and all of them."""
+    """Stage -> numbers of trials done, and of all its trials."""
     alarms: tuple[str, ...] = ()
-    """Columns that know implausibly much of the returns after them: no proof, but a reason to
-    ask."""
+    """Columns that predict the returns after them implausibly well: no proof of a leak, but a
+    reason to check."""
     trusted: tuple[str, ...] = ()
-    """Inputs that no view can prove, because they are not made of bars."""
+    """Inputs that changed bars cannot test, because they are not made of bars."""
     untried: tuple[str, ...] = ()
     """Bars at which a market with another future could not be built."""
     is_kept: bool = False
-    """Whether the same call goes on with the trials that are left."""
+    """True if the same call continues with the remaining trials."""
 
     @property
     def clean(self) -> bool:
-        """Whether nothing was found: neither a leak nor a reason for an alarm."""
+        """True if there is neither a leak nor an alarm."""
         return not self.leaks and not self.alarms
 
     @property
     def unproved(self) -> tuple[str, ...]:
-        """The trials that are left, by stage."""
+        """The numbers of remaining trials, by stage."""
         left = {stage: (total - done, total) for stage, (done, total) in self.trials.items()}
         return tuple(f"{one:,} of {all_:,} {stage}" for stage, (one, all_) in left.items() if one)
 
     def __str__(self) -> str:
         number = sum(done for done, _ in self.trials.values())
-        found = "Look-ahead found" if self.leaks else "No look-ahead found"
-        lines = [f"{found}: {number:,} markets with another future were compared."]
+        heading = "Look-ahead found" if self.leaks else "No look-ahead found"
+        lines = [f"{heading}: {number:,} markets with another future were compared."]
         lines += [f"  {leak}" for leak in self.leaks]
         tried = [
             f"{one:,} of {all_:,} {stage}" for stage, (one, all_) in self.trials.items() if one
@@ -59,7 +59,7 @@ class LookaheadReport:
             ("Tried" if self.leaks else "Proved", tried),
             (f"Not proved, for lack of time{more}", self.unproved),
             ("Taken on trust", self.trusted),
-            ("Not proved, for these could not be built", self.untried),
+            ("Not proved, because these could not be built", self.untried),
         ):
             lines += [f"{title}:", *(f"  {line}" for line in entries)] if entries else []
         return "\n".join(lines)
@@ -67,11 +67,11 @@ class LookaheadReport:
 
 def gather(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
     """Keep the first leak of each name, with its count."""
-    found: dict[str, Leak] = {}
+    merged: dict[str, Leak] = {}
     for leak in leaks:
-        first = found.get(leak.what)
-        found[leak.what] = replace(first, times=first.times + leak.times) if first else leak
-    return tuple(found[what] for what in sorted(found))
+        first = merged.get(leak.what)
+        merged[leak.what] = replace(first, times=first.times + leak.times) if first else leak
+    return tuple(merged[what] for what in sorted(merged))
 
 
 def list_trusted(
@@ -84,7 +84,7 @@ def list_trusted(
     """List the inputs that were not computed from the changed bars; `unmoved` are columns that did
     not react, `opened` the files that own features opened.
 
-    A file's rows are hidden from their dates on, but only its maker can say when each was known.
+    A file's rows dated after the cut are hidden, but only its maker knows when each was published.
     """
     features = data.features
     universe = data.universe
@@ -92,18 +92,18 @@ def list_trusted(
     planted = planted_column(data)
     known = dict.fromkeys((*features.extra, *features.daily), TRUSTED)
     known |= {name: f"known at: {when}" for name, when in features.known_at.items()}
-    found = [
+    inputs = [
         f"feature {name}: a column of the bars, {known[name]}"
         for name in features.extra
         if name != planted
     ]
     if isinstance(source, PlantedInSettings):
-        found.append(
+        inputs.append(
             f"feature {planted}: planted, and"
             f" {'looks ahead on purpose' if source.ic else 'noise alone'}"
         )
     elif planted is not None:
-        found.append(f"feature {planted}: planted on purpose, known when its bar has closed")
+        inputs.append(f"feature {planted}: planted on purpose, known when its bar has closed")
     files = {
         "index level": data.benchmark,
         **{f"context {name}, {known[name]}": path for name, path in features.daily.items()},
@@ -111,21 +111,21 @@ def list_trusted(
         "shares outstanding": universe.shares_outstanding,
         "splits and dividends": data.actions,
     }
-    found += [f"{what}: {strip_folders(path)}" for what, path in files.items() if path is not None]
+    inputs += [f"{what}: {strip_folders(path)}" for what, path in files.items() if path is not None]
     if data.benchmark is None and own_index:
-        found.append(f"index level: {benchmark}, as the source gave it")
+        inputs.append(f"index level: {benchmark}, as the source gave it")
     if universe.index is not None:
         own = universe.index == "nasdaq100"
         who = "fintrader's own table" if own else "the package index-constitution"
-        found.append(f"membership: {universe.index} by {who}")
+        inputs.append(f"membership: {universe.index} by {who}")
     factor = factor_column(data)
     if factor is not None:
-        found.append(f"prices: as traded by the column {factor}")
-    found += [
+        inputs.append(f"prices: as traded by the column {factor}")
+    inputs += [
         f"feature {name}: opens {', '.join(map(strip_folders, paths))}, which is the same in every"
         " future; join it to the bars as a column, with data.features.known_at"
         for name, paths in opened.items()
     ]
     declared = {*list_trusted_columns(data), planted}
     still = "stays the same when every bar changes, so it is not computed from them"
-    return (*found, *(f"{name}: {still}" for name in unmoved if name not in declared))
+    return (*inputs, *(f"{name}: {still}" for name in unmoved if name not in declared))

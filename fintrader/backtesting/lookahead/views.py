@@ -1,5 +1,4 @@
-"""What could be seen at a bar: the bars of some days up to it, and every dated file up to that
-day."""
+"""Views of a market as of a bar: the bars up to it, and the rows of dated files up to its day."""
 
 from __future__ import annotations
 
@@ -24,19 +23,19 @@ from fintrader.market.universe import UniverseSettings, load_membership, load_sh
 from fintrader.seeding import create_numpy_generator
 
 _KEPT = 0.8
-"""Share of a changed future's bars that are there."""
+"""Share of a changed future's bars that are not dropped."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """A moment from which on everything is made up."""
+    """The moment from which all data are changed."""
 
     ts: int
     """Start of the first changed bar, nanoseconds since 1970 UTC."""
     day: dt.date
-    """Session of the last bar that can be seen."""
+    """Session of the last unchanged bar."""
     over: bool
-    """Whether that session is over: its daily closes are known."""
+    """True if that session is over, so that its daily closes are known."""
 
 
 @dataclass(frozen=True)
@@ -45,22 +44,22 @@ class View:
 
     cut: Cut | None = None
     symbols: tuple[str, ...] = ()
-    """The only symbols, whatever their bars are like; empty: as configured."""
+    """The market's symbols, regardless of their bars; empty: as configured."""
     statistics: str | None = None
     """JSON of the statistics that scale columns; None: of the training window, as configured."""
     last_days: tuple[dt.date, dt.date, dt.date] | None = None
-    """Its last three sessions, with which the windows end; None: all days and windows, as
+    """Last sessions of the training, validation and test window; None: all days and windows, as
     configured."""
     last_ts: int | None = None
-    """Start of the last bar; None: of all bars."""
+    """Start of the last bar, nanoseconds since 1970 UTC; None: all bars."""
 
 
 def settings_of(
     settings: DataSettings, view: View, span: tuple[dt.date, dt.date], folder: Path
 ) -> DataSettings:
-    """The (effective) settings of a view of a market that spans two days; dated files that end at
-    its cut are written to `folder`."""
-    # The faults of another future are no faults of the market.
+    """Make the (effective) settings of a view of a market whose first and last days are `span`;
+    dated files that end at the cut are written to `folder`."""
+    # Faults of a changed future are not faults of the market.
     start = settings.start or span[0]
     end = settings.end or span[1]
     values: dict[str, Any] = {"waive": STOPPING}
@@ -113,8 +112,9 @@ def _actions_until(path: str | None, day: dt.date, known: Path) -> str | None:
 
 
 def _level_until(path: str, where: tuple[str, str, str], cut: Cut, known_path: Path) -> str:
-    """A series without the rows not yet known; the file itself where no row would be
-    left. where: the calendar of its times, the setting that names it, and when it was known."""
+    """Write the rows of a series that are known at the cut to `known_path`, and return the path;
+    return `path` if no row is left. `where`: calendar of the times, setting that names the series,
+    and when it was known."""
     table = read_level(path, *where)
     moments = table["known"]
     own = table["when"].dt.normalize()
@@ -135,7 +135,8 @@ def _level_until(path: str, where: tuple[str, str, str], cut: Cut, known_path: P
 def _universe_until(
     universe: UniverseSettings, day: dt.date, end: dt.date, folder: Path
 ) -> UniverseSettings:
-    """Members and shares as of a day; who joins later joins at the end, to keep its column."""
+    """Write members and shares as of a day; later members join on the day `end`, to keep their
+    columns."""
     values: dict[str, Any] = {}
     membership = load_membership(universe)
     if membership is not None:
@@ -166,8 +167,8 @@ def _write(path: Path, header: str, rows: list[tuple[Any, ...]]) -> None:
 
 
 class ViewFeed(Feed):
-    """Another feed's bars as a view shows them. Its span stays, so that nothing seems to have ended
-    early."""
+    """A feed that shows another feed's bars as a view does. The span stays, so that no symbol seems
+    to end early."""
 
     def __init__(
         self,
@@ -205,15 +206,16 @@ class ViewFeed(Feed):
             return bars
         random = create_numpy_generator(self._seed, "scramble", symbol)
         bars = self._hide(bars, cut, random)
-        return ending(scrambled(bars, bars.ts >= cut.ts, random), self._last_ts)
+        return end_bars(scramble_bars(bars, bars.ts >= cut.ts, random), self._last_ts)
 
     def _hide(self, bars: Bars, cut: Cut, random: np.random.Generator) -> Bars:
-        """Replace the values of extra columns that were not known yet, in earlier rows too."""
+        """Replace the values of extra columns that were not known at the cut, in earlier rows
+        too."""
         extras = dict(bars.extras)
         for name, when in self._known_at.items():
             if name in extras:
                 lag = lag_ns(when)
-                # The bar before the cut closes at it, and sees what is known then.
+                # The bar before the cut closes at the cut, and may use values known at that moment.
                 hidden = extras[when] > cut.ts if lag is None else bars.ts + lag >= cut.ts
                 other = random.permutation(extras[name]) * random.uniform(0.8, 1.25, len(bars))
                 extras[name] = np.where(hidden, other, extras[name])
@@ -232,17 +234,17 @@ class ViewFeed(Feed):
         return changed
 
 
-def ending(bars: Bars, ts: int) -> Bars:
-    """Bars that end at `ts` at the latest, with one that repeats the last close, so that silent
-    bars before it are still carried; a symbol that begins only then has its one bar there."""
+def end_bars(bars: Bars, ts: int) -> Bars:
+    """Cut the bars after `ts`. A bar at `ts` repeats the last close, so that earlier gaps are still
+    filled; a symbol that begins later has only this bar."""
     before = bars.ts < ts
     if (bars.ts <= ts).all():
         return bars
     known = bars.take(before)
-    one = known.take(np.array([known.ts.argmax()])) if len(known) else bars.take(slice(1))
-    price = one.close if len(known) else np.ones(1)
+    pattern = known.take(np.array([known.ts.argmax()])) if len(known) else bars.take(slice(1))
+    price = pattern.close if len(known) else np.ones(1)
     last = replace(
-        one,
+        pattern,
         ts=np.array([ts]),
         volume=np.zeros(1),
         open=price,
@@ -253,9 +255,9 @@ def ending(bars: Bars, ts: int) -> Bars:
     return concat([known, last])
 
 
-def scrambled(bars: Bars, rows: Array, random: np.random.Generator) -> Bars:
-    """Some of the same times with other prices, volumes and extra columns in `rows`: shuffled among
-    them, prices moved. The last row stays, so that nothing ends."""
+def scramble_bars(bars: Bars, rows: Array, random: np.random.Generator) -> Bars:
+    """Shuffle prices, volumes and extra columns among `rows`, multiply the prices by one factor,
+    and drop some of the rows. The last row stays, so that no symbol ends early."""
     where = np.flatnonzero(rows)
     order = np.arange(len(bars))
     order[where] = random.permutation(where)

@@ -25,7 +25,7 @@ Indices = npt.NDArray[np.int64]
 
 
 def keep(values: Array, points: int) -> Indices:
-    """Indices, ascending, of at most `points` (>= 8) of the values `[T]`.
+    """Choose ascending indices of at most `points` (>= 8) of the values `[T]`.
 
     The global minimum and maximum, the first and the last value are always among them. Where values
     are missing (NaN) between two kept ones, a missing one is kept too: a line must not be drawn
@@ -55,8 +55,8 @@ def _arg(ufunc: Any, values: Array, edges: Indices) -> Indices:
 
 
 def sample(values: Array | None, size: int, points: int) -> Indices:
-    """Indices, ascending, of about `points` of `size`: evenly spread, the extremes of `values`
-    among them."""
+    """Choose ascending indices of about `points` of `size`, evenly spread, with the extremes of
+    `values`."""
     if size <= points:
         return np.arange(size)
     even = np.linspace(0, size - 1, max(2, points - 2)).astype(np.int64)
@@ -74,9 +74,9 @@ def fit(figure: Any, limit: int = MAX_CHART_BYTES) -> Any:
     """Thin out the scatters of a plotly figure, in place, until it weighs at most `limit` bytes;
     returns it.
 
-    Where points of a cloud are left out, `figure.layout.meta["shown"]` says how many of how many
-    are drawn. Bars, heat maps and candles must be small from the start; `charts.show` leaves out
-    figures above the limit.
+    Where points of a cloud are left out, `figure.layout.meta["shown"]` has the number of drawn
+    points and of all points. Bars, heat maps and candles must be small from the start;
+    `charts.show` leaves out figures above the limit.
     """
     scatters = [
         (trace, _columns(trace))
@@ -87,7 +87,7 @@ def fit(figure: Any, limit: int = MAX_CHART_BYTES) -> Any:
     while True:
         shown = total = 0
         for trace, columns in scatters:
-            kept = _kept(trace, columns, points)
+            kept = _choose_points(trace, columns, points)
             if not _has_lines(trace):
                 shown = shown + len(kept)
                 total = total + _size(columns)
@@ -104,7 +104,7 @@ def fit(figure: Any, limit: int = MAX_CHART_BYTES) -> Any:
 
 
 def _size(trace: Any) -> int:
-    """Points of a trace whose `y` is a plain array."""
+    """Count the points of a trace whose `y` is a plain array."""
     y = trace["y"]
     return len(y) if isinstance(y, list | tuple | np.ndarray) else 0
 
@@ -114,7 +114,7 @@ def _has_lines(trace: Any) -> bool:
 
 
 def _columns(trace: Any) -> dict[str, npt.NDArray[Any]]:
-    """Everything in a trace that has one entry a point, by its dotted name: `x`, `customdata`,
+    """Collect the arrays of a trace with one entry a point, by dotted name: `x`, `customdata`,
     `marker.color` ..."""
     size = _size(trace)
     return {
@@ -134,8 +134,8 @@ def _arrays(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
-def _kept(trace: Any, columns: dict[str, npt.NDArray[Any]], points: int) -> Indices:
-    """The points to draw: a line keeps its extremes, a cloud is sampled, loose segments stay
+def _choose_points(trace: Any, columns: dict[str, npt.NDArray[Any]], points: int) -> Indices:
+    """Choose the points to draw: a line keeps its extremes, a cloud is sampled, loose segments stay
     whole."""
     size = _size(columns)
     y = np.asarray(pd.to_numeric(pd.Series(columns["y"]), errors="coerce"), np.float64)
@@ -156,8 +156,7 @@ def _kept(trace: Any, columns: dict[str, npt.NDArray[Any]], points: int) -> Indi
 
 
 def stamps(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """`datetime64` as short text: days when all are midnights, else to the minute or, if need be,
-    finer."""
+    """Write `datetime64` as short text: days if all are midnights, else to the minute or finer."""
     for unit in ("D", "m", "s"):
         rounded = times.astype(f"datetime64[{unit}]")
         if bool(np.all((rounded == times) | np.isnat(times))):

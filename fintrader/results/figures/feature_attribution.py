@@ -11,21 +11,21 @@ from fintrader.results.figures.style import SINGLE, colour_of, escape_label, lay
 from fintrader.results.formatting import title_of
 
 MOST_INPUTS = 15
-"""Bars of the importance chart; the last one sums up all further inputs."""
+"""Most bars of the importance chart; a note counts the inputs left out."""
 MOST_COLUMNS = 10
 """Most inputs in the chart of one decision."""
 
 
-def importance_figure(found: Explanation) -> go.Figure:
+def importance_figure(explanation: Explanation) -> go.Figure:
     """Draw the share of the account that each input moved, the mean of the examined decisions."""
-    ranked = found.importance()
+    ranked = explanation.importance()
     shown = ranked if len(ranked) <= MOST_INPUTS else ranked[: MOST_INPUTS - 1]
     figure = go.Figure(
         go.Bar(
             x=shown.to_numpy()[::-1],
             y=[escape_label(title_of(str(name))) for name in shown.index][::-1],
             orientation="h",
-            marker_color=colour_of(found.strategy, 0),
+            marker_color=colour_of(explanation.strategy, 0),
             hovertemplate="%{y}: %{x:.2%} of the account<extra></extra>",
         )
     )
@@ -42,14 +42,14 @@ def importance_figure(found: Explanation) -> go.Figure:
     return figure
 
 
-def decision_figure(found: Explanation, k: int) -> go.Figure:
+def decision_figure(explanation: Explanation, k: int) -> go.Figure:
     """Draw by how many points of weight each input raised (blue) or lowered (red) each symbol in
     decision `k`."""
-    decision = found.decisions[k]
-    raised = np.array(decision.raised).reshape(len(decision.symbols), len(found.inputs))
+    decision = explanation.decisions[k]
+    raised = np.array(decision.raised).reshape(len(decision.symbols), len(explanation.inputs))
     order = np.argsort(-np.abs(raised).sum(axis=0), kind="stable")[:MOST_COLUMNS]
     points = 100.0 * raised[:, order]
-    names = [escape_label(title_of(found.inputs[column])) for column in order]
+    names = [escape_label(title_of(explanation.inputs[column])) for column in order]
     named = zip(decision.symbols, decision.weights, strict=True)
     rows = [f"{escape_label(symbol)} ({weight:.1%})" for symbol, weight in named]
     hover = "%{x} moved %{y} by %{z:.2f} points of weight"

@@ -35,7 +35,7 @@ SHADES = (
     *("#4682b4", "#cd5c5c", "#20b2aa", "#8b6f9c", "#708090", "#a9a9a9"),
 )
 APART = 8
-"""Symbols whose weights are drawn apart, unless the reader chooses another number."""
+"""Number of symbols whose weights are drawn separately, unless the reader chooses another."""
 MOST_MARKS = 600
 """Most fills that are marked on a price."""
 
@@ -124,8 +124,8 @@ def paid_figure(costs: pd.DataFrame, session: Session) -> go.Figure:
 def trades_figure(closes: pd.Series, trades: pd.DataFrame, *, symbol: str) -> go.Figure:
     """A symbol's session closes with the fills on them. `closes`: index the session's last bar.
 
-    Fills stand between the sessions' closes at their own time; beyond MOST_MARKS only the largest
-    are drawn.
+    Fills are drawn between the sessions' closes at their own time; beyond MOST_MARKS only the
+    largest are drawn.
     """
     times = pd.DatetimeIndex(closes.index)
     x = np.arange(len(times), dtype=np.float64)
@@ -153,8 +153,9 @@ def candles_figure(
     """Candles (`open, high, low, close`, index: start) with the fills on them, in the time of
     `timezone`.
 
-    A fill stands on the candle that holds its bar (`bar_start`, a column beyond those of the trade
-    list: at a bar's close the next one has begun); beyond MOST_MARKS only the largest are drawn.
+    A fill is drawn on the candle that contains the start of its bar (`bar_start`, an extra column
+    of `trades`, because a fill at a bar's close has the time of the next bar); beyond MOST_MARKS
+    only the largest are drawn.
     """
     times = pd.DatetimeIndex(bars.index)
     local = times.tz_convert(timezone)
@@ -234,8 +235,8 @@ def _add_fills(figure: go.Figure, fills: pd.DataFrame, x: Any, zone: Any) -> Non
 
 
 def _draw_variations(rows: Sequence[Variation], height: str, other: str, hover: str) -> go.Figure:
-    """A curve over the numbers varied, the chosen one marked: the field `height` of each, and the
-    field `other` in the hover text."""
+    """Draw the field `height` over the varied numbers, the chosen one marked, with the field
+    `other` in the hover text."""
     ordered = sorted(rows, key=lambda row: row.number)
     figure = go.Figure(
         go.Scatter(

@@ -35,7 +35,7 @@ MOST_IN_A_ROW with one, whose numbers plotly does not shrink to the width of a p
 
 
 def monthly_returns(daily: pd.Series, timezone: str) -> pd.DataFrame:
-    """Years by months: compound return, NaN where there was no session.
+    """Compute compound returns, years by months; NaN where there was no session.
 
     `daily`: return of each session (index: its last bar, UTC).
     """
@@ -64,14 +64,14 @@ def monthly_figure(daily: pd.Series, timezone: str) -> go.Figure:
 def intraday_returns(
     curve: pd.Series, session: Session, timezone: str, minutes: int = 30
 ) -> pd.DataFrame:
-    """Weekdays (0 is Monday) by slots of the session: mean over sessions of the slot's return,
-    basis points.
+    """Compute the mean return of each slot of the session (columns) on each weekday (rows, 0 is
+    Monday), basis points.
 
     `curve`: equity at each bar's close (index: the bar's start, UTC). A bar belongs to the slot of
     `minutes` in which it starts, named by the slot's first minute (`09:30`). A session's first bar
-    is a slot of its own, `overnight`: from the close of the session before to the close of that
-    bar, as only closes are marked. A session belongs to the weekday on which it ends. The very
-    first bar has no return.
+    is a separate slot, `overnight`: from the close of the session before to the close of that bar,
+    as only closes are marked. A session belongs to the weekday on which it ends. The very first bar
+    has no return.
     """
     local = pd.DatetimeIndex(curve.index).tz_convert(timezone)
     number = np.asarray(session)

@@ -39,7 +39,7 @@ def drift_figure(
             fill="tonexty",
             fillcolor="rgba(97,110,124,0.15)",
             line={"width": 0},
-            name="nine in ten of the backtest's days drawn again",
+            name="90 % of accounts that resample the backtest's days",
             hoverinfo="skip",
         )
     for values, name, look in (
@@ -57,8 +57,8 @@ def drift_figure(
 
 
 def account_figure(curve: Sequence[tuple[int, float]], timezone: str) -> go.Figure:
-    """An account alone, while it trades: start of the bar (ns) and equity, USD; its times in
-    `timezone`."""
+    """Draw an account while it trades. `curve`: start of the bar (ns) and equity, USD; times are
+    shown in `timezone`."""
     times = pd.to_datetime([bar for bar, _ in curve], utc=True).tz_convert(timezone)
     look = {"color": COLOURS["ensemble"], "width": 2}
     wall = times.tz_localize(None)  # plotly knows no time zones

@@ -38,7 +38,7 @@ MOST_BARS = 300
 BINS = 60
 
 
-def _point(
+def _add_point(
     figure: go.Figure,
     x: float,
     label: str,
@@ -46,7 +46,7 @@ def _point(
     hover: str,
     ends: tuple[float, float] | None = None,
 ) -> None:
-    """A marker in the row `label`, with its interval where it has one."""
+    """Draw a marker in the row `label`, with its interval if it has one."""
     low, high = ends or (x, x)
     bars = {
         "type": "data",
@@ -61,7 +61,7 @@ def _point(
 
 
 def _lay_out_points(figure: go.Figure, title: str, height: int) -> go.Figure:
-    """Finish a chart of `_point`s, the first one on top."""
+    """Finish a chart of points, the first one on top."""
     layout(figure, title, "", height=height, **SINGLE)
     return figure.update_yaxes(autorange="reversed", automargin=True)
 
@@ -94,28 +94,28 @@ def sharpe_figure(trial: SelectedSharpe) -> go.Figure:
     """Draw the chosen trial's Sharpe ratio in the selection window, and the best one expected from
     luck among as many trials."""
     figure = go.Figure()
-    _point(figure, trial.sharpe, "the chosen trial", _OUR_MARK, "Sharpe %{x:.2f}")
+    _add_point(figure, trial.sharpe, "the chosen trial", _OUR_MARK, "Sharpe %{x:.2f}")
     for label, expected in (
         ("luck, all trials", trial.expected_best),
         ("luck, effective trials", trial.expected_best_effective),
     ):
-        _point(figure, expected, label, _LUCK_MARK, "expected Sharpe %{x:.2f}")
+        _add_point(figure, expected, label, _LUCK_MARK, "expected Sharpe %{x:.2f}")
     figure.add_vline(x=0, line=ZERO_LINE)
     title = "Sharpe ratio in the selection window, against luck"
     return _lay_out_points(figure, title, 240)
 
 
 def alpha_figure(alpha: AlphaTest, against: str) -> go.Figure:
-    """Information ratio with beta hedged, its interval, and the least with 80 % power;
-    `against`: the benchmark portfolio's name."""
+    """Draw the information ratio with beta hedged, its interval, and the least ratio with 80 %
+    power; `against`: the benchmark portfolio's name."""
     scale = alpha.ratio / alpha.alpha if alpha.alpha else 0.0
     figure = go.Figure()
     ends = alpha.low * scale, alpha.high * scale
     hover = "information ratio %{x:.2f}"
-    _point(figure, alpha.ratio, "this result", _OUR_MARK, hover, ends)
+    _add_point(figure, alpha.ratio, "this result", _OUR_MARK, hover, ends)
     label = "least ratio seen<br>with 80 % power"
     hover = "80 % power at a true ratio of %{x:.2f}"
-    _point(figure, alpha.visible, label, _LUCK_MARK, hover)
+    _add_point(figure, alpha.visible, label, _LUCK_MARK, hover)
     figure.add_vline(x=0, line=ZERO_LINE)
     title = f"Information ratio against {title_of(against).lower()}, beta hedged, 95 % interval"
     return _lay_out_points(figure, title, 240)
@@ -132,7 +132,7 @@ def betting_figure(values: Sequence[float], days: pd.DatetimeIndex) -> go.Figure
     figure.update_traces(hovertemplate="%{x|%d %b %Y}: %{y:.3g}<extra></extra>")
     figure.add_hline(y=1 / LEVEL, line={"color": _WARN, "width": 1.5, "dash": "dot"})
     figure.add_hline(y=1, line=ZERO_LINE)
-    title = f"E-value: above {1 / LEVEL:g} is evidence at {LEVEL:.0%}, whenever one looks"
+    title = f"E-value: above {1 / LEVEL:g} is evidence at {LEVEL:.0%}, at any look"
     layout(figure, title, "wealth from 1", height=300, showlegend=False)
     decades = np.log10(max(1 / LEVEL, *values) / max(min(1.0, *values), 1e-4))
     return figure.update_yaxes(
@@ -166,7 +166,7 @@ def excess_figure(
         marker = {"size": 11, "color": colour_of(name, position)}
         hover = f"excess %{{x:+.1%}} {over}, {p_equals(row.p_value)}"
         ends = scale * row.low, scale * row.high
-        _point(figure, scale * row.excess, escape_label(title_of(name)), marker, hover, ends)
+        _add_point(figure, scale * row.excess, escape_label(title_of(name)), marker, hover, ends)
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = f"Excess return {over} over each baseline, 95 % interval"
     figure.update_xaxes(tickformat="+.0%")
@@ -174,7 +174,7 @@ def excess_figure(
 
 
 def trials_figure(scores: pd.Series) -> go.Figure:
-    """All trials by their validation score, the best first: where the winner was chosen from.
+    """Draw the validation scores of all trials, the best first.
 
     `scores`: by name of the trial. More than MOST_BARS are drawn as a histogram.
     """

@@ -61,7 +61,7 @@ ON_DARK = dict(zip(_TONES.split()[::2], _TONES.split()[1::2], strict=True))
 """Tone on a light background -> on a dark one."""
 ZERO_LINE = {"color": ZERO, "width": 1}
 SINGLE: dict[str, Any] = {"hovermode": "closest", "showlegend": False}
-"""The look of a chart without curves: each mark has its own hover text, and none a name."""
+"""The look of a chart without curves: each mark has its own hover text, and there is no legend."""
 DASHES = {"oracle": "dashdot"} | {
     name: "dot" if name in ("benchmark", "cash") else "dash" for name in BASELINES
 }
@@ -87,7 +87,7 @@ def layout(
     percent: bool = False,
     **look: Any,
 ) -> go.Figure:
-    """Titles, axes and margins as all charts have them; `look` overrides them."""
+    """Set the titles, axes and margins common to all charts; `look` overrides them."""
     figure.update_layout(
         title={"text": title, "x": 0, "xanchor": "left", "font": {"size": 16, "color": INK}},
         font={"family": "Inter, 'Segoe UI', system-ui, sans-serif", "size": 12, "color": INK},
@@ -163,9 +163,9 @@ def note_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) 
 
 
 def draw_lines(curves: pd.DataFrame, hover: str, main: str | None = None) -> go.Figure:
-    """Draw a line for each column, at most MOST_LINES: that of `main` (the first column unless
-    given), which is the thickest, then those that tables rank highest. The figure's note names the
-    others. Baselines are dashed or dotted."""
+    """Draw at most MOST_LINES columns as lines: `main` (by default the first column), the thickest,
+    then those that tables rank highest. The figure's note names the columns left out. Baselines are
+    dashed or dotted."""
     figure = go.Figure()
     names = [str(name) for name in curves.columns]
     main = main or names[0]

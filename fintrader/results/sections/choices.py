@@ -23,8 +23,8 @@ _CHOICES = {
 
 def present_decisions(view: BacktestView) -> Section:
     """Present the inputs that moved the policy's decisions."""
-    found = view.stored.explanation
-    if found is None:
+    explanation = view.stored.explanation
+    if explanation is None:
         note = (
             "Not examined: an earlier version wrote this backtest, or its policy sees observations"
             " in parts. `fintrader backtest RUN_DIR` adds it."
@@ -32,9 +32,9 @@ def present_decisions(view: BacktestView) -> Section:
         return Section("decisions", "Influence of the inputs", notes=[note])
     return Section(
         key="decisions",
-        title=f"Influence of the inputs on {title_of(found.strategy).lower()}",
-        headline=found.sentence(),
-        figures=[Chart("importance", partial(figures.importance_figure, found))],
+        title=f"Influence of the inputs on {title_of(explanation.strategy).lower()}",
+        headline=explanation.sentence(),
+        figures=[Chart("importance", partial(figures.importance_figure, explanation))],
         notes=[METHOD],
     )
 

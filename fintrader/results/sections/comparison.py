@@ -22,7 +22,7 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
             f" {', '.join(skilled)}."
         )
     else:
-        title = f"None of {number_of(len(runs), 'run')} can be told from luck {among}."
+        title = f"None of {number_of(len(runs), 'run')} can be distinguished from luck {among}."
     windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
     is_same = len(windows) == 1
     bars = "these bars" if is_same else "the bars of these windows"
@@ -52,7 +52,7 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
 
 
 def is_skill_among(stored: StoredBacktest, looks: int) -> bool:
-    """Tell whether a backtest is likely skill by itself, and still is as one of `looks` results
+    """Check that a backtest is likely skill by itself, and still is as one of `looks` results
     (Bonferroni)."""
     alpha = None if stored.verdict is None else stored.verdict.evidence.alpha
     return stored.opening.is_skill and alpha is not None and alpha.p_value <= LEVEL / max(looks, 1)

@@ -1,5 +1,5 @@
-"""The first section of every page about a backtest: the verdict, and what a reader must know before
-any number."""
+"""The first section of every page about a backtest: the verdict, and facts that a reader needs
+before any number."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def summarise(view: BacktestView) -> str:
 def describe_simulation(stored: StoredBacktest) -> str:
     """State the window, the bars, and how orders were carried out."""
     context = stored.context
-    days = stored.on_clock(stored.market_timezone).minutes  # whatever clock the page is on
+    days = stored.on_clock(stored.market_timezone).minutes  # whatever the page's time zone
     counted = f"{count(len(days))} bars in " if len(days) > len(stored.ends) + 1 else ""
-    look = context.look  # each further one makes it less of a test
+    look = context.look  # each further look weakens the test
     nth = "" if look is None else "first look" if look <= 1 else f"look {count(look)}"
     parts = [
         window_words(context.window) if context.window and context.trading else "",
@@ -117,8 +117,8 @@ def describe_survivorship(market: Provenance) -> str:
         else f"; knowing the survivors would have been worth {percent(bias, 1, signed=True)} a year"
     )
     return (
-        f"{gone} symbols end or leave the universe in {survivorship.sessions} sessions and stay in"
-        f" until then{size}.{more}"
+        f"{gone} symbols end or leave the universe in {survivorship.sessions} sessions and are"
+        f" included until then{size}.{more}"
     )
 
 
@@ -152,4 +152,4 @@ def describe_costs(stored: StoredBacktest, main: str) -> str:
     if own.turnover is not None:
         text += f"; turnover {ratio(own.turnover, 1)} × equity a year"
     even = statistic("break_even_cost_bps", own.break_even_cost_bps)
-    return text + ("." if even == DASH else f", nothing left at {even} a traded dollar.")
+    return text + ("." if even == DASH else f", no profit left at {even} a traded dollar.")

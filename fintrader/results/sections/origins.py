@@ -1,4 +1,4 @@
-"""Origins of a backtest: its data, and all it takes to make it again."""
+"""Origins of a backtest: its data, and everything needed to make it again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fintrader.results.table import Row, Table
 _NAMES = {
     "run_command": "policies trained by",
     "changed": "not as trained",
-    "look": "look at these bars, of all runs",
+    "look": "look at these bars, over all runs",
 }
 _FIRST = ("command", "run_command", "run", "window", "seed", "trials", "look", "changed")
 _SHOWN_ELSEWHERE = {
@@ -45,7 +45,7 @@ def present_data(view: BacktestView) -> Section | None:
 
 
 def present_origin(view: BacktestView) -> Section:
-    """Present commands, settings, hashes and code: what it takes to make the backtest again."""
+    """Present commands, settings, hashes and code: everything needed to make the backtest again."""
     context = view.stored.context
     title = "How to get this again"
     stored = to_json(context)

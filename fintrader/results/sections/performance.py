@@ -42,8 +42,8 @@ def present_baselines(view: BacktestView) -> Section:
             f"Active: daily returns less those of {rival_name(rival)}"
             f"{'' if view.is_foreign else pays}. Active return: mean times"
             f" {stored.sessions_a_year}, not compounded as the annual return is. The interval is"
-            " the information ratio's, by resampling blocks of the same days of both; one that"
-            " holds 0 says that chance could have done it."
+            " the information ratio's, from resampled blocks of the same days; if it contains 0,"
+            " the difference may be chance."
         ]
         if reasons:
             notes.append(f"Left out: {reasons}.")
@@ -242,8 +242,8 @@ def present_regimes(view: BacktestView) -> Section | None:
             for name, sessions, ours, theirs, sharpe, beta in states.itertuples()
         ]
         note = (
-            f"By the {periods.LOOKBACK} sessions before each one; thirds of this window. Returns"
-            " are means of a session; beta is to the index."
+            f"A session's state comes from the {periods.LOOKBACK} sessions before it; thirds are of"
+            " this window. Returns are means per session; beta is to the index."
         )
         heads = ("The index", "Sessions", "Mean return", "Index's mean return", "Sharpe", "Beta")
         tables.append(Table.of(heads, rows, notes=[note]))

@@ -96,7 +96,7 @@ def _exposure_table(view: BacktestView) -> Table:
     ]
     note = (
         "At session closes. Active share: ½ Σ|w − b|, cash included; 0 is the portfolio itself, 100"
-        " % shares nothing."
+        " % has nothing in common with it."
     )
     return Table.of(("Exposure and active share", "Mean", "Least", "Most"), rows, notes=[note])
 
@@ -122,8 +122,8 @@ def present_execution(view: BacktestView) -> Section:
     title = "Participation and slippage"
     if analysis is None:
         return Section("execution", title, notes=[NO_MARKET])
-    found = analysis.execution
-    if found is None:
+    execution = analysis.execution
+    if execution is None:
         return Section("execution", title, notes=["No order filled."])
     rows = [
         Row(
@@ -136,9 +136,9 @@ def present_execution(view: BacktestView) -> Section:
                 _format_bps(group.slippage_bps),
                 _format_bps(group.cost_bps),
             ),
-            is_main=group is found.total,
+            is_main=group is execution.total,
         )
-        for group in (*found.groups, found.total)
+        for group in (*execution.groups, execution.total)
     ]
     columns = (
         "Share of the bar's volume",
@@ -150,9 +150,9 @@ def present_execution(view: BacktestView) -> Section:
         "Costs",
     )
     note = (
-        "Slippage: the fill's price beyond the close at which it was decided, a loss > 0, weighted"
-        f" by notional. Costs come on top. In all {usd(found.slippage_usd)} of slippage,"
-        f" {usd(found.cost_usd)} costs."
+        "Slippage: the fill's price against the close at the decision, a loss > 0, weighted"
+        f" by notional. Costs come on top. In all {usd(execution.slippage_usd)} of slippage,"
+        f" {usd(execution.cost_usd)} costs."
     )
     return Section("execution", title, tables=[Table(columns, rows, notes=[note])])
 
@@ -175,7 +175,7 @@ def present_capacity(view: BacktestView) -> Section:
     else:
         limit = f"{trading.participation:.0%} of a bar's volume"
     note = (
-        "Each row is a whole simulation at that capital, an order taking at most"
+        "Each row is a whole simulation at that capital; an order takes at most"
         f" {limit}. Prices do not move with the orders beyond the impact that is charged."
     )
     columns = ("Starting capital", "Cumulative return", "Sharpe", "Max drawdown")

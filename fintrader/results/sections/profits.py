@@ -17,7 +17,7 @@ from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table
 
 MOST_SYMBOLS = 12
-"""Rows of a table by symbol where space is short; the others stand together in one."""
+"""Rows of a table by symbol where space is short; one row sums up the other symbols."""
 
 
 def present_profit(view: BacktestView, most: int | None = MOST_SYMBOLS) -> Section | None:
@@ -28,8 +28,8 @@ def present_profit(view: BacktestView, most: int | None = MOST_SYMBOLS) -> Secti
         return None
     profit = symbol_pnl(stored, view.main)
     note = (
-        "Profit of a symbol: what its position gained between session closes, less what was paid"
-        " for it and the costs of its trades. The rows sum to the change of the equity."
+        "Profit of a symbol: the change of its position's value between session closes, less the"
+        " amount paid for it and its trades' costs. The rows sum to the change of the equity."
     )
     return Section(
         key="profit",
@@ -77,37 +77,37 @@ def present_attribution(view: BacktestView) -> Section:
     title = "Selection or timing?"
     if stored.analysis is None:
         return Section("attribution", title, notes=[NO_MARKET])
-    found = stored.analysis.attribution
-    rival = title_of(found.portfolio).lower()
+    attribution = stored.analysis.attribution
+    rival = title_of(attribution.portfolio).lower()
     start = float(stored.curve()[view.main].iloc[0])
     active = "Active profit"
     parts = (
-        (f"Profit of {view.title.lower()}", found.pnl_usd, "in all"),
+        (f"Profit of {view.title.lower()}", attribution.pnl_usd, "in all"),
         (
             f"Less: {rival} on the same capital",
-            found.portfolio_pnl_usd,
-            "its return of each bar on our equity before it",
+            attribution.portfolio_pnl_usd,
+            "its return over each bar, on our equity before that bar",
         ),
-        (active, found.active_usd, "the difference, which the rows below sum to"),
+        (active, attribution.active_usd, "the difference, which the rows below sum to"),
         (
             "Selection",
-            found.selection_usd,
+            attribution.selection_usd,
             "holding the mean weights throughout, less the portfolio's",
         ),
-        ("Timing", found.timing_usd, "having other weights than the mean ones when prices moved"),
+        ("Timing", attribution.timing_usd, "deviating from the mean weights when prices moved"),
         (
             "Fill prices",
-            found.fills_usd,
-            "what trades made between the price they filled at and their bar's close",
+            attribution.fills_usd,
+            "profit of trades between their fill price and their bar's close",
         ),
-        ("Costs", found.costs_usd, "fees, spread, impact and interest, less the portfolio's"),
+        ("Costs", attribution.costs_usd, "fees, spread, impact and interest, less the portfolio's"),
     )
     rows = [
         Row((name, format_usd(amount), percent(amount / start), meaning), is_main=name == active)
         for name, amount, meaning in parts
     ]
     columns = ("Part", "USD", "of the capital", "Meaning")
-    lines = [astuple(row) for row in found.symbols]
+    lines = [astuple(row) for row in attribution.symbols]
     symbols = [_format_attribution(*line) for line in lines[:MOST_SYMBOLS]]
     others = [numbers for _, *numbers in lines[MOST_SYMBOLS:]]
     if others:
@@ -152,17 +152,17 @@ def present_factors(view: BacktestView) -> Section | None:
     stored = view.stored
     if stored.analysis is None:
         return None
-    found = stored.analysis.factors
+    fits = stored.analysis.factors
     title = "Factor betas"
-    if view.main not in found:
+    if view.main not in fits:
         note = "Not known: too few sessions, or symbols, for a regression."
         return Section("factors", title, notes=[note])
     names = dict.fromkeys((view.main, stored.portfolio or view.main))
-    tables = [_factors_table(name, found[name]) for name in names if name in found]
+    tables = [_factors_table(name, fits[name]) for name in names if name in fits]
     note = (
         "Daily returns, least squares, Newey-West errors. The factors are long the first third of"
-        " the universe and short the last, ranked at the close before, without costs; they are not"
-        " those of Fama and French."
+        " the universe and short the last, ranked at the previous close, without costs; they are"
+        " not those of Fama and French."
     )
     return Section("factors", title, tables=tables, notes=[note])
 
@@ -173,7 +173,7 @@ def _factors_table(name: str, fit: FactorFit) -> Table:
         for row in fit.betas
     ]
     alpha = percent(fit.alpha, signed=True)
-    rest = ("Alpha a year", alpha, _format_ratio(fit.alpha_t), "what the factors leave")
+    rest = ("Alpha a year", alpha, _format_ratio(fit.alpha_t), "not explained by the factors")
     built = "Built of this universe alone"
     title = f"{title_of(name)}: {fit.sessions} sessions, R² {ratio(fit.r_squared)}"
     rows.append(Row(rest, is_main=True))

@@ -50,18 +50,18 @@ class BacktestView:
 
     @property
     def is_foreign(self) -> bool:
-        """External returns: market, search and settings are unknown."""
+        """True for external returns, whose market, search and settings are unknown."""
         verdict = self.stored.verdict
         return verdict is not None and verdict.window == FOREIGN
 
     @property
     def has_positions(self) -> bool:
-        """The positions of the main strategy are known."""
+        """True if the positions of the main strategy are known."""
         return self.stored.metrics_of(self.main).trades is not None
 
     @property
     def has_bars(self) -> bool:
-        """There are more bars than sessions."""
+        """True if there are more bars than sessions."""
         return len(self.stored.session) > len(self.stored.ends) + 1
 
     @property
@@ -73,7 +73,7 @@ class BacktestView:
 
     @property
     def title(self) -> str:
-        """Name of the main strategy as people read it."""
+        """Readable name of the main strategy."""
         return title_of(self.main)
 
 
@@ -121,9 +121,9 @@ def name_periods(part: Any, unit: str) -> Any:
     """Put `unit` (week, month) in place of sessions and days in the words of a section and of its
     figures."""
 
-    def rename(found: re.Match[str]) -> str:
-        word = f"{unit}ly" if found[1].lower() == "daily" else unit
-        return word.capitalize() if found[1][0].isupper() else word
+    def rename(match: re.Match[str]) -> str:
+        word = f"{unit}ly" if match[1].lower() == "daily" else unit
+        return word.capitalize() if match[1][0].isupper() else word
 
     if isinstance(part, str):
         return _OF_DAYS.sub(rename, part)

@@ -1,4 +1,4 @@
-"""Can the result be luck? The tests of the held-out window, and the diagnosis of the search."""
+"""Skill or luck: the tests of the held-out window, and the diagnosis of the search."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         (
             "Look at this window",
             look_words(verdict),
-            f"results of this window looked at, this one included; it may spend {level} of the 5 %"
-            " that all looks have together",
+            f"number of results of this window that were looked at, with this one; its level is"
+            f" {level}, of 5 % for all looks together",
         )
     )
     alpha = evidence.alpha
@@ -149,7 +149,7 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
             (
                 "Power",
                 f"{ratio(alpha.visible)} or more",
-                f"information ratio that {sessions} detect four times in five; measured"
+                f"least information ratio that {sessions} detect with 80 % power; measured"
                 f" {ratio(alpha.ratio)}",
             ),
             (
@@ -168,11 +168,11 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         (
             "E-value",
             f"{ratio(betting.last)}, most {ratio(betting.most)}",
-            "a bettor on alpha, from 1: valid at any look, and 20 is evidence at 5 %",
+            "wealth of a bettor on alpha, from 1: valid at any look, and 20 is evidence at 5 %",
         )
     )
     if verdict.sharpe is not None:
-        skill = f"P(true Sharpe > 0), alone; Sharpe ratio {ratio(verdict.sharpe.sharpe)}"
+        skill = f"P(true Sharpe > 0) of one trial; Sharpe ratio {ratio(verdict.sharpe.sharpe)}"
         probable = probability(verdict.sharpe.probabilistic)
         rows.append(("Probabilistic Sharpe ratio", probable, skill))
     rows += _list_tail(verdict)
@@ -207,7 +207,7 @@ def _list_tail(verdict: Verdict) -> list[tuple[str, str, str]]:
         f"a loss absent from {number_of(verdict.sessions, unit)} may still occur in {share} of them"
     )
     if tail.undoing is not None:
-        unseen += "; at that rate, one of this size would undo the alpha"
+        unseen += "; at that rate, a loss of this size would cancel the alpha"
     return [
         (f"Worst {unit}", percent(tail.worst), skew),
         ("Losses that it could miss", percent(tail.undoing and -tail.undoing), unseen),
