@@ -43,9 +43,10 @@ from fintrader.bars.clean import SymbolBars, clean, symbol_bars, to_grid
 from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.feeds import FilesFeed
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.market.features import PAPER_FEATURES, symbol_features
+from fintrader.market.features import symbol_features
 from fintrader.market.tensors import MarketTensors
 from fintrader.storage.objects import ObjectStore
+from tests.factories import PAPER_FEATURES
 
 CONFIG = """
 path: {path}

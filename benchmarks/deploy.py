@@ -44,13 +44,15 @@ from fintrader.deploy.simulated import SimulatedBroker
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import lay_out
 from fintrader.market.build import make_market
-from fintrader.market.features import SLOW_FEATURES
 from fintrader.market.settings import read_settings
 
 HUNDRED = {
     "source": {"kind": "synthetic", "seed": 1, "num_symbols": 100, "num_sessions": 60},
     "features": {
-        "names": list(SLOW_FEATURES),
+        "names": [
+            *("return_30", "return_390", "return_1950", "return_7800", "intraday", "gap", "gap_5"),
+            *("volatility_390", "volatility_7800", "beta_7800", "relative_volume_390"),
+        ],
         "scaling": "zscore",
         "clip": 3,
         "context": [],

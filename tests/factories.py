@@ -8,6 +8,11 @@ import torch
 from fintrader.market.tensors import Events, MarketTensors, Windows
 
 MINUTE_NS = 60_000_000_000
+PAPER_FEATURES = (
+    *("macd", "bollinger_upper", "bollinger_lower", "rsi_30", "cci_30", "dx_30", "sma_30"),
+    "sma_60",
+)
+"""The eight features of the FinRL papers."""
 
 
 def clock(num_bars, session_bars):

@@ -29,30 +29,6 @@ from fintrader.market.moving import (
     moving_sum,
 )
 
-PAPER_FEATURES = (
-    "macd",
-    "bollinger_upper",
-    "bollinger_lower",
-    "rsi_30",
-    "cci_30",
-    "dx_30",
-    "sma_30",
-    "sma_60",
-)
-"""The eight features of the FinRL papers (there called macd, boll_ub, boll_lb, rsi_30, cci_30,
-dx_30, close_30_sma, close_60_sma)."""
-SLOW_FEATURES = (
-    *("return_30", "return_390", "return_1950", "return_7800", "intraday", "gap", "gap_5"),
-    *("volatility_390", "volatility_7800", "beta_7800", "relative_volume_390"),
-)
-"""Features for minute bars and one or two decisions a day: windows of half an hour to twenty
-sessions, long enough to repay a trade's costs."""
-DAILY_FEATURES = (
-    *("return_1", "return_5", "return_21", "return_63", "gap_5", "intraday_5"),
-    *("volatility_21", "beta_63", "relative_volume_1"),
-)
-"""Features for daily bars: windows of a day to a quarter."""
-
 
 class FeatureSettings(Settings):
     """Features of a market, and their scaling."""

@@ -452,7 +452,7 @@ class MarketTensors:
         """SHA-256 over every array's bytes and all names: equal if and only if the markets are
         equal."""
         digest = hashlib.sha256(header_text(self.description).encode())
-        for name, tensor in self._list_stored():
+        for name, tensor in self._stored():
             digest.update(name.encode())
             digest.update(tensor.cpu().contiguous().numpy().data)
         return digest.hexdigest()
@@ -481,9 +481,9 @@ class MarketTensors:
     def save(self, path: Path | str) -> str:
         """Write one safetensors file atomically; returns the content hash, which the file holds
         too."""
-        whole = {name: bytes_of(tensor) for name, tensor in self._list_stored()}
+        whole = {name: bytes_of(tensor) for name, tensor in self._stored()}
         header = header_text(self.description)
-        return write_market(path, header, list_arrays(self._list_stored()), whole)
+        return write_market(path, header, list_arrays(self._stored()), whole)
 
     @classmethod
     def load(

@@ -48,6 +48,11 @@ COMPILING_BYTES = 100 << 20
 """Further memory of each process that compiles."""
 DECISION_BYTES = 160
 """Memory of a pod for each symbol at each decision of its backtests: holdings, orders, fills."""
+GPU_POD_BYTES = 160 << 20
+GPU_REPLAY_BYTES = 600 << 20
+GPU_STEP_BYTES = {"ppo": 90, "a2c": 145, "apg": 1020, "mlp": 720}
+"""Memory on a GPU: of a pod without its market and experience, further memory if it replays, and
+of an env-step for each symbol. From torch's peaks in benchmarks/results/gpu.json."""
 _ONLY_LENGTH = frozenset(
     {"seed", "tournament.pods", "tournament.budget.env_steps", "tournament.workers"}
 )
@@ -85,6 +90,8 @@ class Estimate:
     """Free memory, where it is less than `memory_bytes`."""
     at_once: int = 1
     """Pods at work at the same time."""
+    gpu_bytes: int | None = None
+    """Peak memory of a pod on a GPU; None without GPUs, or while the market's size is unknown."""
 
     @property
     def seconds(self) -> float:
@@ -106,6 +113,8 @@ class Estimate:
             room = f"about {self.memory_bytes / 2**30:.1f} GiB of memory"
         if self.free_bytes is not None:
             room += f", and only {self.free_bytes / 2**30:.1f} GiB are free here: set fewer workers"
+        if self.gpu_bytes is not None:
+            room += f"; a pod needs about {self.gpu_bytes / 2**30:.1f} GiB of its GPU (a guess)"
         return (
             f"About {duration(self.seconds)} ({duration(self.span[0])} to {duration(self.span[1])}"
             f" if nothing else runs here){null}; {room}. {self.sure.capitalize()}: {self.why}."
@@ -199,6 +208,7 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
         why,
         free if needed is not None and free is not None and free < needed else None,
         pods,
+        _gpu_bytes(config, market),
     )
 
 
@@ -273,12 +283,27 @@ def _cell_bytes(config: RunConfig) -> int:
     return 5 * 4 + 4 * features + 2
 
 
-def _experience_bytes(config: RunConfig) -> int:
-    """Bytes of the steps that an agent stores to learn from: numbers for each symbol."""
+def _experience_bytes(config: RunConfig, step_bytes: Mapping[str, int] | None = None) -> int:
+    """Bytes of the steps that an agent stores to learn from, 24 for each symbol unless
+    `step_bytes` has its algorithm or network."""
     symbols = _shape(config)[1] or SYMBOLS
-    return max(
-        agent.buffer_size * 12 * symbols
+    each = step_bytes or {}
+    return symbols * max(
+        agent.buffer_size * 12
         if isinstance(agent, OffPolicySettings)
-        else agent.num_steps * config.env.num_envs * 24 * symbols
+        else agent.num_steps
+        * config.env.num_envs
+        * each.get("mlp" if agent.network.kind == "mlp" else agent.algo, 24)
         for agent in config.agents
     )
+
+
+def _gpu_bytes(config: RunConfig, market: int | None) -> int | None:
+    """Bytes of a pod on a GPU; None if pods run on the CPU."""
+    devices = config.tournament.devices
+    names = (*devices, *(slot.name for slot in find_slots(devices)))
+    if market is None or not any("cuda" in name for name in names):
+        return None
+    replays = any(isinstance(agent, OffPolicySettings) for agent in config.agents)
+    own = GPU_POD_BYTES + replays * GPU_REPLAY_BYTES + _experience_bytes(config, GPU_STEP_BYTES)
+    return own + market * 4 // 3

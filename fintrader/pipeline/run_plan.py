@@ -12,6 +12,7 @@ from fintrader.market.data_config import data_of
 from fintrader.market.inspect import dry_run
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import find_session_starts
+from fintrader.numerals import number_of
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.estimates import estimate, list_records
 from fintrader.results.folders import FileCache, RunsFolder
@@ -35,7 +36,8 @@ def plan_run(config: RunConfig, prices: Mapping[str, float | None]) -> Table:
     return list_facts(
         dict(_describe_data(config))
         | {
-            "pods": f"{config.tournament.pods}, each of {size}, in {forecast.at_once} slots",
+            "pods": f"{config.tournament.pods}, each of {size}, in"
+            f" {number_of(forecast.at_once, 'slot')}",
             "time and memory": forecast.describe(),
             "cost": ", ".join(costs) or "needs a price: --on-demand-usd X, --spot-usd X an hour",
         }

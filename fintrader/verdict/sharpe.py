@@ -18,7 +18,7 @@ trading. Suppose that it is the best of a tournament of 80 agents:
     95 % interval: 0.23 to 4.17
     >>> round(probabilistic_sharpe(year), 3)  # P(true Sharpe ratio > 0), if it were the only trial
     0.986
-    >>> luck = 1 / 252  # variance of a Sharpe ratio per day, measured over a year, when there is no skill
+    >>> luck = 1 / 252  # variance of a daily Sharpe ratio over a year without skill
     >>> round(expected_best_sharpe(80, luck) * 252**0.5, 2)  # the best of 80 by luck alone
     2.45
     >>> round(deflated_sharpe(year, 80, luck), 2)  # P(true Sharpe ratio > that)

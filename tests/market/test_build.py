@@ -16,7 +16,6 @@ from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.build import assemble, build_market, make_market
-from fintrader.market.features import PAPER_FEATURES
 from fintrader.market.inspect import quality_report
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
@@ -32,7 +31,7 @@ from tests.bars.tables import (
     write_csv,
 )
 from tests.bars.tables import file_settings as settings
-from tests.factories import examples
+from tests.factories import PAPER_FEATURES, examples
 
 
 def test_a_silent_minute_carries_the_last_past_close(tmp_path):

@@ -11,7 +11,6 @@ from fintrader.bars.clean import SymbolBars
 from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.features import (
-    PAPER_FEATURES,
     FeatureSettings,
     context_features,
     last_features,
@@ -21,7 +20,7 @@ from fintrader.market.features import (
     turbulence,
 )
 from fintrader.market.moving import moving_sum
-from tests.factories import examples
+from tests.factories import PAPER_FEATURES, examples
 
 ALL = (*PAPER_FEATURES, "return_1", "return_5", "volatility_30", "volume_30", "age_10")
 BY_SESSION = ("gap", "gap_3", "intraday", "intraday_2", "relative_volume_4")

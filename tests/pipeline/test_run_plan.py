@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from fintrader.agents import A2C, APG, PPO, SAC, TD3, NetworkSettings
+from fintrader.files import read_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import estimates
 from fintrader.pipeline.config import load_config
@@ -50,7 +52,7 @@ def test_bars_memory_and_hours_are_those_of_the_run(tmp_path, blank_reports):
     market = MarketTensors.load(Path(manifest["market"]))
     assert before["bars"] == f"{market.num_bars:,} of {market.num_assets} symbols"
     assert before["pods"].startswith("3, each of ")
-    assert before["pods"].endswith("in 1 slots")
+    assert before["pods"].endswith("in 1 slot")
     longer = ["--name", "longer", "--tournament.budget.env-steps", "2048"]
     after = plan(path, *longer)
     assert "Likely: scaled from the run tiny" in after["time and memory"]
@@ -63,6 +65,32 @@ def test_bars_memory_and_hours_are_those_of_the_run(tmp_path, blank_reports):
     assert first.memory_bytes == pytest.approx(guess.memory_bytes - compiling, rel=0.001)
     assert f"about {first.memory_bytes / 2**30:.1f} GiB" in after["time and memory"]
     assert f"about {guess.memory_bytes / 2**30:.1f} GiB" in before["time and memory"]
+
+
+@pytest.mark.parametrize(
+    ("peak", "agent"),
+    [
+        ("ppo_4096", PPO()),
+        ("ppo_65536", PPO()),
+        ("ppo_mlp_4096", PPO(network=NetworkSettings(kind="mlp"))),
+        ("a2c_4096", A2C()),
+        ("apg_1024", APG()),
+        ("sac_1024", SAC(buffer_size=1 << 15)),
+        ("td3_1024", TD3(buffer_size=1 << 15)),
+    ],
+)
+def test_a_plan_guesses_the_memory_that_training_had_on_a_gpu(peak, agent, monkeypatch):
+    """The market of benchmarks/gpu.py has 100 symbols and 4,096 bars."""
+    monkeypatch.setattr(estimates, "_shape", lambda config: (4096, 100))
+    config = load_config(ROOT / "configs" / "quickstart.yaml")
+    assert estimates.estimate(config, []).gpu_bytes is None
+    env = config.env.model_copy(update={"num_envs": int(peak.rpartition("_")[2])})
+    tournament = config.tournament.model_copy(update={"devices": ("cuda:0",)})
+    changes = {"agent": agent, "env": env, "tournament": tournament}
+    found = estimates.estimate(config.model_copy(update=changes), [])
+    measured = read_json(ROOT / "benchmarks" / "results" / "gpu.json")["training"][peak]
+    assert found.gpu_bytes / 2**30 == pytest.approx(measured["memory_gib"], rel=0.3)
+    assert f"{found.gpu_bytes / 2**30:.1f} GiB of its GPU" in found.describe()
 
 
 def test_a_guess_counts_the_updates_of_agents_that_replay():

@@ -26,7 +26,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
     """A DISABLED-mode `TradingEnv` with flat observations. Raises EnvError for any other mode or
     observation.
 
-    Entries: `observation` `[B, D]`, `action` `[B, N]`, `reward`, `done`, `terminated`, `truncated`
+    Entries: `observation` `[B, D]`, `action` `[B, A]` (A numbers, see `layout.num_actions`), `reward`, `done`, `terminated`, `truncated`
     `[B, 1]`.
     """
 
@@ -41,7 +41,7 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
         self.observation_spec = Composite(
             observation=Unbounded((*size, env.layout.width), **number), shape=size, device=device
         )
-        self.action_spec = Bounded(-1.0, 1.0, (*size, env.layout.num_assets), **number)
+        self.action_spec = Bounded(-1.0, 1.0, (*size, env.layout.num_actions), **number)
         self.reward_spec = Unbounded((*size, 1), **number)
         flag = Binary(1, (*size, 1), device=device, dtype=torch.bool)
         flags = {name: flag.clone() for name in ("done", "terminated", "truncated")}

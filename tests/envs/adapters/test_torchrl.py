@@ -19,16 +19,19 @@ from torchrl.objectives.value import GAE
 from fintrader.envs.adapters.torchrl import TorchRLEnv
 
 
-def make_env(*, oracle=False, num_envs=4):
+def make_env(*, oracle=False, num_envs=4, **changes):
     market = oracle_market() if oracle else make_market(80, 3)
-    settings = oracle_settings() if oracle else EnvSettings(episode_bars=5)
+    settings = oracle_settings() if oracle else EnvSettings(episode_bars=5, **changes)
     return TorchRLEnv(
         TradingEnv(market, settings, num_envs=num_envs, autoreset_mode=AutoresetMode.DISABLED)
     )
 
 
-def test_check_env_specs():
-    check_env_specs(make_env(), seed=1)
+@pytest.mark.parametrize("action", ["target", "limit", "quote"])
+def test_check_env_specs(action):
+    env = make_env(action=action)
+    assert env.action_spec.shape == env.env.action_space.shape
+    check_env_specs(env, seed=1)
 
 
 def test_other_modes_are_refused():
