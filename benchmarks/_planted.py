@@ -73,11 +73,16 @@ class Referee:
         ]
         self.enough = stop_at * log_return(rule, market, settings)
         self.curve: list[dict[str, float]] = []
-        self.begun = time.process_time()
+        self.created = self.begun = time.process_time()
+
+    @property
+    def start_seconds(self) -> float:
+        """Seconds before the clock started: loading or compiling code, and a throw-away update."""
+        return round(self._started - self.created, 3)
 
     def start(self) -> None:
         """Set the clock to zero."""
-        self.begun = time.process_time()
+        self._started = self.begun = time.process_time()
 
     def look(self, env_steps: int, decide: Callable[[], Decide]) -> None:
         """Raises OutOfTime after the last mark or threshold. `decide` makes a fresh policy: some

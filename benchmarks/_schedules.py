@@ -254,11 +254,13 @@ class Trial:
 
 
 def run_random(problem: Problem, name: str) -> dict[str, float]:
-    """Six trainings that know nothing of each other, five of them with settings drawn."""
+    """Six trainings that know nothing of each other, five of them with settings drawn, but for
+    `seeds`."""
     random = np.random.default_rng([problem.number, 3])
     trials = []
     for number in range(SLICES // WHOLE):
-        values = problem.draw_values(random) if number else problem.base
+        is_drawn = number > 0 and name != "seeds"
+        values = problem.draw_values(random) if is_drawn else problem.base
         trial = Trial(problem, values, derive(problem.number, name, number), WHOLE)
         for _ in range(WHOLE):
             trial.advance(1)
@@ -401,6 +403,7 @@ WAYS: dict[str, Callable[[Problem, str], dict[str, float]]] = {
     "tournament": run_tournament,
     "random": run_random,
     "pbt": run_pbt,
+    "seeds": run_random,
 }
 
 

@@ -4,7 +4,7 @@ One compiled call is a whole update: acting, the account, advantages and all gra
 the same networks (`market_once`), `aim` head, lasting noise, scaled rewards, baseline of the
 accounts at a bar and minibatches of bars as `fintrader.agents.PPO()`. The account is the simple
 core of ours: long-only target weights, whole shares, costs in proportion, a share of the bar's
-volume at most, the next open. It has no splits, dividends, short positions, orders that rest or
+volume at most, the next open or close. It has no splits, dividends, short positions, orders that rest or
 checks of numbers. Money is in float64, networks in float32, as with us.
 
 Needs jax and jaxlib, which `install_peer` fetches with what they need.
@@ -67,18 +67,28 @@ class JaxPPO:
         self.agent = agent
         self.accounts = accounts
         self.shape = (GROUPS, accounts // GROUPS, market.num_assets)
-        dollars = {"close": market.close, "open": market.open, "volume": market.volume}
+        filled = market.close if env.fill == "next_close" else market.open
+        dollars = {"close": market.close, "open": filled, "volume": market.volume}
         arrays = {name: np.nan_to_num(one.double().numpy()) for name, one in dollars.items()}
-        own = np.concatenate(
-            [market.features.numpy(), market.tradable.float().numpy()[..., None]], axis=2
-        )
-        own = (own - own.mean((0, 1))) / np.sqrt(own.var((0, 1)) + 1e-8)
+        own = self.describe(market)
+        self.centre = own.mean((0, 1))
+        self.scale = np.sqrt(own.var((0, 1)) + 1e-8)
+        own = (own - self.centre) / self.scale
         most = np.trunc(arrays["volume"] * env.participation)
         market_arrays = (arrays["close"], arrays["open"], most, own.astype(np.float32))
         self.market = tuple(map(jnp.asarray, market_arrays))
         self.bars = market.num_bars
+        self._update = jax.jit(self.update_once, donate_argnums=0)
+        self._weigh_bars = jax.jit(self.find_weights)
+        self.restart(seed)
+
+    def restart(self, seed: int) -> None:
+        """Begin again with new weights and accounts; what is compiled stays."""
+        jax = self.jax
+        jnp = self.jnp
+        env, agent = self.env, self.agent
         keys = iter(jax.random.split(jax.random.key(seed), 64))
-        sizes = [own.shape[2], *agent.network.hidden]
+        sizes = [len(self.centre), *agent.network.hidden]
         weights = {
             "actor": self.make_network(keys, sizes, (0.01, 0.01), (1, 1)),
             "critic": self.make_network(keys, sizes, (1.0, 1.0), (2, 1)),
@@ -95,7 +105,18 @@ class JaxPPO:
         log_std = jnp.float32(math.log(agent.noise))
         adam = (*moments, jnp.float32(0))
         self.state = (weights, adam, account, noise, log_std, scale, next(keys))
-        self._update = jax.jit(self.update_once, donate_argnums=0)
+
+    @staticmethod
+    def describe(market: MarketTensors) -> np.ndarray[Any, Any]:
+        """Put each asset's features and tradability together: `[T, N, P]`."""
+        tradable = market.tradable.float().numpy()[..., None]
+        return np.concatenate([market.features.numpy(), tradable], axis=2)
+
+    def decide(self, market: MarketTensors) -> np.ndarray[Any, Any]:
+        """Compute the target weights `[T, N]` at all bars of a market of as many assets, without
+        noise."""
+        own = (self.describe(market) - self.centre) / self.scale
+        return np.array(self._weigh_bars(self.state[0], self.jnp.asarray(own, self.jnp.float32)))
 
     def update(self) -> int:
         """Make one update; return its env-steps."""
@@ -135,6 +156,17 @@ class JaxPPO:
         """Compute the means of the latents, `[..., N + 1]`."""
         each, top = self.run_network(weights["actor"], own)
         return self.jnp.tanh(self.jnp.concatenate([each[..., 0], 0.25 * top], -1))
+
+    def find_weights(self, weights: Any, own: Any) -> Any:
+        """Compute the target weights of the means, `[..., N]`."""
+        return self.aim(self.find_means(weights, own))
+
+    def aim(self, latent: Any) -> Any:
+        """Turn latents `[..., N + 1]`, the last one for cash, into target weights `[..., N]`."""
+        head = self.agent.head
+        logits = head.scale * latent
+        logits = logits.at[..., -1].add(math.log(latent.shape[-1] - 1) + head.cash_logit)
+        return self.jax.nn.softmax(logits, -1)[..., :-1]
 
     def find_values(self, weights: Any, own: Any, held: Any) -> Any:
         """Compute the values of accounts `[..., K]` that hold `held [..., K, N]`."""
@@ -204,17 +236,13 @@ class JaxPPO:
         key, *drawn = jax.random.split(key, 4)
         fresh = jax.random.normal(drawn[0], (agent.num_steps, *noise.shape), jnp.float32)
         ends = jax.random.split(drawn[1], agent.num_steps)
-        head = agent.head
-        assets = self.shape[2]
 
         def act(carry: Any, given: Any) -> Any:
             account, noise = carry
             own = market[3][account.bar]
             noise = 0.9 * noise + (1 - 0.9**2) ** 0.5 * given[0]
             latent = self.find_means(weights, own)[:, None] + jnp.exp(log_std) * noise
-            logits = head.scale * latent
-            logits = logits.at[..., -1].add(math.log(assets) + head.cash_logit)
-            action = jax.nn.softmax(logits, -1)[..., :-1]
+            action = self.aim(latent)
             held = self.weigh(account, market)
             after, next_account, reward, done = self.step(account, action, given[1], market)
             value = self.find_values(weights, own, held)

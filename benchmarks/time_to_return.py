@@ -1,25 +1,29 @@
 """How long until a policy earns a given return where it was not trained: ours beside its peers.
 
-    python benchmarks/time_to_return.py [--quick] [--side ppo apg sb3 ...] [--seeds 5] [--seconds
-    60] [--fresh] [--save]
+    python benchmarks/time_to_return.py [--quick] [--side ppo apg jax sb3 ...] [--assets 10 100]
+                                        [--seeds 10] [--seconds 8] [--fresh] [--save]
 
 ElegantRL-Podracer's own measure, on a minute market with a planted signal (_planted.py). Thresholds
 are 10, 25, 50 and 75 % of the log return of a rule that knows the signal and holds equal weights of
 all that will rise. A training ends at the last of them. The clock stands still while a policy is
 judged and starts after one throw-away update, which loads compiled code.
 
-Everyone trains in `TradingEnv` on one thread, process CPU time, five seeds. Ours are the default
-PPO and APG. Theirs have our adapter, our actions (target weights by a softmax) and settings tuned
+Everyone trains on one thread, process CPU time, ten seeds, on ten assets and on a hundred (with
+four times the seconds). Ours are the default PPO and APG. `jax` is the default PPO with its account
+in one compiled call (_train_jax.py). All others train in `TradingEnv`. Theirs have our adapter, our actions (target weights by a softmax) and settings tuned
 on seeds from 100 on, which are not reported: Stable-Baselines3's PPO without (`sb3`) and with
 state-dependent exploration (`sb3_gsde`), a CleanRL-style loop (`clean`), TorchTrade's PPO example
 as published (`torchtrade`): _train_peers.py. The figure that counts is against the better of the
 two of Stable-Baselines3.
 
+`start_seconds` is the time before the clock starts: with us it loads compiled code, with JAX it
+compiles. `cold_seconds`: the same of ours where nothing was compiled before.
+
 `thirty_assets` is what the default PPO has learned on 30 planted assets after 14 CPU-seconds.
 
 A seed that never passed a threshold counts as never: a median without a number means that most did
 not. Finished trainings are in `runs/benchmarks`; `--fresh` measures them again. `--quick`: one
-seed, 0.3 seconds each. `--one SIDE,SEED,SECONDS`: the curve of one training.
+seed, 0.3 seconds each. `--one SIDE,SEED,SECONDS,ASSETS`: one training.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import statistics
 import sys
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,28 +46,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._bench import FinishedRuns, NoPeer, finish, read_arguments, run_child
 from benchmarks._learning import OutOfTime
 from benchmarks._planted import (
-    ASSETS,
     MARKS,
     OURS,
     SHARES_OF_RULE,
     TRAIN,
     VALIDATION,
+    Decide,
     Referee,
     log_return,
     rule,
     seconds_to,
     windows,
 )
+from benchmarks._train_jax import JaxPPO
 from benchmarks._train_peers import LEARNERS, load_sb3, train_peer
-from fintrader.agents import Budget, TrainProgress, make_agent, train
+from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
 from fintrader.envs import TradingEnv
 from fintrader.market.tensors import MarketTensors
 from tests.engines.tiny import agent_settings
 
 AGENTS = ("ppo", "apg")
 """Ours, with the defaults of their settings and of the environment's accounts."""
-SIDES = [*AGENTS, *LEARNERS]
+SIDES = [*AGENTS, "jax", *LEARNERS]
+SIZES = {10: 1.0, 100: 4.0}
+"""Assets -> factor on the seconds of a training."""
 RIVALS = {
+    "jax": ("jax",),
     "fair_sb3": ("sb3", "sb3_gsde"),
     "fair_clean": ("clean",),
 }
@@ -94,18 +104,42 @@ def train_ours(algo: str, market: MarketTensors, referee: Referee, seed: int) ->
     return referee.curve
 
 
-def train_side(side: str, seed: int, seconds: float) -> Curve:
-    """The curve of one side. Raises NoPeer."""
+def train_jax(market: MarketTensors, referee: Referee, seed: int) -> Curve:
+    """Train the default PPO in JAX, after an update that compiles. Raises NoPeer."""
+    peer = JaxPPO(market, OURS, PPO(), OURS.num_envs, seed)
+    peer.update()
+    peer.decide(referee.market)
+    peer.restart(seed)
+    steps = 0
+
+    def make_policy() -> Decide:
+        actions = torch.from_numpy(peer.decide(referee.market))
+        return lambda account: actions[account.bar][None]
+
+    referee.start()
+    with contextlib.suppress(OutOfTime):
+        while True:
+            steps += peer.update()
+            referee.look(steps, make_policy)
+    return referee.curve
+
+
+def train_side(side: str, seed: int, seconds: float, assets: int) -> dict[str, Any]:
+    """The curve of one side, and the seconds before its clock started. Raises NoPeer."""
     torch.set_num_threads(1)
+    training, validation = windows(seed, assets)
     if side == "thirty":
-        training, validation = windows(seed, THIRTY)
         referee = Referee(validation, OURS, seconds, marks=[], stop_at=math.inf)
-        return train_ours("ppo", training, referee, seed)
-    training, validation = windows(seed)
-    referee = Referee(validation, OURS, seconds)
-    if side in AGENTS:
-        return train_ours(side, training, referee, seed)
-    return train_peer(side, training, OURS, referee, seed)
+        curve = train_ours("ppo", training, referee, seed)
+    else:
+        referee = Referee(validation, OURS, seconds)
+        if side in AGENTS:
+            curve = train_ours(side, training, referee, seed)
+        elif side == "jax":
+            curve = train_jax(training, referee, seed)
+        else:
+            curve = train_peer(side, training, OURS, referee, seed)
+    return {"curve": curve, "start_seconds": referee.start_seconds}
 
 
 def median(values: list[float | None]) -> float | None:
@@ -142,14 +176,28 @@ def compare(times: dict[str, dict[str, dict[str, Any]]], limit: float) -> dict[s
     return figures
 
 
+def measure_cold(seed: int, assets: int) -> float:
+    """Seconds before the clock of our PPO starts if nothing was compiled before."""
+    with tempfile.TemporaryDirectory() as empty:
+        words = [__file__, "--one", f"ppo,{seed},0.01,{assets}"]
+        return float(run_child(words, NUMBA_CACHE_DIR=empty)["start_seconds"])
+
+
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(
-        __doc__, side=SIDES, seeds=5, seconds=60.0, quick=False, fresh=False, one=str
+        __doc__,
+        side=SIDES,
+        assets=list(SIZES),
+        seeds=10,
+        seconds=8.0,
+        quick=False,
+        fresh=False,
+        one=str,
     )
     if options.one:
-        side, seed, seconds = options.one.split(",")
-        print(json.dumps(train_side(side, int(seed), float(seconds))))
+        side, seed, seconds, assets = options.one.split(",")
+        print(json.dumps(train_side(side, int(seed), float(seconds), int(assets))))
         return
     thirty_seconds = THIRTY_SECONDS
     if options.quick:
@@ -164,40 +212,47 @@ def main() -> None:
     finished = FinishedRuns(name, fresh=options.fresh or options.quick)
     recipes = {name: {"algo": kind, **asdict(recipe)} for name, (kind, recipe) in LEARNERS.items()}
 
-    def run(side: str, seed: int, seconds: float) -> Curve:
+    def run(side: str, seed: int, seconds: float, assets: int) -> dict[str, Any]:
         settings = {
             "seconds": seconds,
             "marks": MARKS,
             "recipe": recipes.get(side, {}),
             "env": OURS.model_dump(mode="json"),
-            "market": (THIRTY if side == "thirty" else ASSETS, TRAIN, VALIDATION),
+            "market": (assets, TRAIN, VALIDATION),
         }
-        words = [__file__, "--one", f"{side},{seed},{seconds}"]
-        record = finished.get(
-            f"{side}-{seed}", settings, lambda: {"curve": run_child(words, PYTHONWARNINGS="ignore")}
+        words = [__file__, "--one", f"{side},{seed},{seconds},{assets}"]
+        return finished.get(
+            f"{side}-{assets}-{seed}", settings, lambda: run_child(words, PYTHONWARNINGS="ignore")
         )
-        return record["curve"]
 
     seeds = range(options.seed, options.seed + options.seeds)
-    goals = [log_return(rule, windows(seed)[1], OURS) for seed in seeds]
-    curves = {side: [] for side in options.side}
-    for seed in seeds:
-        for side, known in curves.items():
-            known.append(run(side, seed, options.seconds))
+    sizes = {}
+    for assets in options.assets:
+        limit = options.seconds * SIZES[assets]
+        runs = [{side: run(side, seed, limit, assets) for side in options.side} for seed in seeds]
+        goals = [log_return(rule, windows(seed, assets)[1], OURS) for seed in seeds]
+        curves = {side: [one[side]["curve"] for one in runs] for side in options.side}
+        times = {side: summarise_side(known, goals) for side, known in curves.items()}
+        sizes[str(assets)] = {
+            "figures": compare(times, limit),
+            "times": times,
+            "start_seconds": {
+                side: statistics.median(one[side]["start_seconds"] for one in runs)
+                for side in options.side
+            },
+            "cold_seconds": measure_cold(options.seed, assets),
+            "rule_log_return": [round(goal, 4) for goal in goals],
+            "seconds": limit,
+            "curves": curves,
+        }
     shares = []
     for seed in seeds[:THIRTY_SEEDS]:
-        earned = run("thirty", seed, thirty_seconds)[-1]["log_return"]
+        earned = run("thirty", seed, thirty_seconds, THIRTY)["curve"][-1]["log_return"]
         shares.append(round(earned / log_return(rule, windows(seed, THIRTY)[1], OURS), 3))
-    times = {side: summarise_side(known, goals) for side, known in curves.items()}
-    figures = compare(times, options.seconds)
     record = {
-        "figures": figures,
-        "times": times,
+        "sizes": sizes,
         "thirty_assets": {"seconds": thirty_seconds, "shares_of_rule": shares},
-        "rule_log_return": [round(goal, 4) for goal in goals],
-        "seconds": options.seconds,
         "recipes": recipes,
-        "curves": curves,
         "commits": sorted(finished.commits),
     }
     finish("time_to_return", record, options)
