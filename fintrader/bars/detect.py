@@ -40,6 +40,7 @@ from fintrader.bars.evidence import (
     sum_votes,
 )
 from fintrader.bars.propose_calendar import (
+    OPEN,
     ZONES,
     Proposal,
     find_calendar,
@@ -71,6 +72,8 @@ _EVENING = 17 * _HOUR
 """Earliest local time at which a market opens the next day's session."""
 _NEVER_CLOSED = 0.9
 """Share of all hours that bars of a market without weekends fill."""
+_OPEN_HOURS = 20
+"""Hours of the day that hold bars of a market that is always open, at least."""
 _NEXT = 10 * _DAY
 """Consecutive files whose bars are less far apart leave no gap."""
 
@@ -173,8 +176,8 @@ def detect(
         proposal = propose(bars, (calendar,), tried, step, found.spans)
     found.calendar = proposal.best.calendar
     if is_naive:
-        if zone is None and found.calendar == "24/7" and proposal.best.filled > _NEVER_CLOSED:
-            _refuse_shifted(found, bars, step)
+        if zone is None:
+            _refuse_unplaced(found, bars, step, proposal.best.filled)
         bars = _zone(found, bars, proposal, zone)
     else:
         _note_zone(found, layout, midnight)
@@ -603,6 +606,20 @@ def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
         f"{found.path}: bars of {step} minutes begin at {pd.Timestamp(bars.ts[0]):%H:%M}, but in a"
         f" market without closing hours they begin at multiples of their length in UTC; {remedy}"
     )
+
+
+def _refuse_unplaced(found: Detection, bars: Bars, step: int, filled: float) -> None:
+    """Raise BarError for bars of a few hours of the day that are no exchange's here: nothing shows
+    their zone; also see `_refuse_shifted`."""
+    if found.calendar == "24/7" and filled > _NEVER_CLOSED:
+        _refuse_shifted(found, bars, step)
+    hours = np.bincount(bars.ts // _HOUR % 24, minlength=24) > len(bars) / 1000
+    if found.calendar in OPEN and step <= 60 and hours.sum() < _OPEN_HOURS:
+        raise BarError(
+            f"{found.path}: bars begin in {hours.sum()} hours of the day, and no known calendar has"
+            " these; name the zone of the times with --zone, such as Asia/Shanghai, and --calendar,"
+            " such as 24/5"
+        )
 
 
 def _zone(found: Detection, bars: Bars, proposal: Proposal, named: str | None) -> Bars:

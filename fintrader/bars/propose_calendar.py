@@ -26,28 +26,28 @@ from fintrader.bars.calendar import (
     since_midnight,
     timezone_of,
 )
+from fintrader.bars.sources.presets import split_words
 from fintrader.errors import DataError
 from fintrader.results.market_description import MOST_OUTSIDE
 
-USUAL = (
-    *("XNAS", "CMES", "XTSE", "XLON", "XETR", "XTKS", "XKRX", "XHKG", "XSHG", "XBOM", "XASX"),
-    *("XTAI", "BVMF", "XIST", "24/7", FX, "24/5", NASDAQ_NIGHT),
+USUAL = split_words(
+    "XNAS CMES XTSE XLON XETR XTKS XKRX XHKG XSHG XBOM XASX XTAI BVMF XIST"
+    f" 24/7 {FX} 24/5 {NASDAQ_NIGHT}"
 )
 """Calendars that are proposed, the likelier first. XBOM's sessions are those of India's NSE."""
-RARER = (
-    *("XEUR", "XPAR", "XMIL", "XMAD", "XSWX", "XSTO", "XOSL", "XCSE", "XHEL", "XWBO", "XDUB"),
-    *("XWAR", "XPRA", "XBUD", "XMOS", "XJSE", "XMEX", "XBUE", "XSGO", "XSES", "XBKK", "XIDX"),
-    *("XKLS", "XPHS", "XNZE", "XKAR", "XCBF"),
+RARER = split_words(
+    "XEUR XPAR XMIL XMAD XSWX XSTO XOSL XCSE XHEL XWBO XDUB XWAR XPRA XBUD XMOS XJSE XMEX XBUE"
+    " XSGO XSES XBKK XIDX XKLS XPHS XNZE XKAR XCBF"
 )
 """Calendars that are tried where many rows lie outside of the usual ones."""
-ZONES = (
-    *("UTC", "America/New_York", "Etc/GMT+5", "America/Chicago", "America/Denver"),
-    *("America/Los_Angeles", "America/Sao_Paulo", "Europe/London", "Europe/Berlin"),
-    *("Europe/Athens", "Asia/Kolkata", "Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney"),
+ZONES = split_words(
+    "UTC America/New_York Etc/GMT+5 America/Chicago America/Denver America/Los_Angeles"
+    " America/Sao_Paulo Europe/London Europe/Berlin Europe/Athens Asia/Kolkata Asia/Shanghai"
+    " Asia/Tokyo Australia/Sydney"
 )
 """Zones of naive times. Athens is the clock of MetaTrader's servers."""
 _UTC_ONLY = ("24/7", "24/5")
-_OPEN = (*_UTC_ONLY, FX, NASDAQ_NIGHT, "CMES")
+OPEN = (*_UTC_ONLY, FX, NASDAQ_NIGHT, "CMES")
 """Calendars that are open at nearly all hours, so that few rows can lie outside."""
 _FILLED = (0.8, 0.98)
 """They hold rows at so much of that time, or on so many days."""
@@ -123,7 +123,7 @@ def find_calendar(
     usual = propose(bars, USUAL, zones, step, spans)
     is_daily = step >= DAY_MINUTES - 60
     fits = usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY
-    if fits and usual.best.calendar not in _OPEN:
+    if fits and usual.best.calendar not in OPEN:
         return usual if usual.calendars else _compare_rarer(usual, bars, step, spans)
     if fits and usual.best.filled > _FILLED[is_daily]:
         # a currency's week by the clock of a broker looks like one of 24/5
@@ -239,7 +239,7 @@ def _rank_zone(
         return (False, False)
     if calendar in _UTC_ONLY and zone != "UTC":
         return None
-    if calendar in _OPEN and zone == "America/Sao_Paulo":
+    if calendar in OPEN and zone == "America/Sao_Paulo":
         return None  # the clock of Brazil's files alone, and an hour from New York's
     usual = "UTC" if calendar == FX else home
     return (zone not in (home, "UTC"), zone != usual)

@@ -43,6 +43,7 @@ from fintrader.bars.sources.presets import (
     ZONES,
     make_unique,
     plain,
+    split_words,
 )
 from fintrader.errors import BarError
 
@@ -58,49 +59,41 @@ _DAY_COUNTS = (
 _MOST_ABOVE = 12
 """Lines that may stand above a table."""
 _DATES = (
-    *(
-        "%Y- %m- %d",
-        "%Y-%m-%d",
-        "%m/%d/%Y",
-        "%d.%m.%Y",
-        "%d/%m/%Y",
-        "%Y%m%d",
-        "%Y.%m.%d",
-        "%Y/%m/%d",
-    ),
-    *("%m/%d/%y", "%d/%m/%y", "%d.%m.%y", "%d-%m-%Y", "%m-%d-%Y", "%d-%b-%Y", "%d-%b-%y"),
-    *("%Y%m%dT", "%Y年%m月%d日", "%d %b %Y", "%b %d %Y", "%b %d, %Y", "%B %d, %Y", "%d %B %Y"),
-    *("%a %m/%d/%Y", "%a, %d %b %Y", "%a %b %d %Y", "%A, %B %d, %Y"),
+    "%Y- %m- %d|%Y-%m-%d|%m/%d/%Y|%d.%m.%Y|%d/%m/%Y|%Y%m%d|%Y.%m.%d|%Y/%m/%d|%m/%d/%y|%d/%m/%y"
+    "|%d.%m.%y|%d-%m-%y|%m-%d-%y|%d-%m-%Y|%m-%d-%Y|%d-%b-%Y|%d-%b-%y|%d/%b/%Y|%b-%d-%Y|%Y%m%dT"
+    "|%Y%m%d.0|%Y_%m_%d|%Y年%m月%d日|%Y년 %m월 %d일|%d %b %Y|%d %b %y|%b %d %Y|%b %d, %Y|%B %d, %Y"
+    "|%d %B %Y|%a %m/%d/%Y|%a, %d %b %Y|%a %b %d %Y|%A, %B %d, %Y"
 )
-_CLOCKS = (
-    *("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p", "%I:%M%p", "%I:%M:%S%p"),
-    "%I-%p",
-)
+_CLOCKS = "%H:%M|%H:%M:%S|%H:%M:%S.%f|%I:%M %p|%I:%M:%S %p|%I:%M%p|%I:%M:%S%p|%I-%p"
 _COUNTED = {
-    6: ("%d%m%y", "%m%d%y", "%y%m%d"),
-    7: ("%Y%j",),
-    8: ("%Y%m%d", "%d%m%Y", "%m%d%Y"),
-    12: ("%Y%m%d%H%M",),
-    14: ("%Y%m%d%H%M%S",),
-    17: ("%Y%m%d%H%M%S%f",),
+    6: "%d%m%y|%m%d%y|%y%m%d",
+    7: "%Y%j",
+    8: "%Y%m%d|%d%m%Y|%m%d%Y",
+    12: "%Y%m%d%H%M",
+    14: "%Y%m%d%H%M%S",
+    17: "%Y%m%d%H%M%S%f",
 }
 """Number of digits -> formats of times without separators."""
 _LEVELS = "', '"
 """Between the names of two levels as pandas writes them in Parquet: `('Open', 'AAPL')`."""
 _TICKER = r"[A-Z][A-Za-z0-9./-]*"
 _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
-_PRICE_KINDS = ("adj", "adjusted", "unadj", "raw", "bid", "ask", "mid", "time")
+_PRICE_KINDS = split_words("adj adjusted unadj raw bid ask mid time")
 """Words before a price's name that are not symbols."""
 
-_VOLUME = r"(?!.*(avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
+_VOLUME = (
+    r"(?!.*(tweet|search|news|avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
+)
 """Names of a bar's volume that are spelt in no list, without averages, changes and volatility."""
+_ADJUSTED = r"adj\w*?_?close\w*|close_?adj\w*|adjcp"
+"""Names of a close that is taken where there is no other."""
 _PARTIAL = (
     r"(^|.*[_:. ])(bid|ask|buy|sell|short|pre|post|after|cum|accum|up|down|open_?int|oi)(?!date)"
 )
 """Beginnings of names of volumes that are parts of a bar's, or sums of several bars'."""
 _NO_VOLUME = (
-    r"cap$|price|value|amount|turnover|interest|outstanding|trades|trans|count|num|\bn$|id$|avg"
-    r"|mean|average|ma_?\d|std|ratio|ch(an)?g|pct|volat|year|day|index"
+    r"cap$|tweet|sentiment|price|value|amount|turnover|interest|outstanding|trades|trans|count"
+    r"|num|\bn$|id$|avg|mean|average|ma_?\d|std|ratio|ch(an)?g|pct|volat|year|day|index"
 )
 """Parts of names of numbers that are not volumes."""
 _IN_UTC = "counts from 1970 in UTC"
@@ -108,7 +101,7 @@ _MARKED_DATE = r"^\d{1,4}[-/.](?:\d{1,2}|[A-Za-z]{3})[-/.]\d{1,4}(?!\d)"
 _WHOLE_DATE = _MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d|[\d.]*$)"
 """Beginning of a date with or without a time, or a number since 1970."""
 _CLOCK = r"^\d{1,2}:\d\d"
-_CLOCK_PARTS = ("hour", "hours", "hh", "minute", "minutes", "second", "seconds")
+_CLOCK_PARTS = split_words("hour hours hh minute minutes second seconds")
 _CLOCK_CELL = r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?|([01]\d|2[0-3])([0-5]\d){2}"
 _NAMESAKES = {
     **dict.fromkeys(PRICES, _MARKED_DATE),
@@ -179,7 +172,7 @@ def sniff(
     if table.empty:
         raise BarError(f"{file.name}: holds no row; check the file")
     if file.kind != "csv":
-        _decide_decimal(table[:50].astype(str).to_numpy().tolist(), layout)
+        _decide_decimal(table[:50].astype(str).fillna("").to_numpy().tolist(), layout)
     if isinstance(table.columns, pd.RangeIndex):
         layout.note("header", [], "its columns have no names")
     given = _known_columns(table, layout)
@@ -357,13 +350,14 @@ def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
 
 def _decimal(rows: Sequence[Sequence[str]]) -> str:
     """Find the decimal sign of the numbers below the first line."""
-    body = [cell.strip() for row in rows[1:50] for cell in row]
+    body = [cell.strip().rstrip("KMBT% ") for row in rows[1:50] for cell in row]
     commas = [cell for cell in body if re.fullmatch(r"-?\d+(\.\d{3})*,\d+", cell)]
     # 1,234 has decimals where 12345 stands beside it, whose digits are not parted
     is_clear = any(not re.fullmatch(r"-?\d{1,3},\d{3}", cell) for cell in commas) or any(
         re.fullmatch(r"\d{4,7}", cell) for cell in body
     )
-    return "," if len(commas) > len(body) / 4 and is_clear else "."
+    has_points = any(re.fullmatch(r"-?\d+\.(\d\d?|\d{4,})", cell) for cell in body)
+    return "," if len(commas) > len(body) / (4 if has_points else 10) and is_clear else "."
 
 
 def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
@@ -550,9 +544,11 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
     """Roles of a table with a column of closes for each symbol; empty for another one."""
     if _counts_rows(table.iloc[:, 0]):
         table = table.iloc[:, 1:]
+    table = table.loc[:, [len(_clean(table[column])) > 0 for column in table]]
+    table = table[sorted(table, key=lambda column: plain(column) not in DATE_SPELLINGS)]
     is_asked = layout.known.get("columns", {}).get("close") == _EACH
     symbols = [str(column) for column in table.columns[1:]]
-    tickers = [re.fullmatch(r"[\^A-Z0-9][A-Z0-9.=/^-]{0,14}", symbol) for symbol in symbols]
+    tickers = [re.fullmatch(r"[\^.A-Z0-9][A-Z0-9.=/^&-]{0,14}", symbol) for symbol in symbols]
     if (
         plain(table.columns[0]) in _FIELDS
         or "header" in layout.values
@@ -563,7 +559,8 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
     numbers = table.iloc[:, 1:].apply(_to_numbers, layout=layout)
     if not ((numbers > 0).sum() > 100 * (numbers <= 0).sum()).all():
         return {}
-    if _FIELDS.intersection(map(plain, symbols)) and not _are_tickers(numbers):
+    is_field = not _FIELDS.isdisjoint(map(plain, symbols))
+    if is_field and not (is_asked or _are_tickers(numbers)):
         return {}
     layout.note("wide", "{symbol}", f"guess: closes of {len(symbols)} symbols, a column each")
     return {"ts": table.columns[0], "volume": None}
@@ -582,7 +579,7 @@ def _are_tickers(numbers: pd.DataFrame) -> bool:
     )
     is_price = numbers.pct_change(fill_method=None).abs().median() < 0.05
     return (
-        {*map(plain, fields)} <= {*"ohlcv", "open", "high", "low"}
+        {*map(plain, fields)} <= {*"ohlcv", "open", "high", "low", "size"}
         and len(others) > 0
         and bool(is_price.all())
         and not any(is_near)
@@ -602,6 +599,9 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     if "ts" in given:
         found.pop("date", None)
     found |= given
+    if "close" not in found:
+        adjusted = [one for one in table if re.fullmatch(_ADJUSTED, plain(one))]
+        found |= dict(zip(["close"], adjusted, strict=False))
     if {*found} & {*PRICES} == {"close"} and (
         "close" in given or not _has_other_prices(table, found, layout)
     ):
@@ -690,7 +690,7 @@ def _ask_for(missing: Sequence[str], table: pd.DataFrame, layout: Layout) -> Bar
         f" {' '.join(f'--{role} COLUMN' for role in missing)}"
         f"{', or --close alone where there are no others' if 'open' in missing else ''}"
         f"{', or --volume none' * ('volume' in missing)}"
-        f"{_OR_EACH * (missing == ['close'])}"
+        f"{_OR_EACH * ('close' in missing)}"
     )
 
 
@@ -730,7 +730,7 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
         whole = [name for name in spelt if not re.match(_PARTIAL, name)]
         if not whole:
             return None
-        found = by_name[min(whole, key=lambda name: not name.startswith("total"))]
+        found = by_name[min(whole, key=lambda name: not name.startswith(("total", "vol")))]
         if len(spelt) > 1:
             layout.notes["columns"] = "guess: one of several volumes; --volume names another"
     if "close" in roles:  # as `quoteVolume` and its value, `volume`
@@ -972,6 +972,8 @@ def _times(
     if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
         column = column.dropna().astype("int64")  # as text a float has a fraction or an exponent
     cells = _clean(column)
+    # some dates of a column may carry a midnight
+    days = cells.str.removesuffix(" 00:00:00") if cells.str.len().nunique() > 1 else cells
     parts = cells.str.extract(ZONE_NAME)
     if len(cells) and parts.notna().all(axis=None):
         cells = _split_zones(parts, layout)
@@ -985,10 +987,10 @@ def _times(
         _count_epoch(layout)
     elif carries_zone(cells) and cells.str.contains(r":|\dT\d").all():
         layout.zoned = True
-    elif _fitting(cells, _DATES):
-        _set_formats(cells, None, layout)
+    elif _fitting(cells, _DATES) or _fitting(days, "%Y-%m-%d"):
+        _set_formats(days, None, layout)
     else:
-        parts = cells.str.extract(r"^(.+?)(,? +|[TD_-])(\d{1,2}:\d\d.*|\d{4,6}|\d\d-[AP]M)$")
+        parts = cells.str.extract(r"^(.+?)(,? +|[TD_-])(\d{1,2}:\d.*|\d{4,6}|\d\d-[AP]M)$")
         is_whole = parts.notna().all(axis=1)
         _refuse_odd(cells, is_whole, layout)
         if is_whole.all():
@@ -1072,7 +1074,7 @@ def _set_formats(
         layout.whole_days = True
         layout.note("time_format", MINGUO, f"counts years from 1911, like {example}")
         return
-    fits = _fitting(dates, (*_DATES, *_COUNTED[6]))
+    fits = _fitting(dates, f"{_DATES}|{_COUNTED[6]}")
     clock_format = None if clocks is None else _fit_clock(clocks)
     marks = dates.str.replace(r"[^/.-]", "", regex=True)
     other = dates[marks != marks.iloc[0]]
@@ -1089,8 +1091,9 @@ def _set_formats(
         raise BarError(f"{layout.name}: {said}; {_suggest_format(dates)}")
     layout.whole_days = clocks is None
     date_format, why = _choose_date_format(dates, fits)
-    iso = date_format == "%Y-%m-%d" and clock_format in (None, "%H:%M", "%H:%M:%S", "%H:%M:%S.%f")
-    iso = iso and joint in ("T", " ")
+    iso = date_format == "%Y-%m-%d" and joint in ("T", " ")
+    whole = dates if clocks is None else dates + joint + clocks
+    iso = iso and bool(_fitting(whole, "ISO8601"))  # 9:5 lacks its zeros
     if not iso or layout.zoned:
         written = date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
         written += " %Z" if layout.zoned else ""
@@ -1118,15 +1121,15 @@ def _fit_clock(clocks: pd.Series[Any]) -> str | None:
         size = int(clocks.str.len().max())
         written = next((one for one, digits in CLOCK_DIGITS.items() if 0 <= digits - size < 2), "")
         clocks = clocks.str.zfill(CLOCK_DIGITS.get(written, 0))
-        return next(iter(_fitting(clocks, [written])), None) if written else None
+        return next(iter(_fitting(clocks, written)), None) if written else None
     return next(iter(_fitting(clocks, _CLOCKS)), None)
 
 
-def _fitting(cells: pd.Series[Any], formats: Sequence[str]) -> list[str]:
+def _fitting(cells: pd.Series[Any], formats: str) -> list[str]:
     """List the formats that all cells have."""
     distinct = pd.Series(cells.unique())
     found = []
-    for written in formats:
+    for written in formats.split("|"):
         parsed = pd.to_datetime(distinct, format=written, errors="coerce", utc="%z" in written)
         years = parsed.dt.year if re.search("%[dj]", written) else pd.Series([2000])
         if parsed.notna().all() and years.between(1900, 2100).all():
@@ -1158,7 +1161,7 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
     """Whole numbers: since midnight, since 1970, or a date without marks."""
     digits = set(cells.str.len())
     size = digits.pop() if len(digits) == 1 else 0
-    fits = _fitting(cells, _COUNTED.get(size, ()))
+    fits = _fitting(cells, _COUNTED.get(size, "%Y%m%d"))
     most = int(cells.astype("int64").max())
     if date_in_name and most < 86_400_000 and "%Y%m%d" not in fits:
         layout.note(
@@ -1191,8 +1194,8 @@ def _count_epoch(layout: Layout) -> None:
 
 
 _WORDS = re.compile(
-    "adj|adjusted|alpaca|alphavantage|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
-    "bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|candlestick|coinbase|"
+    "adj|adjusted|downloaded|merged|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
+    "alpaca|alphavantage|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|candlestick|coinbase|"
     "crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|forex|"
     "历史数据|scid|bardata|"
     "full|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
@@ -1208,7 +1211,8 @@ _WORDS = re.compile(
 _DATE = r"(?:19|20)\d\d-?[01]\d-?[0-3]\d"
 _NOISE = re.compile(
     rf"{_DATE}|\d\d\.\d\d\.(?:19|20)\d\d|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"
-    r"|\d{1,4}|\d{10,}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t)|[mhdw]\d{0,3}|tick",
+    r"|\d{1,4}|\d{10,}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t)|[mhdw]\d{0,3}|tick"
+    r"|PT?\d+[MHDW]",
     re.IGNORECASE,
 )
 """Dates and lengths of bars in names of files."""

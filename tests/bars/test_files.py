@@ -35,7 +35,7 @@ def spoil(folder, row, column, value):
     [
         ("close", "n/a!", r"bars.csv, row 19, column 'close': 'n/a!' is no number"),
         ("volume", "many", r"row 19, column 'volume': 'many' is no number"),
-        ("open", None, r"row 19, column 'open': the cell is empty"),
+        ("close", None, r"row 19, column 'close': the cell is empty"),
         ("ts", "yesterday", r"row 19, column 'ts': 'yesterday' is no time"),
         ("low", -3.0, r"row 19 \(AAA at 2016-01-04T14:47:00 UTC\), column 'low': -3.0 is no price"),
         ("close", 0.0, r"row 19 .* column 'close': 0.0 is no price"),

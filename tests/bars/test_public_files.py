@@ -46,6 +46,7 @@ def assert_market(path, days, folder):
         ["Data", "Otwarcie", "Najwyzszy", "Najnizszy", "Zamkniecie", "Wolumen"],
         ["Data", "Otwarcie", "Max.", "Min.", "Ostatnio", "Wol."],
         ["date", "open", "high", "low", "close", "volumn"],
+        ["날짜", "오픈", "고가", "저가", "종가", "거래량"],
     ],
 )
 def test_more_names_of_columns_are_known(names, days, tmp_path):
@@ -62,7 +63,10 @@ def test_adjusted_closes_are_no_volume(days, tmp_path):
 @pytest.mark.parametrize(
     ("name", "is_volume"),
     [("Trade Vol.", True), ("volume_btc", True), ("total_traded_volumn", True)]
-    + [(name, False) for name in ("vol_change", "Volume MA20", "volatility", "avg_vol")],
+    + [
+        (name, False)
+        for name in ("Tweet_vol", "vol_change", "Volume MA20", "volatility", "avg_vol")
+    ],
 )
 def test_a_volume_is_that_of_the_bar(name, is_volume, days, tmp_path):
     path = write_csv(
@@ -179,6 +183,8 @@ def test_times_of_metatrader_count_by_its_servers_clock(tmp_path):
         ("AAPL.scid_BarData", "AAPL"),
         ("AAPL历史数据", "AAPL"),
         ("AAPL Datos históricos", "AAPL"),
+        ("downloaded_data_ETH-USD", "ETH-USD"),
+        ("Binance-ETH-USD-PT5M-20230313_20230315", "ETH-USD"),
     ],
 )
 def test_lengths_of_bars_are_no_part_of_symbols(name, symbol):
@@ -745,3 +751,103 @@ def test_prices_in_several_units_are_no_symbols(words, message, days, tmp_path):
     named = {name: f"{name} ({words[0]})" for name in PRICES}
     market = make_market(built(detect(str(path), known={"columns": named}), tmp_path))
     assert np.allclose(market.close[:, 0], days.close)
+
+
+def test_the_volume_of_a_market_is_not_that_of_what_is_written_of_it(days, tmp_path):
+    table = days.assign(Tweet_vol=np.arange(len(days)) % 7 + 900.0, Volume_BTC=days.volume)
+    table = table[["ts", "Tweet_vol", *PRICES, "Volume_BTC"]]
+    assert_market(write_csv(tmp_path, table, "BTC.csv"), days, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["%d-%m-%y", "%m-%d-%y", "%d/%b/%Y", "%Y년 %m월 %d일", "%Y%m%d.0", "%Y_%m_%d", "%d %b %y"],
+)
+def test_more_ways_to_write_a_day_are_known(written, days, tmp_path):
+    table = days.assign(ts=pd.to_datetime(days.ts).dt.strftime(written))
+    assert_market(write_csv(tmp_path, table[["ts", *COLUMNS]], "AAA.csv"), days, tmp_path)
+
+
+def test_times_may_lack_their_zeros(days, tmp_path):
+    ts = pd.to_datetime(days.ts)
+    cells = [f"{one.year}-{one.month}-{one.day} 0:0:0" for one in ts]
+    assert_market(write_csv(tmp_path, days.assign(ts=cells), "AAA.csv"), days, tmp_path)
+
+
+def test_some_of_the_days_may_carry_a_midnight(days, tmp_path):
+    cells = days.ts.where(days.index < 70, days.ts + " 00:00:00")
+    assert_market(write_csv(tmp_path, days.assign(ts=cells), "AAA.csv"), days, tmp_path)
+
+
+def test_of_two_dates_the_gregorian_one_counts(days, tmp_path):
+    table = days[["ts", *COLUMNS]].rename(columns={"ts": "Gregorian Date"})
+    table["Persian Date"] = days.ts.str.replace("2024-", "1402/").str.replace("-", "/")
+    assert_market(write_csv(tmp_path, table, "USD.csv"), days, tmp_path)
+
+
+def test_millions_with_a_comma_show_that_points_part_thousands(days, tmp_path):
+    table = pd.DataFrame({"Data": days.ts})
+    for name, column in (("Último", "close"), ("Abertura", "open"), ("Máxima", "high")):
+        table[name] = [f"{108 + value / 1e3:.3f}" for value in days[column]]
+    table["Mínima"] = [f"{108 + value / 1e3:.3f}" for value in days.low]
+    table["Vol."] = [f"{value / 1e3:.2f}M".replace(".", ",") for value in days.volume]
+    table["Var%"] = "0,19%"
+    market = make_market(built(detect(str(write_csv(tmp_path, table, "IBOV.csv"))), tmp_path))
+    assert np.allclose(market.close[:, 0], np.round(108_000 + days.close), atol=1.0)
+
+
+def test_an_adjusted_close_that_stands_alone_is_the_close(days, tmp_path):
+    table = days[["ts", "close", "volume"]].rename(columns={"close": "adj_close"})
+    found = detect(str(write_csv(tmp_path, table, "AAA.csv")))
+    assert found.settings().columns["high"] == "adj_close"
+    market = make_market(built(found, tmp_path))
+    assert np.allclose(market.close[:, 0], days.close, rtol=1e-6)
+
+
+def test_a_row_that_lacks_a_price_is_left_out_and_named(days, tmp_path, caplog):
+    cells = days[["ts", *COLUMNS]].astype(str)
+    cells.loc[30, "open"] = ""
+    cells.loc[40, ["open", "volume"]] = "0.0"  # as Yahoo begins a day
+    market = make_market(built(detect(str(write_csv(tmp_path, cells, "AAA.csv"))), tmp_path))
+    assert (~market.tradable[:, 0]).nonzero().flatten().tolist() == [30, 40]
+    assert "row 32 and 1 others have a close, but not all prices" in caplog.text
+    cells.loc[::4, "open"] = ""
+    with pytest.raises(BarError, match="row 2, column 'open': the cell is empty"):
+        detect(str(write_csv(tmp_path, cells, "AAA.csv")))
+
+
+def test_empty_cells_in_a_table_with_types_are_no_numbers(days, tmp_path):
+    days.assign(volume=np.nan).to_parquet(tmp_path / "AAA.parquet", index=False)
+    assert not detect(str(tmp_path / "AAA.parquet")).has_volume
+
+
+def test_closes_of_tickers_of_which_some_begin_late(days, tmp_path):
+    table = pd.DataFrame({"AAPL": days.close, ".SPX": days.close * 9.0, "M&M": days.close * 4.0})
+    table = table.assign(META=np.nan, Date=days.ts)
+    path = str(write_csv(tmp_path, table, "prices.csv"))
+    assert detect(path).symbols == (".SPX", "AAPL", "M&M")
+
+
+def test_closes_under_other_names_are_taken_as_asked(days, tmp_path):
+    table = pd.DataFrame({"date": days.ts, "size": days.close, "oil": days.close * 2.0})
+    table = table.assign(gold=days.close * 5.0, beans=days.close * 7.0, wheat=days.close * 8.0)
+    path = str(write_csv(tmp_path, table, "prices.csv"))
+    with pytest.raises(BarError, match=r"--close '\{symbol\}'"):
+        detect(path)
+    found = detect(path, known={"columns": {"close": "{symbol}"}})
+    assert found.symbols == ("BEANS", "GOLD", "OIL", "SIZE", "WHEAT")
+
+
+def test_hours_of_no_known_market_ask_for_their_zone(tmp_path):
+    days = pd.bdate_range("2024-01-02", periods=30)
+    clocks = [*range(545, 620, 5), *range(635, 695, 5), *range(815, 905, 5), *range(1265, 1595, 5)]
+    ts = (days.to_numpy()[:, None] + np.array(clocks, dtype="timedelta64[m]")).ravel()
+    table = pd.DataFrame({"datetime": ts, "volume": np.arange(len(ts)) % 50 + 1.0})
+    walk = 4000.0 + np.random.default_rng(0).integers(-3, 4, len(ts)).cumsum()
+    table = table.assign(**dict.fromkeys(PRICES, walk))
+    path = str(write_csv(tmp_path, table, "rb2405.csv"))
+    with pytest.raises(BarError, match=r"name the zone of the times with --zone.*--calendar"):
+        detect(path)
+    found = detect(path, calendar="24/5", known={"timezone": "Asia/Shanghai"})
+    market = make_market(built(found, tmp_path))
+    assert market.timestamps()[market.tradable[:, 0].numpy()][0] == ts[0] - np.timedelta64(8, "h")

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars
 from fintrader.bars.calendar import to_wall
 from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
-from fintrader.bars.sources.presets import MONEY
+from fintrader.bars.sources.presets import MONEY, split_words
 from fintrader.errors import BarError
 
 log = logging.getLogger("fintrader.bars")
@@ -47,16 +47,14 @@ ZONE_NAME = (
     r"|(?![AaPp][Mm]\b)[A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)(?:\s[(A-Z].*)?$"
 )
 """A time, and the name or offset of its zone; behind an offset may stand a name."""
-_OFFSETS = {
-    name: offset
-    for offset, names in (
-        *(("-08:00", "PST"), ("-07:00", "PDT MST"), ("-06:00", "MDT CST"), ("-05:00", "CDT EST")),
-        *(("-04:00", "EDT"), ("+01:00", "CET BST"), ("+02:00", "CEST EET"), ("+03:00", "EEST")),
-        *(("+05:30", "IST"), ("+08:00", "HKT SGT"), ("+09:00", "JST KST"), ("+10:00", "AEST")),
-        ("+11:00", "AEDT"),
+_OFFSETS = dict(
+    one.split("=")
+    for one in split_words(
+        "PST=-08:00 PDT=-07:00 MST=-07:00 MDT=-06:00 CST=-06:00 CDT=-05:00 EST=-05:00 EDT=-04:00"
+        " CET=+01:00 BST=+01:00 CEST=+02:00 EET=+02:00 EEST=+03:00 IST=+05:30 HKT=+08:00 SGT=+08:00"
+        " JST=+09:00 KST=+09:00 AEST=+10:00 AEDT=+11:00"
     )
-    for name in names.split()
-}
+)
 CLOCK_DIGITS = {"%H%M": 4, "%H%M%S": 6, "%H%M%S%f": 9}
 """Formats of times of day without separators, and their digits; 9:30 may lack its leading zero."""
 LOCAL = "epoch_local"
@@ -421,21 +419,24 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     _refuse_ambiguous(columns, settings)
     factor = settings.columns.get("factor")
     values = {name: _numbers(column, settings) for name, column in columns.items()}
-    empty = np.logical_and.reduce([np.isnan(values[name]) for name in PRICES[:3]])
-    closes = empty & ~np.isnan(values["close"])
-    untraded = np.zeros(len(empty), dtype=bool)
+    untraded = np.zeros(len(values["close"]), dtype=bool)
     if set(values) > {*PRICES}:  # some write a day without trade as zeros, and the last close
-        traded = sum(np.nan_to_num(values[name]) for name in values if name != "close")
+        volume = sum(np.nan_to_num(values[name]) for name in values if name not in PRICES)
+        traded = volume + sum(np.nan_to_num(values[name]) for name in PRICES[:3])
         untraded = np.asarray(traded) == 0
-    if closes.any():  # some fill holidays with the last close
-        if (closes & ~untraded).mean() > _MOST_CLOSES:
-            empty &= np.isnan(values["close"])
-        else:
-            first = columns["close"]
-            log.warning(
-                "%s: row %d and %d others hold only a close, like days without trade; left out",
-                *(first.origin, first.rows[closes][0], closes.sum() - 1),
-            )
+        for name in PRICES[:3]:  # or a price that is missing
+            values[name] = np.where((values[name] == 0) & (volume == 0), np.nan, values[name])
+    is_close = ~np.isnan(values["close"])
+    lacks = [np.isnan(values[name]) for name in PRICES[:3]]
+    empty = np.logical_and.reduce(lacks) & ~is_close
+    closes = np.logical_or.reduce(lacks) & is_close & ~untraded
+    if closes.any() and closes.mean() <= _MOST_CLOSES:
+        first = columns["close"]
+        log.warning(
+            "%s: row %d and %d others have a close, but not all prices; left out",
+            *(first.origin, first.rows[closes][0], closes.sum() - 1),
+        )
+        empty |= closes
     empty |= untraded
     for name, column in columns.items():
         lacking = np.isnan(values[name]) & ~empty

@@ -50,8 +50,14 @@ PRESETS: dict[Preset, dict[str, Any]] = {
 """Name -> settings of a `files` source that read the vendor's files; a configuration's settings
 have precedence."""
 
+
+def split_words(words: str) -> tuple[str, ...]:
+    """Split a list that is written as one text."""
+    return tuple(words.split())
+
+
 SPELLINGS = {
-    role: tuple(words.split())
+    role: split_words(words)
     for role, words in {
         "ts": """
             ts timestamp datetime date_time unix unix_timestamp open_time window_start ts_event
@@ -59,6 +65,7 @@ SPELLINGS = {
             bar_time begins_at begin time start start_time date trade_date t datum_zeit zeitpunkt
             zeit traddt date1 close_time endtime end_time dtyyyymmdd fecha data дата tarih 日期 时间
             交易日期 日付 日付け 일자 날짜 dates datadate starttimestamp
+            gregorian_date
             datenum timebarstart time_period_start snapped_at datpre timestamp_ms timestamp_us
             timestamp_ns unix_ms epoch bar_start bar_end candle_begin_time ticks""",
         "symbol": """
@@ -69,7 +76,8 @@ SPELLINGS = {
             permno stock_symbol codneg nazwa""",
         "open": """
             open o px_open open_price openprice openingpx opening_price opnpric eröffnung eröffn
-            erster abertura apertura ouv otwarcie откр açılış openfixed 开盘 开盘价 開盤價 시가 始値
+            erster abertura apertura ouv otwarcie откр açılış openfixed 开盘 开盘价 開盤價 시가 오픈
+            始値
             first_trade_price firsttradeprice openprc openingskoers kurs_otwarcia preabe
             stock_price_open mid.o o_mid bidopen openbid open_bid bid_open bid.o""",
         "high": """
@@ -100,21 +108,13 @@ SPELLINGS = {
     }.items()
 }
 """Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""
-DATE_SPELLINGS = (
-    "date",
-    "datum",
-    "day",
-    "tag",
-    "trade_date",
-    "calendardate",
-    "dtyyyymmdd",
-    "日期",
-    "일자",
+DATE_SPELLINGS = split_words(
+    "date datum day tag trade_date calendardate dtyyyymmdd gregorian_date 日期 일자"
 )
-CLOCK_SPELLINGS = ("time", "zeit", "clock", "uhrzeit", "trade_time", "mdentrytime", "时间", "시간")
-ACTIONS = ("splitfactor", "split_factor", "stock_splits", "divcash", "dividends")
+CLOCK_SPELLINGS = split_words("time zeit clock uhrzeit trade_time mdentrytime 时间 시간")
+ACTIONS = split_words("splitfactor split_factor stock_splits divcash dividends")
 """Names of columns of splits and dividends."""
-WEAK = ("name", "code", "stock", "contract", "start", "begin", "price", "last", "last_price")
+WEAK = split_words("name code stock contract start begin price last last_price")
 """Names that yield to any other of these."""
 MONEY = "usdt?|eur|gbp|jpy|chf|cad|aud|inr|cny|krw|hkd|sgd|brl|[$€£¥₩₹元円원]"
 _COUNTS = "shares?|lots?|contracts?|units?|股|手|株|주"
@@ -123,7 +123,7 @@ IN_BRACKETS = rf"[(（]({MONEY}|{_COUNTS}|{ZONES})[)）]"
 """A unit or a zone behind a column's name, as in `Volume (shares)`; in other brackets stands another
 column's meaning, as in `High (52w)`."""
 _VOLUME_OF_MONEY = rf"vol.*[(（]({MONEY})[)）]$"
-IN_UTC = ("gmt_time", "utc_time", "timestamp_utc", "datetime_utc", "date_utc", "date_gmt")
+IN_UTC = split_words("gmt_time utc_time timestamp_utc datetime_utc date_utc date_gmt")
 """Names of columns that imply UTC."""
 
 

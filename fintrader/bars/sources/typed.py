@@ -14,27 +14,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fintrader.bars.sources.presets import SPELLINGS, make_unique, plain
+from fintrader.bars.sources.presets import SPELLINGS, make_unique, plain, split_words
 from fintrader.errors import install_command
 
 INDEX = "__index_level_0__"
 """A column without a name, as pandas calls its index in Parquet."""
 _HEAD = 12
 """First rows of a sheet, among which the columns' names must stand."""
-_WRAPPERS = (
-    "bars",
-    "candles",
-    "data",
-    "historical",
-    "ohlc",
-    "ohlcv",
-    "prices",
-    "quotes",
-    "results",
-    "values",
-)
+_WRAPPERS = split_words("bars candles data historical ohlc ohlcv prices quotes results values")
 """Keys of JSON that hold the rows and are no symbols."""
-_SYMBOLS = ("symbol", "ticker", "instrument", "dataset_code")
+_SYMBOLS = split_words("symbol ticker instrument dataset_code")
 _TIMES = r"(19|20)\d\d-?\d\d-?\d\d([T ].*)?"
 """Keys of JSON that are days or times, and no symbols."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
