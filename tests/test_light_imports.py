@@ -110,9 +110,15 @@ def test_imports_and_commands_load_none_of_those(tmp_path):
     assert (tmp_path / "mine.yaml").is_file()
 
 
+LITTLE = """
+import sys, fintrader
+fintrader.TradingEnv, fintrader.train
+assert "torch" in sys.modules
+loaded = {"pandas", "rich", "scipy", "numba", "pyarrow"} & set(sys.modules)
+assert not loaded, loaded
+"""
 POD = """
-import pathlib, sys
-import torch
+import pathlib
 from tests.engines.races import first_spec, train_pod
 
 train_pod(pathlib.Path(sys.argv[1]), first_spec())
@@ -121,14 +127,5 @@ assert not loaded, loaded
 """
 
 
-def test_a_pod_is_trained_and_scored_without_a_compiler_of_torch(tmp_path):
-    subprocess.run([sys.executable, "-c", POD, tmp_path], cwd=ROOT, check=True)
-
-
-def test_the_door_loads_little_beyond_torch():
-    program = (
-        "import sys, fintrader\nfintrader.TradingEnv, fintrader.train\n"
-        "assert 'torch' in sys.modules\n"
-        "assert not {'pandas', 'rich', 'scipy', 'numba', 'pyarrow'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True)
+def test_the_door_loads_little_beyond_torch_and_a_pod_no_compiler_of_torch(tmp_path):
+    subprocess.run([sys.executable, "-c", LITTLE + POD, tmp_path], cwd=ROOT, check=True)

@@ -67,7 +67,7 @@ class Market:
         return find_timezone(self.description.provenance.timezone)
 
     def days(self) -> pd.Series[int]:
-        """List the first bar of each session, by the day of the session in the market's time zone."""
+        """List the first bar of each session, by its day in the market's time zone."""
         first = find_session_starts(self.arrays["session"])
         days = self.times[first].tz_convert(self.timezone).strftime("%Y-%m-%d")
         return pd.Series(first, index=days)

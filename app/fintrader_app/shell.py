@@ -95,8 +95,8 @@ def list_config_folders() -> list[Path]:
 
 
 def page(title: str, render: Callable[[RunsFolder, DeltaGenerator], None]) -> None:
-    """Draw a page: its title, then the content that `render` draws, its main choice in the container
-    next to the title. A fault becomes a message, never a traceback."""
+    """Draw a page: its title, then the content that `render` draws, its main choice in the
+    container next to the title. A fault becomes a message, never a traceback."""
     with guarded():
         left, head = st.columns([1, 5], vertical_alignment="center")
         left.title(title, anchor=False)

@@ -1195,8 +1195,8 @@ def _count_epoch(layout: Layout) -> None:
 
 _WORDS = re.compile(
     "adj|adjusted|downloaded|merged|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
-    "alpaca|alphavantage|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|candlestick|coinbase|"
-    "crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|forex|"
+    "alpaca|alphavantage|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|candlestick|"
+    "coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|forex|"
     "历史数据|scid|bardata|"
     "full|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
     "datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"

@@ -290,7 +290,7 @@ def make_server(
 
     def backtest(run: str, overrides: Overrides | None = None) -> str:
         """Backtest a finished run's policies again, with other settings of `backtest` or the
-        trading of `env` (costs, fill, decision interval). Each held-out window counts as a look, and
+        trading of `env` (costs, fill, decision interval). Each held-out window counts as a look and
         spends one of the budget. The run's report is written anew."""
         with _answering():
             from fintrader.pipeline.config import load_config

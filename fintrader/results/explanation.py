@@ -17,8 +17,8 @@ from fintrader.numerals import count, percent
 METHOD = (
     "One input at a time is removed (a feature or context column shows its mean over the window,"
     " cash and holdings those of a new account), and the policy is asked again. The input moved the"
-    " share of the account that is then held elsewhere. Inputs with the same information share their"
-    " influence or hide each other's. No figure here shows that an input earns money."
+    " share of the account that is then held elsewhere. Inputs with the same information share"
+    " their influence or hide each other's. No figure here shows that an input earns money."
 )
 
 

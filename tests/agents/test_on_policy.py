@@ -14,6 +14,7 @@ from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.errors import ConfigError
 from tests.engines.tiny import agent_settings
 from tests.factories import make_market
+from tests.quick import slow_but
 
 
 def test_advantages_are_judged_against_the_others_at_the_bar():
@@ -120,7 +121,7 @@ def test_losses_in_pieces_are_the_loss(algo, kind, monkeypatch):
 
 
 @pytest.mark.usefixtures("frequent_reports")
-@pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])
+@pytest.mark.parametrize("kind", slow_but(0, 2, every=["market_once", "per_asset", "mlp"]))
 @pytest.mark.parametrize("algo", ["a2c", "sac"])
 def test_clocks_teach_what_rows_teach(algo, kind):
     """Two agents with equal experience, the one's flat, the other's clocked; accounts end and start

@@ -12,6 +12,7 @@ from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.errors import ConfigError
 from tests.factories import make_market
 from tests.oracles.tilt_oracle import tilted
+from tests.quick import slow_but
 
 LAYOUT = ObservationLayout(5, 3, 2, benchmark=1)
 SETTINGS = EnvSettings(benchmark="equal_weight", decision_interval=20)
@@ -44,10 +45,15 @@ def weights(cases, assets, seed, *, cash):
 
 @pytest.mark.parametrize(
     ("algo", "market", "interval", "window", "bps"),
-    [
-        *((PPO, *window) for window in WINDOWS),
-        *((algo, *WINDOWS[row]) for algo in (APG, SAC) for row in (0, 5, 8)),
-    ],
+    slow_but(
+        *range(0, 9, 2),
+        9,
+        12,
+        every=[
+            *((PPO, *window) for window in WINDOWS),
+            *((algo, *WINDOWS[row]) for algo in (APG, SAC) for row in (0, 5, 8)),
+        ],
+    ),
 )
 def test_untrained_it_is_its_benchmark(algo, market, interval, window, bps):
     settings = SETTINGS.model_copy(update={"decision_interval": interval})

@@ -15,7 +15,6 @@ from tests.app.conftest import PARTS
 from tests.engines.waiting import PATIENCE_SECONDS, answers, free_port, until
 from tests.judging.test_judge import make_returns
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = next(
     (
         found
@@ -88,6 +87,7 @@ def addresses(template, long):
 
 @pytest.fixture(scope="module")
 def chromium():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(
             executable_path=CHROMIUM,

@@ -84,13 +84,13 @@ def test_the_same_file_is_one_look_and_another_is_a_second(judge_page):
 
 
 def test_the_command_on_the_page_does_the_same(judge_page, tmp_path, monkeypatch, capsys):
-    test = judge_page((FILE, write(make_returns())))
+    test = judge_page((FILE, write(make_returns(sessions=300))))
     box(test, "Column").set_value("mine")
     one(test.checkbox, "Held out").check()
     text = words(press(test))
     assert "stated to be held out" in "".join(one.label for one in test.expander)
     command = text.partition("In a terminal: `fintrader ")[2].partition("`")[0]
-    (tmp_path / FILE).write_bytes(write(make_returns()))
+    (tmp_path / FILE).write_bytes(write(make_returns(sessions=300)))
     monkeypatch.chdir(tmp_path)
     main(command.split())
     printed = capsys.readouterr().out
@@ -99,7 +99,7 @@ def test_the_command_on_the_page_does_the_same(judge_page, tmp_path, monkeypatch
 
 
 def test_a_benchmark_comes_from_a_second_file(judge_page):
-    frame = make_returns()
+    frame = make_returns(sessions=300)
     own = write(frame[["mine"]])
     test = judge_page((FILE, own), ("spy.csv", write(frame[["SPY"]])))
     assert box(test, "Benchmark").value == "spy.csv"
@@ -132,7 +132,7 @@ def archive(**members):
         ("noise.parquet", bytes(range(256)), "cannot be read"),
         ("dates.csv", b"date,returns\nsoon,0.1\nlater,0.2\n", "no column of dates"),
         ("twice.csv", b"date,returns\n2024-01-31,0.01\n2024-01-31,0.01\n", "occurs twice"),
-        ("three.csv", write(make_returns().assign(other=0.0)), "has 3 columns"),
+        ("three.csv", write(make_returns(sessions=130).assign(other=0.0)), "has 3 columns"),
         ("policy.zip", archive(policy_pth=b""), "is a model"),
         ("../../up.csv", b"date\n2024-01-31\n", "Up.csv has one column"),
     ],
@@ -152,9 +152,9 @@ def test_files_that_run_code_cannot_be_chosen(open_page, tmp_path):
 
 
 def test_a_ledger_that_was_changed_is_named(judge_page):
-    press(judge_page((FILE, write(make_returns()[["mine"]]))))
+    press(judge_page((FILE, write(make_returns(sessions=130)[["mine"]]))))
     path = Ledger().path
     path.write_bytes(path.read_bytes().replace(b'"judge"', b'"fudge"'))
-    test = press(judge_page((FILE, write(make_returns(seed=2)[["mine"]]))))
+    test = press(judge_page((FILE, write(make_returns(seed=2, sessions=130)[["mine"]]))))
     assert "looks.jsonl" in test.error[0].value.replace("\\", "")
     assert not test.get("plotly_chart")

@@ -13,7 +13,7 @@ from fintrader_app import artifacts, markets
 from fintrader_app.shell import render_stages
 from tests.app.conftest import PAGES, PARTS, box, healthy, said
 from tests.engines import fakes
-from tests.quick import mostly_slow
+from tests.quick import mostly_slow, slow_but
 
 NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
 
@@ -74,12 +74,15 @@ ANSWERS = {
 
 @pytest.mark.parametrize(
     ("page", "part"),
-    [
-        # Ten sessions are too few for rolling figures.
-        *(("backtest", part) for part in PARTS["backtest"]["part"] if part != "risk"),
-        *(("market", part) for part in ("bars", "features", "coverage", "ties")),
-        *((page, "") for page in ("runs", "tournament", "pod", "honesty", "compare")),
-    ],
+    slow_but(
+        *range(0, 20, 2),
+        every=[
+            # Ten sessions are too few for rolling figures.
+            *(("backtest", part) for part in PARTS["backtest"]["part"] if part != "risk"),
+            *(("market", part) for part in ("bars", "features", "coverage", "ties")),
+            *((page, "") for page in ("runs", "tournament", "pod", "honesty", "compare")),
+        ],
+    ),
 )
 def test_an_answer_stands_before_the_first_chart_and_that_before_tables(
     open_page, template, page, part
@@ -100,7 +103,7 @@ def test_an_answer_stands_before_the_first_chart_and_that_before_tables(
 
 
 @pytest.mark.parametrize(
-    "page", mostly_slow("runs", "tournament", every=["runs", "tournament", "pod", "honesty"])
+    "page", mostly_slow("tournament", every=["runs", "tournament", "pod", "honesty"])
 )
 def test_a_walk_forward_shows_the_tournaments_of_its_folds(open_page, site, page):
     demo = site / "runs" / "demo"
@@ -238,9 +241,7 @@ def test_hundreds_of_runs_are_listed(open_page, crowd, page):
 @pytest.mark.parametrize(
     "page",
     mostly_slow(
-        "tournament",
-        "backtest",
-        every=["runs", "tournament", "pod", "backtest", "honesty", "compare"],
+        "tournament", every=["runs", "tournament", "pod", "backtest", "honesty", "compare"]
     ),
 )
 def test_a_hundred_thousand_rows_stay_under_the_chart_limit(open_page, long, page):
@@ -338,7 +339,7 @@ def test_scores_name_their_metric(open_page, site, page):
         assert words in said(open_page(site, page, run="demo")).replace("\\", "")
 
 
-@pytest.mark.parametrize("page", NEEDS_RUN)
+@pytest.mark.parametrize("page", slow_but(*range(0, 10, 2), every=NEEDS_RUN))
 def test_pages_of_a_classic_run_show_returns_or_say_that_it_has_no_market(
     open_page, classic_site, page
 ):

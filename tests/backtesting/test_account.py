@@ -152,7 +152,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(*range(0, len(KINDS), 2), every=KINDS))
 @pytest.mark.parametrize(
     ("benchmark", "mode"), slow_but(1, every=[("cash", "vote"), ("equal_weight", "mean")])
 )

@@ -129,12 +129,16 @@ def test_fills_are_compared_with_the_last_close(split):
 
 @pytest.mark.parametrize(
     ("algo", "rules"),
-    [
-        ("ppo", {"action": "limit"}),
-        ("sac", {"action": "limit", "stop_offset_bps": 50.0}),
-        ("ppo", {"action": "quote", "stop_offset_bps": 50.0, "short": True}),
-        ("td3", {"action": "quote"}),
-    ],
+    slow_but(
+        0,
+        2,
+        every=[
+            ("ppo", {"action": "limit"}),
+            ("sac", {"action": "limit", "stop_offset_bps": 50.0}),
+            ("ppo", {"action": "quote", "stop_offset_bps": 50.0, "short": True}),
+            ("td3", {"action": "quote"}),
+        ],
+    ),
 )
 def test_agents_learn_with_prices(algo, rules, market):
     trained = fintrader.train(algo, TradingEnv(market, **rules, num_envs=16), env_steps=2000)

@@ -66,7 +66,7 @@ CASES = [("PPO", True), ("PPO", False), ("A2C", True), ("SAC", True), ("TD3", Fa
 CASES += [("DDPG", True), ("TQC", True), ("RecurrentPPO", True), ("RecurrentPPO", False)]
 
 
-@pytest.mark.parametrize(("algo", "normalise"), slow_but(0, 4, every=CASES))
+@pytest.mark.parametrize(("algo", "normalise"), slow_but(0, every=CASES))
 def test_a_model_is_asked_deterministically_and_sees_what_it_was_trained_on(
     sb3, algo, normalise, market
 ):

@@ -8,6 +8,7 @@ from fintrader.bars.calendar import session_date, session_grid
 from fintrader.errors import BarError, DataError
 from fintrader.market.build import make_market
 from tests.bars.tables import file_settings, minute_table, write_csv
+from tests.quick import slow_but
 
 
 @pytest.mark.parametrize(
@@ -112,12 +113,15 @@ def build(folder, table, *, waive=None, **source):
 
 @pytest.mark.parametrize(
     ("zone", "minutes"),
-    [
-        ("America/Chicago", 60),
-        ("America/Denver", 120),
-        ("America/Los_Angeles", 180),
-        ("America/Halifax", -60),
-    ],
+    slow_but(
+        *range(0, 8, 2),
+        every=[
+            ("America/Chicago", 60),
+            ("America/Denver", 120),
+            ("America/Los_Angeles", 180),
+            ("America/Halifax", -60),
+        ],
+    ),
 )
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_a_wrong_zone_is_refused(tmp_path, zone, minutes, missing):

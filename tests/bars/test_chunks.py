@@ -26,7 +26,7 @@ from fintrader.market.tensors import MarketTensors
 from fintrader.results.verify import list_problems
 from tests.bars.tables import assert_same_market, minute_table, write_csv
 from tests.bars.tables import file_settings as settings
-from tests.engines.killing import killed_at, writes_of
+from tests.engines.killing import FORK, killed_at, writes_of
 from tests.quick import mostly_slow, slow_but
 
 
@@ -177,10 +177,10 @@ def test_a_killed_build_is_finished_by_the_same_call(tmp_path, share):
     undisturbed hash."""
     config = tmp_path / "data.yaml"
     config.write_text(dump_yaml(settings(write_csv(tmp_path, minute_table(2, 25, missing=0.02)))))
-    writes = writes_of(partial(build_from, config, tmp_path / "undisturbed"))
+    writes = writes_of(partial(build_from, config, tmp_path / "undisturbed"), FORK)
     assert writes > 5
     cache = tmp_path / "killed"
-    assert killed_at(partial(build_from, config, cache), round(share * (writes - 1)))
+    assert killed_at(partial(build_from, config, cache), round(share * (writes - 1)), FORK)
     finished = build_from(config, cache)
     undisturbed = build_from(config, tmp_path / "undisturbed")
     assert MarketTensors.load(finished, verify=True).content_hash() == MarketTensors.stored_hash(

@@ -11,6 +11,7 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
 from fintrader.errors import BarError
 from tests.bars.tables import COLUMNS, PRICES
+from tests.quick import slow_but
 
 DAYS = pd.date_range("2024-01-02", periods=60)
 """Of a market that never closes, whose calendar is quickly found."""
@@ -73,7 +74,7 @@ NAMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", slow_but(*range(0, len(NAMED), 2), every=NAMED))
 def test_the_close_and_the_whole_volume_are_read(name, tmp_path):
     sure, table = NAMED[name]
     table.to_csv(tmp_path / "AAPL.csv")
@@ -84,11 +85,14 @@ def test_the_close_and_the_whole_volume_are_read(name, tmp_path):
 
 @pytest.mark.parametrize(
     "others",
-    [
-        {"premarket_volume": 170 + VOLUME % 7, "shares": VOLUME},
-        {"buy_volume": VOLUME / 9, "sell_volume": VOLUME / 7},
-        {"pieces": VOLUME},
-    ],
+    slow_but(
+        0,
+        every=[
+            {"premarket_volume": 170 + VOLUME % 7, "shares": VOLUME},
+            {"buy_volume": VOLUME / 9, "sell_volume": VOLUME / 7},
+            {"pieces": VOLUME},
+        ],
+    ),
     ids=["premarket", "parts", "unnamed"],
 )
 def test_a_volume_without_a_clear_name_is_asked_for(others, tmp_path):
@@ -180,7 +184,7 @@ BARE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BARE)
+@pytest.mark.parametrize("name", slow_but(*range(0, len(BARE), 2), every=BARE))
 def test_the_volume_without_names_is_no_price(name, tmp_path):
     sure, table = BARE[name]
     table.to_csv(tmp_path / "AAPL.csv", header=False)
@@ -246,7 +250,7 @@ TEXTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", slow_but(*range(0, len(TEXTS), 3), every=TEXTS))
 def test_lines_of_names_symbols_and_times(name, tmp_path):
     (tmp_path / "AAPL.csv").write_text(TEXTS[name])
     volume = VOLUME * (1000 if name == "thousands" else 1)
@@ -316,7 +320,7 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", slow_but(*range(0, 12, 2), every=COUNTS))
 def test_counts_of_days_are_told_apart_by_their_weekends(name, tmp_path):
     first, sure = COUNTS[name]
     table = BARS[DAYS.dayofweek < 5]

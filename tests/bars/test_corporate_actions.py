@@ -156,8 +156,8 @@ def test_what_cannot_have_happened_is_refused(tmp_path):
     market = market_of(path, actions=[event(day=dt.date(2020, 1, 9), split=2.0)])
     assert not len(market.events.bar)
     for rows, message in (
-        ([(len(market), 0, 2.0, 0.0)], "lies outside the market's"),
-        ([(5, 1, 2.0, 0.0)], "lies outside the market's"),
+        ([(len(market), 0, 2.0, 0.0)], "is outside the market's"),
+        ([(5, 1, 2.0, 0.0)], "is outside the market's"),
         ([(5, 0, 2.0, 0.0), (5, 0, 1.0, 0.1)], "one of an asset a bar"),
     ):
         with pytest.raises(MarketError, match=message):

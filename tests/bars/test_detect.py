@@ -222,7 +222,7 @@ def plain(bars, tmp_path_factory):
     return make_market(built(detect(str(write_csv(folder, bars))), folder))
 
 
-@pytest.mark.parametrize("name", mostly_slow("lean", "german", every=LAYOUTS))
+@pytest.mark.parametrize("name", mostly_slow("lean", every=LAYOUTS))
 def test_any_layout_becomes_the_market_of_its_bars(name, bars, plain, tmp_path):
     found = detect(str(LAYOUTS[name](tmp_path, bars)))
     market = make_market(built(found, tmp_path))
@@ -233,7 +233,7 @@ def test_any_layout_becomes_the_market_of_its_bars(name, bars, plain, tmp_path):
     assert "waive" not in render_yaml(found, tmp_path / "x.yaml")
 
 
-@pytest.mark.parametrize("preset", slow_but(0, 3, every=PRESETS))
+@pytest.mark.parametrize("preset", slow_but(3, every=PRESETS))
 def test_each_preset_reads_its_vendors_files(preset, bars, plain, tmp_path):
     path = str(LAYOUTS[preset](tmp_path, bars))
     told = built(detect(path), tmp_path).model_copy(update={"source": DataSettings().source})
@@ -359,12 +359,9 @@ MARKETS = {
     ("name", "missing"),
     slow_but(
         0,
-        4,
         6,
         8,
-        11,
         13,
-        15,
         every=[
             *((name, 0.0) for name in MARKETS),
             *((name, 0.6) for name in MARKETS if SURE in MARKETS[name]),
@@ -389,7 +386,7 @@ def test_the_times_show_the_calendar_and_the_zone(name, missing, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "calendar", mostly_slow("XNAS", "24/7", every=["XNAS", "XLON", "XTKS", "XHKG", "24/5", "24/7"])
+    "calendar", mostly_slow("XNAS", every=["XNAS", "XLON", "XTKS", "XHKG", "24/5", "24/7"])
 )
 def test_the_days_with_bars_show_the_calendar(calendar, tmp_path):
     whole = session_grid(calendar, dt.date(2022, 1, 3), dt.date(2022, 12, 30), 1440)
@@ -484,7 +481,7 @@ def repeated(table):
     return pd.concat([table, table.iloc[[700]].assign(volume=1)], ignore_index=True)
 
 
-@pytest.mark.parametrize("change", [scaled, repeated])
+@pytest.mark.parametrize("change", slow_but(0, every=[scaled, repeated]))
 @pytest.mark.parametrize("label", mostly_slow("end", every=["start", "end"]))
 def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(change, label, tmp_path):
     table = change(minute_table(2, 10))
@@ -618,7 +615,7 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("name", mostly_slow("columns", "numbers", "time format", every=ANSWERS))
+@pytest.mark.parametrize("name", mostly_slow("columns", "time format", every=ANSWERS))
 def test_the_options_that_a_refusal_names_answer_it(name, bars, plain, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     change, how, steps = ANSWERS[name]
@@ -796,10 +793,7 @@ def test_given_settings_are_not_guessed(bars, tmp_path):
 @pytest.mark.parametrize(
     ("layout", "options", "said"),
     slow_but(
-        0,
-        4,
-        6,
-        7,
+        *range(0, 8, 2),
         every=[
             (polygon_api, ["--zone", "UTC"], "carry their zone, .*omit --zone"),
             (single, ["--symbol", "AAA"], "the symbols are in column 'ticker'"),

@@ -215,7 +215,7 @@ def examined(table, *announced, **settings):
     return examine(RawFeed(as_bars(table), announced), DataSettings(**settings), now=NOW)
 
 
-@pytest.mark.parametrize("name", slow_but(*range(0, len(FAULTS), 3), every=FAULTS))
+@pytest.mark.parametrize("name", slow_but(*range(0, len(FAULTS), 6), every=FAULTS))
 def test_an_injected_fault_is_found(name, healthy):
     kind, change, day = FAULTS[name]
     report = examined(change(healthy.copy()))
@@ -347,7 +347,7 @@ def test_what_returns_the_day_after_was_no_split(healthy):
 
 
 @pytest.mark.parametrize("length", slow_but(1, 3, every=[1, 2, 5, 30]))
-@pytest.mark.parametrize("factor", [1.12, 1.5, 3.0, 0.8])
+@pytest.mark.parametrize("factor", slow_but(0, 3, every=[1.12, 1.5, 3.0, 0.8]))
 def test_bad_prices_are_found_however_long_they_last(healthy, length, factor):
     report = examined(
         put(PRICES, lambda old: old * factor, "11:00", f"11:{length - 1:02d}")(healthy)

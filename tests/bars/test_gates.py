@@ -34,7 +34,7 @@ DAILY = "daily_n100_20151001_20180215.parquet"
 PLANTED = {name: fault for name, fault in FAULTS.items() if fault[0] in STOPPING}
 
 
-@pytest.mark.parametrize("name", slow_but(*range(0, len(PLANTED), 4), every=PLANTED))
+@pytest.mark.parametrize("name", slow_but(*range(0, len(PLANTED), 8), every=PLANTED))
 def test_a_certain_fault_stops_the_build_until_it_is_waived(name, tmp_path, healthy, caplog):
     kind, change, day = PLANTED[name]
     path = write_csv(tmp_path, change(healthy.copy()))

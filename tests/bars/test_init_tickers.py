@@ -32,6 +32,7 @@ from fintrader.pipeline.config import load_config
 from tests import ROOT
 from tests.engines.runs import fintrader
 from tests.engines.servers import Fake, alpaca, binance, leading_to, listen, yahoo
+from tests.quick import slow_but
 
 TODAY = dt.datetime.now(dt.UTC).date()
 YESTERDAY = TODAY - dt.timedelta(days=1)
@@ -273,15 +274,18 @@ NOTHING = {"new_rate": 0, "old_rate": 1} | ACTION
 
 @pytest.mark.parametrize(
     ("place", "body", "said"),
-    [
-        ("/bars", None, "another form"),
-        ("/bars", {"bars": {"AAPL": "x"}}, "another form"),
-        ("/bars", {"bars": {"AAPL": [BAR | {"c": "x"}]}}, "another form"),
-        ("/bars", {"bars": {"AAPL": [BAR | {"l": -1}]}}, "column 'low': -1.0 is no price"),
-        ("actions", None, "another form"),
-        ("actions", {"corporate_actions": {"cash_dividends": [ACTION]}}, "another form"),
-        ("actions", {"corporate_actions": {"forward_splits": [NOTHING]}}, "another form"),
-    ],
+    slow_but(
+        *range(0, 14, 2),
+        every=[
+            ("/bars", None, "another form"),
+            ("/bars", {"bars": {"AAPL": "x"}}, "another form"),
+            ("/bars", {"bars": {"AAPL": [BAR | {"c": "x"}]}}, "another form"),
+            ("/bars", {"bars": {"AAPL": [BAR | {"l": -1}]}}, "column 'low': -1.0 is no price"),
+            ("actions", None, "another form"),
+            ("actions", {"corporate_actions": {"cash_dividends": [ACTION]}}, "another form"),
+            ("actions", {"corporate_actions": {"forward_splits": [NOTHING]}}, "another form"),
+        ],
+    ),
 )
 def test_an_odd_answer_is_refused_and_not_stored(place, body, said, alpaca_of):
     """The remedy works: once the vendor answers as usual, the same command succeeds."""
@@ -314,10 +318,13 @@ def days_of_coins(pairs):
 
 @pytest.mark.parametrize(
     ("words", "name"),
-    [
-        (["BTC/USDT", "eth/usdt"], "btcusdt-ethusdt"),
-        (["BTCUSDT", "ETH-USDT", "--from", "binance"], "btcusdt-eth-usdt"),
-    ],
+    slow_but(
+        0,
+        every=[
+            (["BTC/USDT", "eth/usdt"], "btcusdt-ethusdt"),
+            (["BTCUSDT", "ETH-USDT", "--from", "binance"], "btcusdt-eth-usdt"),
+        ],
+    ),
 )
 def test_pairs_come_from_an_exchange_without_keys(words, name, binance_of):
     fake = binance_of(days_of_coins(["BTC/USDT", "ETH/USDT"]))
@@ -418,18 +425,21 @@ def test_a_missing_file_is_a_missing_file_and_a_folder_wins(tmp_path, yahoo_of):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (["AAPL", "--ts", "Time"], "--ts is for files, but these are tickers"),
-        (["AAPL", "--preset", "lean"], "--preset is for files"),
-        (["AAPL", "--index", "dow30"], "--index names the tickers"),
-        ([], "needs FILE|FOLDER, TICKER ... or --index NAME"),
-        (["AAPL", "--days", "3", "--start", "2024-01-02"], "omit one"),
-        (["AAPL", "--start", "2999-01-01"], "is after"),
-        (["AAPL", "SAP.DE"], "AAPL on XNAS, SAP.DE on XETR"),
-        (["AAPL", "--bar-minutes", "7"], "--bar-minutes"),
-        (["--index", "nasdaq100", "--from", "binance"], "binance has no shares"),
-        (["AAPL", "--from", "alpaca", "--start", "2012-01-03"], "--start 2016-01-01"),
-    ],
+    slow_but(
+        *range(0, 20, 2),
+        every=[
+            (["AAPL", "--ts", "Time"], "--ts is for files, but these are tickers"),
+            (["AAPL", "--preset", "lean"], "--preset is for files"),
+            (["AAPL", "--index", "dow30"], "--index names the tickers"),
+            ([], "needs FILE|FOLDER, TICKER ... or --index NAME"),
+            (["AAPL", "--days", "3", "--start", "2024-01-02"], "omit one"),
+            (["AAPL", "--start", "2999-01-01"], "is after"),
+            (["AAPL", "SAP.DE"], "AAPL on XNAS, SAP.DE on XETR"),
+            (["AAPL", "--bar-minutes", "7"], "--bar-minutes"),
+            (["--index", "nasdaq100", "--from", "binance"], "binance has no shares"),
+            (["AAPL", "--from", "alpaca", "--start", "2012-01-03"], "--start 2016-01-01"),
+        ],
+    ),
 )
 def test_mistakes_are_one_line(words, said):
     assert said in refused("init", *words)

@@ -121,9 +121,7 @@ WRITERS = {
 
 @pytest.mark.parametrize(
     "name",
-    mostly_slow(
-        "bars.feather", "records.json", "lines.jsonl", "bars.xlsx", "bars.tsv", every=WRITERS
-    ),
+    mostly_slow("bars.feather", "lines.jsonl", "bars.xlsx", every=WRITERS),
 )
 def test_every_cell_of_each_kind_is_read(name, tmp_path):
     WRITERS[name](tmp_path / name)
@@ -230,7 +228,8 @@ def of_tagged(rows):
 
 
 @pytest.mark.parametrize(
-    "write", [of_tagged, of_days, of_symbols, of_one_letter, of_charts, of_events]
+    "write",
+    slow_but(0, 2, 4, every=[of_tagged, of_days, of_symbols, of_one_letter, of_charts, of_events]),
 )
 def test_json_of_rows_below_days_symbols_and_charts(write, tmp_path):
     path = tmp_path / "bars.json"
@@ -277,7 +276,7 @@ def test_a_western_text_is_read_by_its_first_lines(tmp_path):
     check_detected(tmp_path / "bars.csv", table)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "cp1252"])
+@pytest.mark.parametrize("encoding", slow_but(0, every=["utf-16-le", "utf-16-be", "cp1252"]))
 def test_text_of_any_encoding_grows_and_may_be_cut_off(encoding, tmp_path, caplog):
     table = TABLE.rename(columns={"volume": "Stück"})
     lines = table.to_csv(index=False).splitlines(keepends=True)
@@ -329,7 +328,7 @@ def test_a_comma_that_may_part_thousands_or_decimals_is_refused_and_the_remedy_w
     check_detected(write_csv(tmp_path, million), dear.assign(volume=1234567))
 
 
-@pytest.mark.parametrize("word", mostly_slow("null", "", every=["null", "NaN", "N/A", "-", ""]))
+@pytest.mark.parametrize("word", mostly_slow("null", every=["null", "NaN", "N/A", "-", ""]))
 def test_a_row_without_a_price_is_left_out_and_counted(word, tmp_path):
     table = minute_table(2, 5)
     table["ticker"] = table.ticker.map({"AAA": "NA", "BBB": "null"})

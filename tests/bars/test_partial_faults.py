@@ -36,7 +36,7 @@ def clean():
     return clean_markets()
 
 
-@pytest.mark.parametrize("name", slow_but(*range(0, len(FAULTS), 8), every=FAULTS))
+@pytest.mark.parametrize("name", slow_but(*range(0, len(FAULTS), 16), every=FAULTS))
 def test_a_fault_is_answered_as_documented(name, clean):
     market = clean[FAULTS[name].kind]
     table = FAULTS[name].apply(market)

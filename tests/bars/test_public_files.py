@@ -19,6 +19,7 @@ from fintrader.market.load import load_market
 from fintrader.market.starter import write_config
 from tests.bars.tables import COLUMNS, PRICES, write_csv
 from tests.bars.test_detect import built, findings, walk_on
+from tests.quick import slow_but
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +42,25 @@ def assert_market(path, days, folder):
 
 @pytest.mark.parametrize(
     "names",
-    [
-        ["<DTYYYYMMDD>", "<OpenFixed>", "<HighFixed>", "<LowFixed>", "<CloseFixed>", "<Volume>"],
-        ["Data", "Otwarcie", "Najwyzszy", "Najnizszy", "Zamkniecie", "Wolumen"],
-        ["Data", "Otwarcie", "Max.", "Min.", "Ostatnio", "Wol."],
-        ["date", "open", "high", "low", "close", "volumn"],
-        ["날짜", "오픈", "고가", "저가", "종가", "거래량"],
-    ],
+    slow_but(
+        0,
+        2,
+        4,
+        every=[
+            [
+                "<DTYYYYMMDD>",
+                "<OpenFixed>",
+                "<HighFixed>",
+                "<LowFixed>",
+                "<CloseFixed>",
+                "<Volume>",
+            ],
+            ["Data", "Otwarcie", "Najwyzszy", "Najnizszy", "Zamkniecie", "Wolumen"],
+            ["Data", "Otwarcie", "Max.", "Min.", "Ostatnio", "Wol."],
+            ["date", "open", "high", "low", "close", "volumn"],
+            ["날짜", "오픈", "고가", "저가", "종가", "거래량"],
+        ],
+    ),
 )
 def test_more_names_of_columns_are_known(names, days, tmp_path):
     table = days[["ts", *COLUMNS]].set_axis(names, axis=1)
@@ -62,11 +75,17 @@ def test_adjusted_closes_are_no_volume(days, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "is_volume"),
-    [("Trade Vol.", True), ("volume_btc", True), ("total_traded_volumn", True)]
-    + [
-        (name, False)
-        for name in ("Tweet_vol", "vol_change", "Volume MA20", "volatility", "avg_vol")
-    ],
+    slow_but(
+        0,
+        2,
+        3,
+        6,
+        every=[("Trade Vol.", True), ("volume_btc", True), ("total_traded_volumn", True)]
+        + [
+            (name, False)
+            for name in ("Tweet_vol", "vol_change", "Volume MA20", "volatility", "avg_vol")
+        ],
+    ),
 )
 def test_a_volume_is_that_of_the_bar(name, is_volume, days, tmp_path):
     path = write_csv(
@@ -241,7 +260,7 @@ def test_hours_of_which_some_begin_late_are_hours(tmp_path):
     assert (length.value, length.sure) == ("60", "likely")
 
 
-@pytest.mark.parametrize("zone", ["Asia/Tokyo", "Asia/Kolkata", "Etc/GMT-2"])
+@pytest.mark.parametrize("zone", slow_but(0, 2, every=["Asia/Tokyo", "Asia/Kolkata", "Etc/GMT-2"]))
 def test_hours_that_do_not_begin_with_those_of_utc_ask_for_a_zone(zone, tmp_path):
     step = 60 if zone == "Asia/Kolkata" else 240
     ts = pd.date_range("2024-01-01", periods=408, freq=f"{step}min", tz="UTC").tz_convert(zone)
@@ -493,7 +512,11 @@ def test_a_first_file_without_volumes_takes_none_from_the_others(days, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "written", ["%Y%j", "%a %m/%d/%Y", "%A, %B %d, %Y", "%Y.%m.%dD%H:%M:%S.000000000"]
+    "written",
+    slow_but(
+        *range(0, 8, 2),
+        every=["%Y%j", "%a %m/%d/%Y", "%A, %B %d, %Y", "%Y.%m.%dD%H:%M:%S.000000000"],
+    ),
 )
 def test_more_ways_to_write_days_are_known(written, days, tmp_path):
     table = days.assign(ts=pd.to_datetime(days.ts).dt.strftime(written))[["ts", *COLUMNS]]
@@ -502,11 +525,17 @@ def test_more_ways_to_write_days_are_known(written, days, tmp_path):
 
 @pytest.mark.parametrize(
     "written",
-    [
-        *("%m/%d/%Y %I:%M%p", "%m/%d/%Y, %I:%M:%S %p", "%d/%m/%Y, %H:%M", "%Y-%m-%d_%H:%M"),
-        *("%Y/%m/%d-%H:%M:%S", "%Y%m%d%H%M%S000", "%Y%m%dT%H%M%S-0500"),
-        "%a, %d %b %Y %H:%M:%S EST",
-    ],
+    slow_but(
+        0,
+        3,
+        5,
+        7,
+        every=[
+            *("%m/%d/%Y %I:%M%p", "%m/%d/%Y, %I:%M:%S %p", "%d/%m/%Y, %H:%M", "%Y-%m-%d_%H:%M"),
+            *("%Y/%m/%d-%H:%M:%S", "%Y%m%d%H%M%S000", "%Y%m%dT%H%M%S-0500"),
+            "%a, %d %b %Y %H:%M:%S EST",
+        ],
+    ),
 )
 def test_more_ways_to_write_times_are_known(written, tmp_path):
     table = walk_on("XNAS", dt.date(2024, 1, 16), 20, 15, "America/New_York")
@@ -519,14 +548,19 @@ def test_more_ways_to_write_times_are_known(written, tmp_path):
 
 @pytest.mark.parametrize(
     "names",
-    [
-        "Date (UTC),Open (USD),High (USD),Low (USD),Close (USD),Volume (shares)",
-        "Date,Open,High,Low,Close,Volume\nYYYY-MM-DD,USD,USD,USD,USD,shares",
-        "DATES,PX_OPEN,PX_HIGH,PX_LOW,PX_LAST,PX_VOLUME",
-        "日期,开盘价(元),最高价(元),最低价(元),收盘价(元),成交量(股)",
-        "Date/Time,Open,High,Low,Latest,Number of Shares",
-        "#date,ouv,haut,bas,clot,vol",
-    ],
+    slow_but(
+        0,
+        1,
+        3,
+        every=[
+            "Date (UTC),Open (USD),High (USD),Low (USD),Close (USD),Volume (shares)",
+            "Date,Open,High,Low,Close,Volume\nYYYY-MM-DD,USD,USD,USD,USD,shares",
+            "DATES,PX_OPEN,PX_HIGH,PX_LOW,PX_LAST,PX_VOLUME",
+            "日期,开盘价(元),最高价(元),最低价(元),收盘价(元),成交量(股)",
+            "Date/Time,Open,High,Low,Latest,Number of Shares",
+            "#date,ouv,haut,bas,clot,vol",
+        ],
+    ),
 )
 def test_units_and_marks_are_no_part_of_names(names, days, tmp_path):
     path = tmp_path / "AAA.csv"
@@ -563,22 +597,31 @@ def test_a_zone_behind_the_name_of_times_is_theirs(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "said"),
-    [
-        (lambda t: t.assign(day=t.ts.dt.date, half=t.ts.dt.strftime("%p")), r"columns \(half\)"),
-        (lambda t: t.assign(ts=t.ts.dt.date, Hour=t.ts.dt.hour), r"columns \(Hour\)"),
-        (lambda t: t.assign(ts=t.ts.dt.strftime("%y%j"))[::26], "like 24016 are neither"),
-        (lambda t: t.assign(ts=range(20151, 20151 + len(t))), "like 20151 are neither"),
-        (lambda t: t.assign(ts=[638_410_000_000_000_000 + i for i in range(len(t))]), "neither"),
-        (lambda t: t.assign(ts=t.ts.dt.strftime("1403/%m/%d"))[::26], "years are Persian"),
-        (lambda t: t.assign(ts=t.ts.dt.strftime("%d février %Y"))[::26], "write numbers"),
-        (lambda t: t.assign(ts=[*t.ts[:-1], "Average"]), "'Average' stands among times"),
-        (lambda t: t.assign(ts=[*t.ts.dt.date[:-1], "Total"])[25::26], "'Total' stands among"),
-        (lambda t: t.assign(open=t.open * 0.9), "the open lies outside .*--open COLUMN"),
-        (
-            lambda t: pd.concat([t[::26].assign(firm=firm, volume=firm) for firm in (1, 2)]),
-            "--symbol COLUMN",
-        ),
-    ],
+    slow_but(
+        *range(0, 20, 2),
+        every=[
+            (
+                lambda t: t.assign(day=t.ts.dt.date, half=t.ts.dt.strftime("%p")),
+                r"columns \(half\)",
+            ),
+            (lambda t: t.assign(ts=t.ts.dt.date, Hour=t.ts.dt.hour), r"columns \(Hour\)"),
+            (lambda t: t.assign(ts=t.ts.dt.strftime("%y%j"))[::26], "like 24016 are neither"),
+            (lambda t: t.assign(ts=range(20151, 20151 + len(t))), "like 20151 are neither"),
+            (
+                lambda t: t.assign(ts=[638_410_000_000_000_000 + i for i in range(len(t))]),
+                "neither",
+            ),
+            (lambda t: t.assign(ts=t.ts.dt.strftime("1403/%m/%d"))[::26], "years are Persian"),
+            (lambda t: t.assign(ts=t.ts.dt.strftime("%d février %Y"))[::26], "write numbers"),
+            (lambda t: t.assign(ts=[*t.ts[:-1], "Average"]), "'Average' stands among times"),
+            (lambda t: t.assign(ts=[*t.ts.dt.date[:-1], "Total"])[25::26], "'Total' stands among"),
+            (lambda t: t.assign(open=t.open * 0.9), "the open lies outside .*--open COLUMN"),
+            (
+                lambda t: pd.concat([t[::26].assign(firm=firm, volume=firm) for firm in (1, 2)]),
+                "--symbol COLUMN",
+            ),
+        ],
+    ),
 )
 def test_what_would_be_read_wrong_is_refused(change, said, tmp_path):
     table = walk_on("XNAS", dt.date(2024, 1, 16), 20, 15, "America/New_York")
@@ -612,7 +655,9 @@ def json_of_vendors(days):
     }
 
 
-@pytest.mark.parametrize("symbol", ["IBM", "XBT", "BTC", "CL1", "ABC", "AAA", "EUR", "DEF"])
+@pytest.mark.parametrize(
+    "symbol", slow_but(0, 1, 3, 5, every=["IBM", "XBT", "BTC", "CL1", "ABC", "AAA", "EUR", "DEF"])
+)
 def test_keys_of_json_are_symbols_only_where_they_name_some(symbol, days, tmp_path):
     (tmp_path / "AAA.json").write_text(json.dumps(json_of_vendors(days)[symbol]))
     found = detect(str(tmp_path / "AAA.json"))
@@ -717,13 +762,18 @@ def test_symbols_in_brackets_are_the_words_inside(days, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "values"),
-    [
-        ("high (52w)", lambda days: days.high.cummax()),
-        ("low (52w)", lambda days: days.low.cummin()),
-        ("close (prev)", lambda days: days.close.shift(fill_value=80.0)),
-        ("volume (ma 20)", lambda days: days.volume.rolling(20, 1).mean()),
-        ("volume (usd)", lambda days: days.volume * days.close),
-    ],
+    slow_but(
+        0,
+        3,
+        4,
+        every=[
+            ("high (52w)", lambda days: days.high.cummax()),
+            ("low (52w)", lambda days: days.low.cummin()),
+            ("close (prev)", lambda days: days.close.shift(fill_value=80.0)),
+            ("volume (ma 20)", lambda days: days.volume.rolling(20, 1).mean()),
+            ("volume (usd)", lambda days: days.volume * days.close),
+        ],
+    ),
 )
 def test_a_column_with_another_meaning_in_brackets_plays_no_part(name, values, days, tmp_path):
     table = days[["ts"]].assign(**{name: values(days)}, **days[list(COLUMNS)])

@@ -456,7 +456,6 @@ def test_a_resumption_after_a_drawdown_outlives_the_process(desk):
     limits = LimitSettings(day_loss=1.0, drawdown=0.03)
     desk.live(OPEN + 5, limits=limits)
     desk.live(OPEN + 7, limits=limits)
-    desk.live(OPEN + 9, limits=limits)
     assert len(desk.halts()) == 1
     assert status.read_status(desk.home).state == "stopped"
     with desk.journal() as journal:

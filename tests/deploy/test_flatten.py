@@ -225,7 +225,7 @@ def test_a_fraction_that_the_broker_refuses_keeps_no_whole_share(deployed):
 
 
 @pytest.mark.parametrize(
-    "fault", mostly_slow("503", "504_after", every=["503", "403", "reset", "504_after"])
+    "fault", mostly_slow("504_after", every=["503", "403", "reset", "504_after"])
 )
 def test_errors_of_the_broker_end_no_flatten(deployed, fault):
     server = deployed.server

@@ -21,6 +21,7 @@ from tests.engines.deployments import (
     run_live,
     settings,
 )
+from tests.quick import slow_but
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def shuffled(feed, clock):
     feed.shuffled = True
 
 
-@pytest.mark.parametrize("change", [doubled, shuffled])
+@pytest.mark.parametrize("change", slow_but(0, every=[doubled, shuffled]))
 def test_bars_that_come_twice_or_in_no_order_change_nothing(deployed, change):
     _home, bundle, market = deployed
     journal = run_live(*deployed, change=change)

@@ -132,14 +132,20 @@ def deaf(runner):
 
 @pytest.mark.parametrize(
     ("plant", "kinds", "problem"),
-    [
-        (doubled, [], "are explained"),
-        (unjournalled, [], "false halt"),
-        (in_old_shares, ["reverse_split"], "are explained"),
-        (in_old_shares, ["split"], "are due"),
-        (unlimited, [], "are explained"),
-        (deaf, ["operator_halt"], "nobody heard of the halt"),
-    ],
+    slow_but(
+        0,
+        1,
+        3,
+        5,
+        every=[
+            (doubled, [], "are explained"),
+            (unjournalled, [], "false halt"),
+            (in_old_shares, ["reverse_split"], "are explained"),
+            (in_old_shares, ["split"], "are due"),
+            (unlimited, [], "are explained"),
+            (deaf, ["operator_halt"], "nobody heard of the halt"),
+        ],
+    ),
 )
 def test_a_planted_fault_is_found(bundle, tmp_path, plant, kinds, problem):
     drawn = events.draw_events(3, kinds, 0.5)
@@ -251,6 +257,7 @@ def live_resting(folder, seeds, sessions, run=RestingLife.run):
     assert {"limit accepted", "stop accepted", "whole"} <= set(seen)
 
 
+@pytest.mark.slow
 def test_weeks_of_bids_asks_and_stops_with_every_kind_of_event(tmp_path):
     live_resting(tmp_path, [2], 15)
 

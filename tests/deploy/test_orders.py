@@ -2,6 +2,7 @@
 says of each."""
 
 import pytest
+from requests.adapters import HTTPAdapter
 
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.entries import Cancellation, PurchaseFit
@@ -16,6 +17,7 @@ from fintrader.deploy.orders import (
 from fintrader.errors import BrokerError, DeployError
 from tests.engines.alpaca_loopback import LoopbackAlpaca
 from tests.engines.order_driver import BUNDLE, OPENED, Crash, connect
+from tests.engines.waiting import until
 
 pytest.importorskip("alpaca", reason="alpaca-py is not installed")
 MINUTE = 60 * SECOND
@@ -39,8 +41,21 @@ def server():
 
 
 @pytest.fixture
-def broker(server):
-    return connect(server.endpoint, limit_s=1.0)
+def broker(server, monkeypatch):
+    """However slow the machine, a request is over once the server has seen it, and only one that
+    is to hang comes to its limit."""
+    send = HTTPAdapter.send
+
+    def send_patiently(self, request, **how):
+        number = len(server.seen) + 1
+        hangs = server.faults.get(number, "").startswith("hang")
+        try:
+            return send(self, request, **how | {"timeout": (60.0, 0.3 if hangs else 60.0)})
+        finally:
+            until(lambda: len(server.seen) >= number)
+
+    monkeypatch.setattr(HTTPAdapter, "send", send_patiently)
+    return connect(server.endpoint)
 
 
 @pytest.fixture

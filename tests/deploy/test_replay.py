@@ -46,7 +46,6 @@ EVENTFUL = {
 @pytest.mark.parametrize(
     ("data", "env"),
     slow_but(
-        1,
         2,
         every=[
             (SHORT, {}),

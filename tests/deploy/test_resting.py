@@ -34,7 +34,6 @@ QUOTES = {**STOPS, "action": "quote"}
 @pytest.mark.parametrize(
     ("data", "env"),
     slow_but(
-        1,
         4,
         every=[
             (SHORT, LIMITS),
@@ -86,7 +85,8 @@ def test_a_process_that_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path, en
     assert_every_trade_belongs_to_an_order(journal, expected)
 
 
-@pytest.mark.parametrize("env", slow_but(1, every=[STOPS, QUOTES]))
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [STOPS, QUOTES])
 def test_limits_bind_the_replay_and_its_twin_alike(tmp_path, env):
     bundle, market = frozen(tmp_path, settings(), **env)
     limits = LimitSettings(weight=0.12, order=0.05, turnover=0.3)

@@ -155,11 +155,11 @@ def test_late_and_lost_bars_leave_the_rows_of_a_build(tmp_path):
 
     live.receive(first - 1)
     rewritten = 0
-    for bar in range(first, first + 60):
+    for bar in range(first, first + 30):  # a night among them
         live.receive(bar, delay)
         live.compare(bar)
         rewritten += live.fast._recent.changed < live.fast._recent.size - 1
-    assert rewritten > 10
+    assert rewritten > 5
 
 
 def test_a_restart_and_missed_decisions_change_no_row(tmp_path):

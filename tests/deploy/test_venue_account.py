@@ -131,6 +131,7 @@ def test_a_stop_sells_while_the_process_is_dead(paper):
     journal.close()
 
 
+@pytest.mark.slow
 def test_a_halt_ends_bids_and_asks_and_keeps_stops_at_the_venue(paper):
     home, _market, server, live = paper(**STOPS)
     bars, row = live_to_a_stop(server, live)

@@ -8,7 +8,9 @@ that no closed bar has; orders fill at its close so far.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -38,6 +40,10 @@ UNFINISHED = 1.5
 """Factor of the prices of a bar that has not closed."""
 
 
+FOLDER = tempfile.TemporaryDirectory(prefix="fintrader-pairs-")
+
+
+@cache
 def make_table(days: int, first: str = "2024-02-01", seed: int = 5) -> pd.DataFrame:
     """Hourly bars of the pairs, every day of the week."""
     random = np.random.default_rng(seed)
@@ -54,10 +60,11 @@ def make_table(days: int, first: str = "2024-02-01", seed: int = 5) -> pd.DataFr
     return pd.concat(parts, ignore_index=True)
 
 
-def settings(folder: Path, table: pd.DataFrame) -> DataSettings:
-    """Of a market of the table's bars."""
-    path = folder / "pairs.csv"
-    folder.mkdir(parents=True, exist_ok=True)
+@cache
+def settings(days: int) -> DataSettings:
+    """Of a market of so many days, whose file is written once in a process."""
+    path = Path(FOLDER.name) / f"{days}.csv"
+    table = make_table(days)
     table.assign(ts=table.ts.dt.strftime("%Y-%m-%d %H:%M:%S")).rename(
         columns={"symbol": "ticker"}
     ).to_csv(path, index=False)
@@ -87,10 +94,11 @@ class CryptoMarket:
         """env: of the bundle; how: of the server."""
         self.home = home
         self.table = make_table(days)
-        data = settings(home, self.table)
         self.bundle: Bundle
         usual = {"fractional": True, "decision_interval": 2, "trade_rate": 1.0, "cost_bps": 10.0}
-        self.bundle, self.market = frozen(home, data, **(usual | dict(env)))
+        self.bundle, self.market = frozen(
+            home, settings(days), unchanged=True, **(usual | dict(env))
+        )
         chosen = {"balances": {"USDT": 100_000.0}, **how}
         self.server = LoopbackBinance(prices=PRICES, **chosen)
         self.server.bars = self._list_bars

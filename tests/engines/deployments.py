@@ -69,12 +69,13 @@ _FROZEN: dict[str, tuple[dict[Path, bytes], MarketTensors]] = {}
 
 
 def frozen(
-    folder: Path, data: DataSettings | None = None, **how: Any
+    folder: Path, data: DataSettings | None = None, *, unchanged: bool = False, **how: Any
 ) -> tuple[Bundle, MarketTensors]:
     """A bundle in `folder/bundle` whose policy holds weights that nobody trained, and the window it
-    trades. Frozen once in a process where no file is read."""
+    trades. Frozen once in a process where no file is read, or files that stay `unchanged`."""
     data = data or settings()
     made_up = data.source.kind == "synthetic" and not _reads_files(data)
+    made_up |= unchanged
     key = repr((data, sorted(how.items())))
     if not made_up or (folder / "bundle").exists():
         return _freeze(folder, data, **how)

@@ -21,6 +21,8 @@ from tests.engines.twins import assert_same
 
 # A fresh process for every kill, which does not import everything again.
 SERVER = multiprocessing.get_context("forkserver")
+FORK = multiprocessing.get_context("fork")
+"""For work without torch's gradients: its processes have all that this one has imported."""
 SERVER.set_forkserver_preload(
     ["fintrader.cli", "fintrader.pipeline", "exchange_calendars", "pyarrow.parquet"]
 )
@@ -42,23 +44,25 @@ def _counted(work: Callable[[], Any], kill_at: int | None, writes: Any) -> None:
     writes.value = done
 
 
-def writes_of(work: Callable[[], Any]) -> int:
+def writes_of(work: Callable[[], Any], context: Any = SERVER) -> int:
     """Do `work` (which must be picklable) in a process of its own; how many files it put in their
     places."""
-    writes = SERVER.Value("i", 0)
-    assert _exit_code(work, None, writes) == 0
+    writes = context.Value("i", 0)
+    assert _exit_code(work, None, writes, context) == 0
     return int(writes.value)
 
 
-def killed_at(work: Callable[[], Any], number: int) -> bool:
+def killed_at(work: Callable[[], Any], number: int, context: Any = SERVER) -> bool:
     """The same, killed when `number` files are in their places; False when it ended before."""
-    code = _exit_code(work, number, SERVER.Value("i", 0))
+    code = _exit_code(work, number, context.Value("i", 0), context)
     assert code in (0, -signal.SIGKILL)
     return code != 0
 
 
-def _exit_code(work: Callable[[], Any], kill_at: int | None, writes: Any) -> int | None:
-    process = SERVER.Process(target=_counted, args=(work, kill_at, writes))
+def _exit_code(
+    work: Callable[[], Any], kill_at: int | None, writes: Any, context: Any
+) -> int | None:
+    process = context.Process(target=_counted, args=(work, kill_at, writes))
     # The child runs the file of `__main__` again, which a test of the app may have replaced.
     with mock.patch.dict(sys.modules, {"__main__": types.ModuleType("__main__")}):
         process.start()

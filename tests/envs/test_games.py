@@ -153,6 +153,7 @@ def learn(teams, cooperation, env_steps, num_games, agent=AGENT):
     return CAPITAL * actions[0].item()
 
 
+@pytest.mark.slow
 def test_a_shared_policy_learns_to_collude_and_to_compete():
     """Two traders: a cartel buys a quarter of the competitive amount each, rivals a third, and
     those who want to beat each other a half."""

@@ -15,6 +15,7 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.adapters.gymnasium import NumpyVectorEnv
 from fintrader.errors import ConfigError, EnvError
 from tests.factories import make_market
+from tests.quick import slow_but
 
 ENV_ID = "fintrader/Trading-v0"
 
@@ -84,10 +85,15 @@ WRAPPERS = {
 
 @pytest.mark.parametrize(
     ("wrapper", "mode"),
-    [
-        ("observations", AutoresetMode.NEXT_STEP),  # it takes no other
-        *product(("nothing", "rewards", "statistics"), list(AutoresetMode)[:2]),
-    ],
+    slow_but(
+        0,
+        1,
+        4,
+        every=[
+            ("observations", AutoresetMode.NEXT_STEP),  # it takes no other
+            *product(("nothing", "rewards", "statistics"), list(AutoresetMode)[:2]),
+        ],
+    ),
 )
 def test_it_agrees_with_gymnasiums_own_vectorisation_key_by_key(wrapper, mode):
     """Of single accounts with the same seeds, which keep counting their episodes as ours do; also

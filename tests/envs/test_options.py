@@ -18,6 +18,7 @@ from fintrader.errors import ConfigError, EnvError
 from fintrader.market.tensors import Events
 from tests.factories import make_market, market_of, reprice
 from tests.oracles.ledger_oracle import option_value
+from tests.quick import slow_but
 
 STRADDLE = {"kind": "straddle", "weight": 0.5, "bars": 2, "volatility_bps": 100.0}
 FREE = {"cost_bps": 0.0, "participation": None, "fractional": True, "benchmark": "cash"}
@@ -79,7 +80,7 @@ def test_a_split_changes_nothing(engine):
         assert float(env.equity) == pytest.approx(1000.0 + PREMIUM - owed, abs=2e-4)
 
 
-@pytest.mark.parametrize("kind", ["call", "put", "straddle"])
+@pytest.mark.parametrize("kind", slow_but(2, every=["call", "put", "straddle"]))
 def test_the_table_of_values_is_as_fine_as_it_says(kind):
     """At the largest deviation, between its columns and beyond them, at all times to expiry."""
     prices = np.random.default_rng(0).uniform(-1.5, 1.5, 302)

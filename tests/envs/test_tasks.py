@@ -197,7 +197,7 @@ def decide_by_plan(name, env):
     return follow_plan(read_task(name), env)
 
 
-QUICK = ("liquidation", "market_making", "growth", "hedging")
+QUICK = ("market_making", "hedging")
 
 
 @pytest.mark.parametrize("name", mostly_slow(*QUICK, every=TASKS))

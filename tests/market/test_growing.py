@@ -15,8 +15,8 @@ from fintrader.market.settings import read_settings
 from fintrader.market.tensors import MarketTensors
 from fintrader.storage.objects import ObjectStore
 from tests.bars.tables import file_settings, minute_table, write_csv
-from tests.engines.killing import killed_at, writes_of
-from tests.quick import mostly_slow
+from tests.engines.killing import FORK, killed_at, writes_of
+from tests.quick import mostly_slow, slow_but
 
 TABLE = minute_table(3, 24, missing=0.02)  # 4 January to 5 February
 DAYS = TABLE.ts.dt.strftime("%Y-%m-%d")
@@ -44,7 +44,7 @@ def put(folder, table, kind):
 
 
 @pytest.mark.parametrize("kind", mostly_slow("csv", every=["csv", "parquet"]))
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", slow_but(0, every=LAYOUTS))
 def test_a_grown_file_adds_the_chunks_of_its_new_day(tmp_path, kind, layout):
     table = LAYOUTS[layout](TABLE)
     store = tmp_path / "store"
@@ -130,9 +130,9 @@ def test_a_killed_append_is_finished_by_the_same_call(tmp_path, share):
         write_csv(tmp_path, table)
         append = partial(from_config, config, tmp_path / home)
         if home == "counted":
-            writes = writes_of(append)
+            writes = writes_of(append, FORK)
         else:
-            assert killed_at(append, round(share * (writes - 1)))
+            assert killed_at(append, round(share * (writes - 1)), FORK)
         hashes.append(MarketTensors.load(append(), verify=True).content_hash())
         assert verify_store(ObjectStore(tmp_path / home / "bars")) == []
     assert hashes[0] == hashes[1]

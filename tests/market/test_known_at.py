@@ -124,6 +124,7 @@ def test_days_pass_by_the_clock_where_summer_time_ends(tmp_path):
     assert days[np.isclose(level, np.log(2.0))][0] == pd.Timestamp("2023-11-17")
 
 
+@pytest.mark.slow
 def test_a_value_known_at_a_bars_close_is_no_leak(tmp_path):
     """Days that never rest end when the next bar begins."""
     days = pd.date_range("2024-01-01", "2024-02-10")

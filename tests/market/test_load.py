@@ -281,7 +281,7 @@ def test_days_in_words_are_days(form, settings, days):
 
 
 @pytest.mark.parametrize(
-    "place", mostly_slow("my.csv", "folder", every=["my.csv", "my.parquet", "folder", "m*"])
+    "place", mostly_slow("my.csv", every=["my.csv", "my.parquet", "folder", "m*"])
 )
 def test_files_of_bars_are_read_as_init_reads_them(place, days, tmp_path):
     worded = days.assign(Date=days["Date"].dt.strftime("%d.%m.%Y"))

@@ -154,6 +154,7 @@ def test_evaluation_never_plays_a_seed_of_training():
     assert draw_seeds("0" * 64) != draw_seeds("f" * 64)
 
 
+@pytest.mark.slow
 @in_this_process
 def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(finished, tmp_path):
     path = write(tmp_path)
@@ -221,20 +222,15 @@ def test_settings_that_need_a_market_are_refused():
         read({"env": env, "from_run": str(Path("runs") / "other")})
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "words"),
-    [
+def test_what_cannot_learn_is_refused_before_a_pod_and_the_name_stays_free(tmp_path):
+    path = write(tmp_path)
+    for option, value, words in (
         ("--env.id", "CartPole-v1", "agents need a continuous Box"),
         ("--env.id", "Nope-v0", "doesn't exist"),
         ("--agent.algo", "apg", "needs the trading environment"),
-    ],
-)
-def test_what_cannot_learn_is_refused_before_a_pod_and_the_name_stays_free(
-    tmp_path, option, value, words
-):
-    path = write(tmp_path)
-    refused = fintrader("tournament", str(path), option, value)
-    assert refused.status == 2
-    assert words in refused.err
-    assert not (tmp_path / "runs" / "tiny" / "pods").exists()
+    ):
+        refused = fintrader("tournament", str(path), option, value)
+        assert refused.status == 2
+        assert words in refused.err
+        assert not (tmp_path / "runs" / "tiny" / "pods").exists()
     assert fintrader("tournament", str(path)).status == 0

@@ -97,6 +97,7 @@ def test_a_run_of_orders_that_rest_goes_to_its_verdict(config):
     assert (config.parent / "deployments" / "tiny" / "bundle" / "bundle.json").is_file()
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_bytes(undisturbed, tmp_path, blank_reports):
     """That the same seed gives the same is what the next test finds."""
     other = write_config(tmp_path, seed=2)

@@ -64,6 +64,7 @@ def test_pods_train_in_games_and_are_scored_alone(finished):
     assert stored.context.trading.impact_bps_per_million_usd == 40.0
 
 
+@pytest.mark.slow
 def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(finished, tmp_path):
     path = write_config(tmp_path, env=ENV, tournament=RACE)
     for moment in ("pods/*/state.safetensors", "pods/*/result.json", "backtest/metrics.json"):
@@ -78,9 +79,9 @@ def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(finishe
 def test_policies_of_the_leaderboard_play_the_other_teams(tmp_path):
     """Later pods meet earlier ones, which do not learn; the run can be replayed and resumed."""
     traders = TRADERS | {"teams": [1, 2, 1], "rivals": "leaderboard"}
-    race = RACE | {"pods": 4, "order": "submission", "pool_size": 1}
+    race = RACE | {"pods": 3, "order": "submission", "pool_size": 1}
     path = write_config(tmp_path, env=ENV | {"traders": traders}, tournament=race)
-    with pytest.raises(Struck), struck_when("pods/p0003/state.safetensors"):
+    with pytest.raises(Struck), struck_when("pods/p0002/state.safetensors"):
         run(load_config(path))
     done = fintrader("run", str(path))
     assert done.status == 0, done.err

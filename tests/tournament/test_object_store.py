@@ -36,7 +36,7 @@ from tests.engines.chaos import DONE, Faults, everything, forked
 from tests.engines.object_stores import BUCKET
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import gone, until
-from tests.quick import mostly_slow
+from tests.quick import mostly_slow, slow_but
 from tests.tournament.conftest import PODS
 
 
@@ -51,7 +51,7 @@ def empty(run, url):
     attach(run.root, url)
 
 
-@pytest.mark.parametrize("hours", [1, -1])
+@pytest.mark.parametrize("hours", slow_but(0, every=[1, -1]))
 def test_a_clock_that_jumps_an_hour_costs_nothing(race, run, monkeypatch, hours):
     """Whoever holds the run keeps it, no pod is taken for hung, and nothing is done twice."""
     plain = race("plain", order="submission")
@@ -136,6 +136,7 @@ def test_struck_anywhere_then_the_disk_is_emptied(tmp_path, undisturbed, mode, s
     assert struck > 1
 
 
+@pytest.mark.slow
 def test_struck_in_the_middle_of_a_pod_then_the_disk_is_emptied(tmp_path, undisturbed):
     """Head, and with it its pods in their own processes."""
     run, url = emptied.place(tmp_path, "run")
@@ -231,11 +232,7 @@ def test_a_superseded_head_and_its_pods_change_nothing(tmp_path, run, url, race)
 
 @pytest.mark.parametrize(
     "victim",
-    mostly_slow(
-        "snapshot",
-        "half result",
-        every=["snapshot", "snapshot gone", "policy", "result", "half result"],
-    ),
+    mostly_slow("snapshot", every=["snapshot", "snapshot gone", "policy", "result", "half result"]),
 )
 def test_a_damaged_object_is_made_again(run, url, undisturbed, victim):
     assert forked(run, PODS - 1).status == DONE

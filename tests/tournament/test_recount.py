@@ -62,7 +62,7 @@ def again(run):
     ("seeds", "whole"),
     [
         (range(5), True),
-        (range(24, 28), False),
+        pytest.param(range(24, 28), False, marks=pytest.mark.slow),
         pytest.param(range(5, 20), True, marks=pytest.mark.slow),
         pytest.param(range(28, 40), False, marks=pytest.mark.slow),
         pytest.param(range(100, 600), True, marks=pytest.mark.slow),

@@ -138,9 +138,8 @@ def test_a_dropped_parent_is_trained_again_where_somebody_needs_it(race):
     assert store.has_leftovers(store.read_result(parent)) == (parent in kept(ended))
 
 
-@pytest.mark.parametrize(
-    "stride", [331, *(pytest.param(stride, marks=pytest.mark.slow) for stride in (83, 11))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stride", [83, 11])
 def test_killed_anywhere_nothing_that_is_kept_is_gone(tmp_path, stride):
     how = {
         "pods": 10,

@@ -50,6 +50,7 @@ from tests.engines.races import OPERATIONS, ORDER, settings
 from tests.engines.stubs import plant
 from tests.engines.thread_launcher import ThreadLauncher
 from tests.engines.waiting import PATIENCE_SECONDS
+from tests.quick import slow_but
 
 
 def test_status_counts_and_is_json(race, tmp_path):
@@ -86,7 +87,7 @@ def test_lineage_leads_to_a_founder(race):
     assert Run(run).lineage(eldest.pod)["pod"].tolist() == [step.pod for step in steps]
 
 
-@pytest.mark.parametrize("order", ["submission", "arrival"])
+@pytest.mark.parametrize("order", slow_but(0, every=["submission", "arrival"]))
 def test_the_database_is_only_an_index(race, order):
     run = race(pods=7, order=order, workers=3).folder
     before = canonical(run.leaderboard)
@@ -111,10 +112,13 @@ def test_the_database_is_only_an_index(race, order):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"order": "arrival", "workers": 3},
-        {"order": "generations", "pool_size": 4, "survivors": 2},
-    ],
+    slow_but(
+        1,
+        every=[
+            {"order": "arrival", "workers": 3},
+            {"order": "generations", "pool_size": 4, "survivors": 2},
+        ],
+    ),
 )
 def test_replay_is_byte_equal(race, tmp_path, changes):
     first = race("a", pods=12, **changes)

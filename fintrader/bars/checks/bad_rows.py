@@ -1,5 +1,5 @@
-"""Rows that cannot be bars, rows where the exchange is closed, and prices and volumes that reach far,
-stand still or do not fit each other within a day."""
+"""Rows that cannot be bars, rows where the exchange is closed, and prices and volumes that
+reach far, stand still or do not fit each other within a day."""
 
 from __future__ import annotations
 

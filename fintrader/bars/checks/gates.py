@@ -223,8 +223,9 @@ def find_faults(
 ) -> list[Fault]:
     """Find all faults of raw bars, sorted by kind, symbol and day; the bars stay as they are.
 
-    parts: those of one symbol each, in the order of their files; grid: spans the bars and has their bar length; actions: known splits and dividends; daily: daily
-    bars of another source by symbol; now: seconds since 1970, for tests.
+    parts: those of one symbol each, in the order of their files; grid: spans the bars and has their
+    bar length; actions: known splits and dividends; daily: daily bars of another source by symbol;
+    now: seconds since 1970, for tests.
     """
     found: list[Fault] = []
     traded: dict[str, Array] = {}

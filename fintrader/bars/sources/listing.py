@@ -111,8 +111,8 @@ def _open(path: str, text: bool) -> list[BarFile]:
                 " that file"
             )
         raise DataError(
-            f"{path}: neither Parquet nor CSV nor another kind of table by its name; unpack it if it"
-            " is an archive, rename it .csv if it is text, else convert it"
+            f"{path}: neither Parquet nor CSV nor another kind of table by its name; unpack it if"
+            " it is an archive, rename it .csv if it is text, else convert it"
         )
     if kind != "zip":
         return [BarFile(name, kind, path)]

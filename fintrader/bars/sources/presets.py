@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 from fintrader.bars.bars import COLUMNS
@@ -95,8 +96,8 @@ SPELLINGS = {
         "close": """
             close c px_close close_last close_price closeprice closingpx closing_price clspric
             schluss schlusskurs fechamento cierre zamkniecie zamknięcie clot closefixed
-            settle settlement_price 收盘 收盘价 收盤價 종가 終値 last latest last_price px_last zuletzt último ultimo dernier
-            ostatnio şimdi цена price
+            settle settlement_price 收盘 收盘价 收盤價 종가 終値 last latest last_price px_last
+            zuletzt último ultimo dernier ostatnio şimdi цена price
             lasttradeprice prc slotkoers kurs_zamknięcia preult mid.c c_mid
             stock_price_close bidclose closebid close_bid bid_close bid.c""",
         "volume": """
@@ -120,16 +121,21 @@ MONEY = "usdt?|eur|gbp|jpy|chf|cad|aud|inr|cny|krw|hkd|sgd|brl|[$€£¥₩₹�
 _COUNTS = "shares?|lots?|contracts?|units?|股|手|株|주"
 ZONES = "utc|gmt|eet|cet|wet"
 IN_BRACKETS = rf"[(（]({MONEY}|{_COUNTS}|{ZONES})[)）]"
-"""A unit or a zone behind a column's name, as in `Volume (shares)`; in other brackets stands another
-column's meaning, as in `High (52w)`."""
+"""A unit or a zone after a column's name, as in `Volume (shares)`; other brackets give the column
+another meaning, as in `High (52w)`."""
 _VOLUME_OF_MONEY = rf"vol.*[(（]({MONEY})[)）]$"
 IN_UTC = split_words("gmt_time utc_time timestamp_utc datetime_utc date_utc date_gmt")
 """Names of columns that imply UTC."""
 
 
 def plain(column: object) -> str:
-    """A column's name as it stands in the lists above."""
-    name = re.sub(r"^\d+\.\s*", "", str(column).strip().strip("<>[]*#\"'").lower())  # "1. open"
+    """A column's name as the lists above have it."""
+    return _plain(str(column))
+
+
+@lru_cache(maxsize=4096)
+def _plain(name: str) -> str:
+    name = re.sub(r"^\d+\.\s*", "", name.strip().strip("<>[]*#\"'").lower())  # "1. open"
     if not re.match(_VOLUME_OF_MONEY, name):
         name = re.sub(rf"(?<=\w)\s*{IN_BRACKETS}$", "", name)
     return re.sub(r"[\s_/-]+", "_", name).rstrip("._")

@@ -1,7 +1,7 @@
 """Adapters to gymnasium: `make` gives one account in numpy, `make_vec` a `TradingEnv`.
 
     import gymnasium, fintrader
-    env = gymnasium.make("fintrader/Trading-v0", market=market)  # without a market: a small synthetic one
+    env = gymnasium.make("fintrader/Trading-v0", market=market)  # or without: a synthetic one
     obs, info = env.reset(seed=1)
     obs, reward, terminated, truncated, info = env.step(env.action_space.sample())
 

@@ -4,7 +4,10 @@ with numpy arrays.
     register_env("fintrader", rllib_env)  # of ray.tune
     config = (
         PPOConfig()
-        .environment("fintrader", env_config={"market": "market.safetensors", "settings": {"episode_bars": 390}})
+        .environment(
+            "fintrader",
+            env_config={"market": "market.safetensors", "settings": {"episode_bars": 390}},
+        )
         .env_runners(num_envs_per_env_runner=64, gym_env_vectorize_mode="vector_entry_point")
     )
 

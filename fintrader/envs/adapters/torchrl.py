@@ -26,8 +26,8 @@ class TorchRLEnv(EnvBase):  # type: ignore[misc]
     """A DISABLED-mode `TradingEnv` with flat observations. Raises EnvError for any other mode or
     observation.
 
-    Entries: `observation` `[B, D]`, `action` `[B, A]` (A numbers, see `layout.num_actions`), `reward`, `done`, `terminated`, `truncated`
-    `[B, 1]`.
+    Entries: `observation` `[B, D]`, `action` `[B, layout.num_actions]`, `reward`, `done`,
+    `terminated`, `truncated` `[B, 1]`.
     """
 
     def __init__(self, env: TradingEnv) -> None:

@@ -229,7 +229,7 @@ class Workspace(NamedTuple):
 
 
 class AccountLog(NamedTuple):
-    """A backtest's bars and trades as compiled code writes them; parts that are not kept are empty."""
+    """A backtest's bars and trades as compiled code writes them; omitted parts are empty."""
 
     shares: Any
     """`[T, N]` at each close."""

@@ -1,5 +1,7 @@
 """torchrl: its spec checker, a collector, and exact bootstrapping at time limits."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode
@@ -9,17 +11,13 @@ from fintrader.errors import EnvError
 from tests.engines.oracle_mdp import GAMMA, oracle_market, oracle_settings, value
 from tests.factories import make_market
 
-pytest.importorskip("torchrl")
-
-from tensordict.nn import TensorDictModule
-from torchrl.collectors import Collector
-from torchrl.envs.utils import check_env_specs
-from torchrl.objectives.value import GAE
-
-from fintrader.envs.adapters.torchrl import TorchRLEnv
+# Imported by the tests alone: it takes seconds, which each process of `pytest` would pay.
+pytestmark = pytest.mark.skipif(find_spec("torchrl") is None, reason="torchrl is missing")
 
 
 def make_env(*, oracle=False, num_envs=4, **changes):
+    from fintrader.envs.adapters.torchrl import TorchRLEnv
+
     market = oracle_market() if oracle else make_market(80, 3)
     settings = oracle_settings() if oracle else EnvSettings(episode_bars=5, **changes)
     return TorchRLEnv(
@@ -29,17 +27,25 @@ def make_env(*, oracle=False, num_envs=4, **changes):
 
 @pytest.mark.parametrize("action", ["target", "limit", "quote"])
 def test_check_env_specs(action):
+    from torchrl.envs.utils import check_env_specs
+
     env = make_env(action=action)
     assert env.action_spec.shape == env.env.action_space.shape
     check_env_specs(env, seed=1)
 
 
 def test_other_modes_are_refused():
+    from fintrader.envs.adapters.torchrl import TorchRLEnv
+
     with pytest.raises(EnvError, match="DISABLED"):
         TorchRLEnv(TradingEnv(make_market(80, 3)))
 
 
 def test_collector_and_gae_find_the_known_value():
+    from tensordict.nn import TensorDictModule
+    from torchrl.collectors import Collector
+    from torchrl.objectives.value import GAE
+
     torch.manual_seed(0)
     env = make_env(oracle=True, num_envs=8)
     env.set_seed(0)
