@@ -117,7 +117,10 @@ def describe_importance(found: Importance) -> str:
     )
     if found.constant:
         left_out = ", ".join(map(name_setting, found.constant))
-        text += f" Not tested, because all these pods have the same value, or some have none: {left_out}."
+        text += (
+            " Not tested, because all these pods have the same value, or some have none:"
+            f" {left_out}."
+        )
     return text
 
 

@@ -1195,9 +1195,9 @@ def _count_epoch(layout: Layout) -> None:
 
 _WORDS = re.compile(
     "adj|adjusted|downloaded|merged|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
-    "alpaca|alphavantage|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|candlestick|"
-    "coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|forex|"
-    "历史数据|scid|bardata|"
+    "alpaca|alphavantage|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
+    "candlestick|coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|"
+    "历史数据|scid|bardata|forex|"
     "full|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
     "datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"
     "kucoin|last|metatrader|mexc|mid|min|minute|minutes|mt4|mt5|nasdaq|nyse|oanda|ohlc|ohlcv|"

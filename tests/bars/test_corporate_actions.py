@@ -158,7 +158,7 @@ def test_what_cannot_have_happened_is_refused(tmp_path):
     for rows, message in (
         ([(len(market), 0, 2.0, 0.0)], "is outside the market's"),
         ([(5, 1, 2.0, 0.0)], "is outside the market's"),
-        ([(5, 0, 2.0, 0.0), (5, 0, 1.0, 0.1)], "one of an asset a bar"),
+        ([(5, 0, 2.0, 0.0), (5, 0, 1.0, 0.1)], "one per asset and bar"),
     ):
         with pytest.raises(MarketError, match=message):
             replace(market, events=Events.of(rows))

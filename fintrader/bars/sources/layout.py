@@ -47,8 +47,8 @@ class FilesSettings(Settings):
     name_pattern: str | None = None
     """Pattern of the files' names, without endings, like `{symbol}_{date}_*` (folders may stand
     before, `{symbol}/{date}`); others are passed over. With `{symbol}` a file holds one symbol and
-    its name says which, else a column does; `*{symbol=AAPL}` sets it for any name. A .txt, .dat or .asc
-    file is read if this is set and no other file matches."""
+    its name says which, else a column does; `*{symbol=AAPL}` sets it for any name. A .txt, .dat
+    or .asc file is read if this is set and no other file matches."""
     uppercase: bool = False
     """Write symbols in capitals."""
     header: tuple[str, ...] = ()
