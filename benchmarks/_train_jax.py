@@ -102,9 +102,10 @@ class JaxPPO:
         )
         noise = jax.random.normal(next(keys), (*self.shape[:2], self.shape[2] + 1), jnp.float32)
         scale = (jnp.zeros(self.shape[:2], jnp.float32), *map(jnp.float32, (0, 0, 0)))
+        holdings = tuple(map(jnp.float32, (math.prod(self.shape), 0, 0)))  # of accounts in cash
         log_std = jnp.float32(math.log(agent.noise))
         adam = (*moments, jnp.float32(0))
-        self.state = (weights, adam, account, noise, log_std, scale, next(keys))
+        self.state = (weights, adam, account, noise, log_std, scale, holdings, next(keys))
 
     @staticmethod
     def describe(market: MarketTensors) -> np.ndarray[Any, Any]:
@@ -168,8 +169,11 @@ class JaxPPO:
         logits = logits.at[..., -1].add(math.log(latent.shape[-1] - 1) + head.cash_logit)
         return self.jax.nn.softmax(logits, -1)[..., :-1]
 
-    def find_values(self, weights: Any, own: Any, held: Any) -> Any:
-        """Compute the values of accounts `[..., K]` that hold `held [..., K, N]`."""
+    def find_values(self, weights: Any, own: Any, held: Any, holdings: Any) -> Any:
+        """Compute the values of accounts `[..., K]` that hold `held [..., K, N]`, which are
+        standardised by the count, mean and variance of `holdings`."""
+        _, centre, var = holdings
+        held = self.jnp.clip((held - centre) / self.jnp.sqrt(var + 1e-8), -10, 10)
         each, top = self.run_network(weights["critic"], own)
         linear = each[..., None, :, 0]
         square = each[..., None, :, 1]
@@ -183,11 +187,10 @@ class JaxPPO:
         return self.jax.random.randint(key, (GROUPS,), 0, last)
 
     def weigh(self, account: Account, market: Any) -> Any:
-        """Compute the weights held, centred and scaled as observations."""
+        """Compute the weights held."""
         price = market[0][account.bar][:, None]
         share = account.shares * price / account.equity[..., None]
-        assets = self.shape[2]
-        return ((share - 1 / assets) * assets).astype(self.jnp.float32)
+        return share.astype(self.jnp.float32)
 
     def step(self, account: Account, action: Any, key: Any, market: Any) -> Any:
         """Trade once: the account after the step, then after a new start, reward and end."""
@@ -232,7 +235,7 @@ class JaxPPO:
         jax = self.jax
         jnp = self.jnp
         agent = self.agent
-        weights, adam, account, noise, log_std, scale, key = state
+        weights, adam, account, noise, log_std, scale, holdings, key = state
         key, *drawn = jax.random.split(key, 4)
         fresh = jax.random.normal(drawn[0], (agent.num_steps, *noise.shape), jnp.float32)
         ends = jax.random.split(drawn[1], agent.num_steps)
@@ -245,10 +248,12 @@ class JaxPPO:
             action = self.aim(latent)
             held = self.weigh(account, market)
             after, next_account, reward, done = self.step(account, action, given[1], market)
-            value = self.find_values(weights, own, held)
+            value = self.find_values(weights, own, held, holdings)
             last = jax.lax.cond(
                 done.any(),
-                lambda: self.find_values(weights, market[3][after.bar], self.weigh(after, market)),
+                lambda: self.find_values(
+                    weights, market[3][after.bar], self.weigh(after, market), holdings
+                ),
                 lambda: jnp.zeros_like(value),
             )
             log_prob = -0.5 * noise**2 - log_std
@@ -258,7 +263,9 @@ class JaxPPO:
         (account, noise), kept = jax.lax.scan(act, (account, noise), (fresh, ends))
         bar, held, latent, log_prob, reward, done, value, last = kept
         reward, scale = self.scale_rewards(reward, done, scale)
-        final = self.find_values(weights, market[3][account.bar], self.weigh(account, market))
+        final = self.find_values(
+            weights, market[3][account.bar], self.weigh(account, market), holdings
+        )
         following = jnp.where(done, last, jnp.concatenate([value[1:], final[None]]))
         advantage = self.estimate(reward, done, value, following)
         target = advantage + value
@@ -271,11 +278,23 @@ class JaxPPO:
             jax.random.permutation(one, count).reshape(agent.num_minibatches, -1)
             for one in jax.random.split(drawn[2], agent.update_epochs)
         ]
-        descend = partial(self.descend, rows=rows, log_std=log_std, market=market)
+        descend = partial(
+            self.descend, rows=rows, log_std=log_std, market=market, holdings=holdings
+        )
         (weights, adam), _ = jax.lax.scan(descend, (weights, adam), jnp.concatenate(orders))
         floor = jnp.minimum(log_std, math.log(0.2))
         log_std = jnp.maximum(log_std + math.log1p(-agent.noise_decay), floor)
-        return weights, adam, account, noise, log_std, scale, key
+        holdings = self.merge(*holdings, held)
+        return weights, adam, account, noise, log_std, scale, holdings, key
+
+    @staticmethod
+    def merge(count: Any, mean: Any, var: Any, values: Any) -> tuple[Any, Any, Any]:
+        """Merge the count, mean and variance so far with those of `values`."""
+        total = count + values.size
+        delta = values.mean() - mean
+        squares = var * count + values.var() * values.size
+        var = (squares + delta**2 * count * values.size / total) / total
+        return total, mean + delta * values.size / total, var
 
     def scale_rewards(self, reward: Any, done: Any, scale: Any) -> Any:
         """Divide by the deviation of the discounted returns so far."""
@@ -287,12 +306,8 @@ class JaxPPO:
             return total * self.agent.gamma * (1 - given[1]), total
 
         running, returns = self.jax.lax.scan(add, running, (reward, done.astype(jnp.float32)))
-        total = count + returns.size
-        delta = returns.mean() - mean
-        squares = var * count + returns.var() * returns.size
-        var = (squares + delta**2 * count * returns.size / total) / total
-        mean = mean + delta * returns.size / total
-        return jnp.clip(reward / jnp.sqrt(var + 1e-16), -10, 10), (running, total, mean, var)
+        count, mean, var = self.merge(count, mean, var, returns)
+        return jnp.clip(reward / jnp.sqrt(var + 1e-16), -10, 10), (running, count, mean, var)
 
     def estimate(self, reward: Any, done: Any, value: Any, following: Any) -> Any:
         """Estimate advantages with GAE."""
@@ -307,7 +322,9 @@ class JaxPPO:
         pair = (delta, done.astype(delta.dtype))
         return self.jax.lax.scan(go_back, zeros, pair, reverse=True)[1]
 
-    def descend(self, carry: Any, order: Any, *, rows: Any, log_std: Any, market: Any) -> Any:
+    def descend(
+        self, carry: Any, order: Any, *, rows: Any, log_std: Any, market: Any, holdings: Any
+    ) -> Any:
         """Take one step of Adam on the bars `order`."""
         jax = self.jax
         jnp = self.jnp
@@ -324,7 +341,7 @@ class JaxPPO:
             near = jnp.clip(ratio, 1 - agent.clip_coef, 1 + agent.clip_coef)
             gain = advantage[..., None]
             surrogate = jnp.minimum(ratio * gain, near * gain).sum(-1).mean()
-            error = self.find_values(weights, own, held) - target
+            error = self.find_values(weights, own, held, holdings) - target
             return agent.vf_coef * 0.5 * (error**2).mean() - surrogate
 
         grads = jax.grad(find_loss)(weights)
