@@ -178,7 +178,7 @@ def intraday(bars: SymbolBars, window: int) -> Array:
 
 class _Sessions:
     """A symbol's sessions and their opening prices, as known at every bar; if only the last
-    `bars.wanted` bars are needed, at the sessions' ends and then at those bars."""
+    `wanted` bars are needed, at the sessions' ends and then at those bars."""
 
     def __init__(self, bars: SymbolBars) -> None:
         length = len(bars)

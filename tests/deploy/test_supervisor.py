@@ -220,7 +220,7 @@ def test_an_alert_goes_by_itself_once_the_supervisor_is_gone(web, monkeypatch):
     alerts.look()
     os.close(read)
     alerts.send(Alert("ended", "ended"))
-    monkeypatch.setenv(SUPERVISOR, f"{write}:1")
+    monkeypatch.setenv(SUPERVISOR, f"{write}:{os.getpid()}")
     assert not is_supervised()
     with pytest.raises(RunError, match="the process that supervised it was killed"):
         alerts.look()
