@@ -198,7 +198,7 @@ def test_the_head_gives_weights_and_then_prices(market):
 def test_what_has_no_orders_that_rest_says_so(market):
     with pytest.raises(ConfigError, match="needs fill: next_open"):
         TradingEnv(market, action="limit", fill="close")
-    with pytest.raises(ConfigError, match="gradients, which orders that rest do not have"):
+    with pytest.raises(ConfigError, match="gradients, and resting orders have none"):
         fintrader.train("apg", TradingEnv(market, action="limit", num_envs=4), env_steps=100)
     with pytest.raises(ConfigError, match="no order can rest"):
         MultiTraderEnv(market, EnvSettings(action="limit"))

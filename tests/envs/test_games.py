@@ -274,13 +274,13 @@ def test_what_cannot_share_a_market_says_so():
         TradingEnv(market, traders=GAME, num_envs=60, start_groups=6)
     with pytest.raises(EnvError, match="leave autoreset_mode out"):
         TradingEnv(market, traders=GAME, num_envs=60, autoreset_mode=AutoresetMode.NEXT_STEP)
-    with pytest.raises(ConfigError, match="leave it out"):
+    with pytest.raises(ConfigError, match="leave out randomise"):
         EnvSettings(traders=GAME, randomise={"delay_bars": 1})
     assert EnvSettings(traders=GAME, randomise={"costs": (2.0, 2.0)}).for_training()
     for engine in ("fused", "triton"):
         with pytest.raises(EnvError, match="engine does not apply here"):
             TradingEnv(market, traders=GAME, num_envs=60, engine=engine)
-    with pytest.raises(ConfigError, match="each one's own"):
+    with pytest.raises(ConfigError, match="each trader's own"):
         fintrader.train("apg", TradingEnv(market, traders=GAME, num_envs=60), env_steps=600)
 
 

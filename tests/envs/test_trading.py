@@ -226,7 +226,9 @@ def test_a_start_of_ones_own_ends_with_the_session_of_its_first_fill():
 
 def test_daily_bars_have_no_session_for_an_episode():
     daily = replace(make_market(20, 2), session=torch.arange(20))
-    with pytest.raises(EnvError, match=r"no session of the window has two bars.*set start to bar"):
+    with pytest.raises(
+        EnvError, match=r"no session of the window has two bars.*set env.start to bar"
+    ):
         TradingEnv(daily, start="session")
     assert TradingEnv(daily, start="bar").num_envs == 256
 

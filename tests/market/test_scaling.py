@@ -88,7 +88,7 @@ def test_a_policy_refuses_rows_scaled_by_other_statistics(two_markets, tmp_path)
     there = first.normalisation.digest
     with pytest.raises(
         CheckpointError,
-        match=rf"\({there} there, {here} here\).*data.features.normalisation set to",
+        match=rf"\({there}; this market: {here}\).*data.features.normalisation set to",
     ):
         load_policy(tmp_path / "policy", market=MarketTensors.load(late))
     path = build_market(scaled_by(early, bars), cache=tmp_path / "cache")
@@ -99,8 +99,8 @@ def test_a_policy_refuses_rows_scaled_by_other_statistics(two_markets, tmp_path)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"names": ["return_5"]}, "say nothing of return_5"),
-        ({"context": ["time_to_close"]}, r"say nothing of time_to_close \(context\)"),
+        ({"names": ["return_5"]}, "have no return_5"),
+        ({"context": ["time_to_close"]}, r"have no time_to_close \(context\)"),
         ({"clip": 5.0}, "are for clip 10.0, not 5.0"),
         ({"scaling": "rank"}, "are for cross_sectional none, not rank"),
         ({"scaling": "none"}, "return_1 was standardised"),

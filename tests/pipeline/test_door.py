@@ -352,7 +352,7 @@ def test_a_market_is_made_of_keywords_settings_or_a_file(tmp_path):
         ),
         (SMALL, {"cache": "s3://bucket/tens"}, DataError, r"cache: s3:/+bucket/tens is a URL"),
         (None, {"windos": 1}, ConfigError, "did you mean 'windows'"),
-        (SMALL, {"timezone": "UTC"}, ConfigError, "of a configuration, set them in `source`"),
+        (SMALL, {"timezone": "UTC"}, ConfigError, "in a configuration, set them in `source`"),
     ],
 )
 def test_what_is_no_market_is_said(what, settings, error, message):

@@ -75,7 +75,7 @@ def test_a_run_leaves_everything_behind(undisturbed):
 @pytest.mark.parametrize(
     ("option", "match"),
     [
-        (["--agent.algo", "apg"], "gradients, which orders that rest do not have"),
+        (["--agent.algo", "apg"], "gradients, and resting orders have none"),
         (["--agent.network.kind", "market_once"], "does not read resting orders"),
     ],
 )

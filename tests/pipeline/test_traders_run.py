@@ -56,7 +56,8 @@ def test_pods_train_in_games_and_are_scored_alone(finished):
         assert store.read_spec(pod).env["traders"] == TRADERS | {"rivals": "learner"}
         policy = load_policy(folder.pod(pod) / "policy.safetensors")
         alone = simulate_in_environment(policy, market.validation, config.trading)
-        assert result.returns == pytest.approx(alone.daily_returns.tolist(), abs=1e-9)
+        # a share may be rounded the other way where networks read one row at a time
+        assert result.returns == pytest.approx(alone.daily_returns.tolist(), abs=1e-5)
         free = config.trading.model_copy(update={"traders": None})
         cheaper = simulate(policy, market.validation, free)
         assert cheaper.equity[-1] > alone.equity[-1], "its own impact is a cost"
@@ -119,7 +120,7 @@ def test_one_agent_trains_in_games(tmp_path):
         ({"num_envs": 9}, "env.num_envs is 9; make it a multiple of the 4 traders"),
         ({"action": "limit"}, "no order can rest"),
         ({"option": {"bars": 5, "volatility_bps": 100}}, "leave out option or traders"),
-        ({"randomise": {"variants": 2, "delay_bars": 1}}, "leave it out"),
+        ({"randomise": {"variants": 2, "delay_bars": 1}}, "leave out randomise"),
         ({"traders": {"teams": []}}, "env.traders.teams"),
         ({"traders": {"num_traders": 3}}, "env.traders.num_traders"),
         ({"traders": {"teams": [4], "rivals": "leaderboard"}}, "add one to traders.teams"),
@@ -141,7 +142,7 @@ def test_agents_that_follow_gradients_are_refused_before_any_pod(tmp_path):
     path = write_config(tmp_path, env=ENV)
     done = fintrader("run", str(path), "--agent.algo", "apg")
     assert done.status == 2
-    assert "each one's own" in done.err
+    assert "not of each trader's own" in done.err
     assert not list((tmp_path / "runs" / "tiny").glob("pods/*"))
     wide = widen(load_config(path))
     assert "sac" in {agent.algo for agent in wide.agents}

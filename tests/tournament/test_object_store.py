@@ -341,7 +341,7 @@ def test_a_cluster_node_that_does_not_see_the_folder(tmp_path, race, monkeypatch
     )
     *_, word = run_task(task)
     assert isinstance(word, FailureMessage)
-    assert "or the run in a store" in word.detail
+    assert "or the run must be in a store" in word.detail
     *_, word = run_task(replace(task, mirror={"url": url, "inside": "null_model/"}))
     assert isinstance(word, ResultMessage), word
     assert open_store(run, find_mirror(run.root)).has_result("p0003")
@@ -367,7 +367,7 @@ def test_a_tournament_whose_pods_never_see_the_heads_disk(tmp_path, run, url, ra
 
 def test_a_store_in_memory_cannot_serve_other_processes(tmp_path, race):
     attach(tmp_path / "run", f"memory://{uuid4().hex}/run")
-    with pytest.raises(ConfigError, match="one process"):
+    with pytest.raises(ConfigError, match="this process only"):
         race("run", processes=True)
 
 

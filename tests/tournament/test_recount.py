@@ -349,7 +349,7 @@ def test_specs_of_a_run_by_arrival_are_made_again_from_what_they_had_seen(tmp_pa
 
 def test_other_settings_are_not_taken_for_those_of_a_lost_note(run, undisturbed):
     RunStore(run).identity_path.unlink()
-    with pytest.raises(TournamentError, match="do not follow from these settings"):
+    with pytest.raises(TournamentError, match="these settings make other pods"):
         chaos.stub_race_of(run, WANTED.model_copy(update={"resample": 0.5}))
     assert again(run) == ""
     assert everything(run) == everything(undisturbed)

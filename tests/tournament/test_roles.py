@@ -359,7 +359,7 @@ def test_members_are_sized_to_a_tracking_error_before_evidence_is_asked(wanted, 
             {"validation_folds": 5, "replicas": 2},
             "cannot be fused of 2 replicas; set replicas to 1",
         ),
-        ({"ensemble_tracking_error": 0.02}, "set ensemble_shrinkage to james_stein too"),
+        ({"ensemble_tracking_error": 0.02}, "needs ensemble_shrinkage"),
         ({"devices": ()}, "at least one device"),
         (
             {"devices": ("cuda:0/1",), "replicas": 1},
