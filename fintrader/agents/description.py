@@ -22,7 +22,7 @@ class MarketIdentity:
     context_names: list[str]
     bar_minutes: int
     normalisation: Json | None
-    """Statistics that the rows were standardised by; None: not known."""
+    """Statistics that the rows were standardised by; None if unknown."""
     normalisation_hash: str | None
 
     @classmethod

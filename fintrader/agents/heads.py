@@ -16,10 +16,10 @@ EXTRA_LATENT_SCALE = 0.25
 an unscaled cash logit runs away before the network has learned which assets to hold."""
 FOLLOWING_SHARE = 0.005
 """Active share of an aim (`tilt`) below which the account trades to it almost at once, whatever the
-learned rate: it thus reaches the benchmark instead of only approaching it."""
+learned rate, so that it reaches the benchmark instead of only approaching it."""
 RATE_PER_LATENT = 2.0
-"""Logits of the trade rate per unit of latent (`tilt`): latents of ±1 move a rate of 0.2 between 3
-and 65 percent."""
+"""Logits of the trade rate per unit of latent (`tilt`): latents of -1 and 1 turn a
+rate of 0.2 into 0.03 and 0.65."""
 
 
 class ActionHead:
@@ -35,10 +35,10 @@ class ActionHead:
     `tilt`
         For target weights around the benchmark's, b:
         `aim ∝ b · exp(max_log_tilt · tanh((z − Σ b z) / max_log_tilt))`. The action is part of the
-        way from the holdings w to the aim, `a = w + rate · (aim − w)`; the rate is learned, too.
+        way from the holdings w to the aim, `a = w + rate · (aim − w)`; the rate is learned.
         Latents of 0 hold the benchmark: without evidence there is no bet. Idle money (cash, symbols
         that left the benchmark) goes into the aim at once. If the aim is the benchmark, the rate is
-        1, so that the account holds it exactly.
+        1, so that the account holds it exactly. (`weights`: see `weights_head`.)
     """
 
     def __init__(self, layout: Layout, settings: ActionHeadSettings) -> None:
@@ -62,8 +62,8 @@ class ActionHead:
         self.targets_weights = self.kind != "direct"
         extra = {"direct": 0, "weights": layout.num_assets, "aim": 1}
         self.extra = extra.get(self.kind, 2 - settings.fully_invested)
-        """Number of the last latents: cash (`aim`); the trade rate, then cash (`tilt`); the trade
-        rate of each asset (`weights`)."""
+        """Number of latents after those of the actions: cash (`aim`); the trade rate, then cash
+        (`tilt`); the trade rate of each asset (`weights`)."""
         self.latents = layout.num_actions + self.extra
         """L: width of the latent."""
         self.out_gain = 0.0 if self.kind == "tilt" else 0.01

@@ -41,6 +41,6 @@ def make_head(layout: Layout, settings: ActionHeadSettings) -> ActionHead:
     if settings.kind not in ("auto", "direct"):
         raise ConfigError(
             f"agent.head.kind {settings.kind} makes weights, and env.action quote takes prices; set"
-            " it to auto or direct"
+            " agent.head.kind to auto or direct"
         )
     return ActionHead(layout, settings.model_copy(update={"kind": "direct"}))

@@ -1,10 +1,10 @@
-"""Networks that read the market once a bar (`market_once`, the default), and their layers.
+"""Networks that read the market once per bar (`market_once`, the default), and their layers.
 
 All accounts at a bar see the same market (`normalisation.Batch`). A trunk embeds every asset from
 the market's row alone, with weights that all assets share, and lets them see each other through the
 mean of their embeddings (https://arxiv.org/abs/1703.06114). Embeddings are turned into
 coefficients: latents are linear in the account's columns, values quadratic. An account then costs a
-few operations per asset; the trunk, with an encoder of any depth, runs once a bar. Permuting the
+few operations per asset; the trunk, with an encoder of any depth, runs once per bar. Permuting the
 assets permutes the outputs, and training on one asset changes the function for all.
 
 `network_kinds` makes these networks and those of the other kinds.
@@ -88,7 +88,7 @@ class Dense(nn.Module):
 
     def apply_with(self, x: Tensor, weight: Tensor) -> Tensor:
         """Apply the layer to some of its inputs; `weight` holds the rows of these inputs."""
-        # The fused forms save a pass over the result, which counts in networks of this size.
+        # The fused forms save a pass over the result, which matters in networks of this size.
         if weight.ndim == 2 and x.ndim == 2:
             return linear(x, weight, self.bias)
         if weight.ndim == 3 and x.ndim in (2, 3):
@@ -230,7 +230,7 @@ class Actor(nn.Module):
     """True if accounts at a bar share their outputs."""
 
     def mean_by_bar(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Compute the first output, `[R, L]`, and None; if accounts at a bar share it, `[U, L]`
+        """Compute the first output: `[R, L]` and None or, if accounts at a bar share it, `[U, L]`
         and each sample's row in it."""
         return self(batch)[0], None
 
@@ -248,8 +248,8 @@ def run_market_once(
 
 
 class Coefficients(NamedTuple):
-    """Coefficients of latents in an account, at U bars, for each of `outputs`: latent = constant +
-    slope · held + account · columns."""
+    """Coefficients, at U bars and for each of `outputs`, of latents that are linear in the account:
+    latent = constant + slope · held + account · columns."""
 
     constant: Tensor
     """`[outputs, U, N]`"""

@@ -80,8 +80,8 @@ class ReplayBuffer(StepBuffer):
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Collect the steps held, in the order of the buffer's rows, as views of them, and the
-        number ever written."""
+        """Return views of the rows held, in the buffer's order, and the number of steps ever
+        written."""
         names = ("obs", "next_obs", "latent", "reward", "terminated", "truncated")
         state = {name: getattr(self, name)[: self.filled] for name in names}
         return {**state, "written": torch.tensor(self.written)}
@@ -105,9 +105,9 @@ def sum_n_steps(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the n-step return of the first of `n` consecutive steps, each input `[n, B]`.
 
-    Returns `(reward, discount, last)`, each `[B]`: the discounted sum of rewards up to the first
-    end of an episode, the factor of the value of the observation that followed step `last` (0 after
-    a termination), and that step's number, int64 in [0, n).
+    Returns `(reward, discount, last)`, each `[B]`. `last`, int64 in [0, n): the step at which an
+    episode first ends, else the last one; `reward`: the discounted sum of rewards up to it;
+    `discount`: the factor of the value of the observation after it, 0 after a termination.
     """
     total = torch.zeros_like(rewards[0])
     discount = torch.ones_like(rewards[0])

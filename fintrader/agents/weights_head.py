@@ -13,9 +13,9 @@ from fintrader.envs.observation import FlatLayout, MarketTable, holdings_of
 
 class WeightsHead(ActionHead):
     """`ActionHead` of the kind `weights`: a = w + rate (aim - w), where w are the weights held,
-    with a rate for each asset. The aim is clip(z, -1, 1), without shorts clip((1 + z) / 2, 0, 1):
-    an aim that began at 0 would clip away half of the exploration, and soon all of it. Latents of 0
-    give the rate `trade_rate`."""
+    with a rate for each asset. The aim is clip(z, -1, 1). Without shorts it is
+    clip((1 + z) / 2, 0, 1), because an aim that began at 0 would clip away half of the exploration,
+    and soon all of it. Latents of 0 give the rate `trade_rate`."""
 
     def decode(self, obs: Tensor, latent: Tensor, table: MarketTable | None = None) -> Tensor:
         """Turn raw `obs` and latents `[B, 2 N]`, aims and rates, into an action `[B, N]`."""
@@ -31,8 +31,8 @@ class WeightsHead(ActionHead):
 
 
 def clip_aim(aim: Tensor) -> Tensor:
-    """Clip to [-1, 1]. Outside, only gradients whose descent leads back pass: with none, a latent
-    that noise moved outside would never return."""
+    """Clip to [-1, 1]. Outside this range only gradients that lead back inside are passed on:
+    without them, a latent that noise moved outside would never return."""
     clipped = aim.clamp(-1.0, 1.0)
     if not aim.requires_grad:
         return clipped

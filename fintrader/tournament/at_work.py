@@ -1,12 +1,13 @@
-"""Lock and sign of life, in a pod's folder, of the process that trains the pod.
+"""Lock and sign of life that the process at work on a pod keeps in the pod's folder.
 
     pods/<id>/.lock     held by the one process that trains or evaluates the pod
     pods/<id>/.sign     the last sign of life of that process
 
 The kernel gives the lock to one process and frees it when that process dies. So no pod is trained
-twice at once, and a pod may outlive its orchestrator. Taking such an orphan over means starting its
-pod again: the new process waits for the lock, forwards the orphan's reports, and returns its
-result. If the orphan is lost, the new process gets the lock and continues from the checkpoint.
+twice at once, and a pod's process may outlive its orchestrator, as an *orphan*. The next
+orchestrator takes it over by starting the pod again: the new process waits for the lock, forwards
+the orphan's reports, and returns the orphan's result. If the orphan is lost, the new process gets
+the lock and continues from the checkpoint.
 
 A sign counts only while the lock is held. It names a process by its number, its start and the
 machine's boot, so that no other process is ever sent a signal.
@@ -45,7 +46,7 @@ SIGN_SECONDS = 1.0
 FENCE_SECONDS = 5.0
 """Seconds between an orphan's checks that the run has not moved to another machine."""
 CHECKPOINT_SECONDS = 60.0
-"""Longest wait of an ending orphan for its next checkpoint."""
+"""Longest time for which an orphan that is to end waits for its next checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Sign:
 def lock_pod(
     spec: PodSpec, context: PodContext, reason_of: Callable[[BaseException], Reason]
 ) -> Iterator[None]:
-    """Wait for the pod's lock, forwarding its holder's reports; then hold it for the block.
+    """Wait for the pod's lock, forwarding its holder's reports; then hold it for the `with` block.
 
     `reason_of` classifies an error for the orchestrator. Raises OrphanLost when the earlier holder
     failed.
@@ -79,7 +80,8 @@ def lock_pod(
     with lock, path.open("r+b", buffering=0) as file:
         before: Sign | None = None
         while not try_lock(lock):
-            before, known = _read_sign(path) or before, before
+            known = before
+            before = _read_sign(path) or known
             if before is not None and before != known:
                 report(*before.progress)
             time.sleep(LOOK_SECONDS)
@@ -114,7 +116,7 @@ def lock_pod(
 
 
 def read_holder(folder: Path) -> Sign | None:
-    """Read the sign of the process at work in a pod's folder; None without one."""
+    """Read the sign of the process at work in a pod's folder; None if there is none."""
     path = folder / LOCK
     if not path.is_file():
         return None
@@ -125,11 +127,11 @@ def read_holder(folder: Path) -> Sign | None:
 
 
 def list_at_work(run: RunFolder) -> dict[str, Sign]:
-    """List the pods of a tournament that processes are at work on, with their signs."""
-    found = {
+    """List the pods of a tournament on which a process is at work, each with its sign."""
+    signs = {
         path.parent.name: read_holder(path.parent) for path in run.pods.glob(f"p[0-9]*/{LOCK}")
     }
-    return {pod: sign for pod, sign in sorted(found.items()) if sign is not None}
+    return {pod: sign for pod, sign in sorted(signs.items()) if sign is not None}
 
 
 def end(folder: Path, signal_number: signal.Signals, *, spared_pid: int = 0) -> None:
@@ -146,23 +148,23 @@ def end(folder: Path, signal_number: signal.Signals, *, spared_pid: int = 0) -> 
 
 
 def wait_for_takeover(pod: str, context: PodContext) -> None:
-    """Wait, in a process without its orchestrator, until its pod should end.
+    """Wait, in an orphan, until its pod should end.
 
-    It waits `operations.orphan_seconds` for another orchestrator in this folder, then for
-    the pod's next checkpoint. It returns at once when the run has moved to another machine, which
+    The orphan waits `operations.orphan_seconds` for another orchestrator in this folder, then for
+    the pod's next checkpoint. It stops waiting when the run has moved to another machine, which
     trains the pod from its stored state.
     """
     store = context.open_store()
-    alone = time.monotonic()
-    asked = 0.0
+    alone_since = time.monotonic()
+    last_check = 0.0
     while context.operations.orphan_seconds and context.run.root.is_dir():
         if leases.is_held(context.run, None):
-            alone = time.monotonic()
-        elif time.monotonic() - alone >= context.operations.orphan_seconds:
+            alone_since = time.monotonic()
+        elif time.monotonic() - alone_since >= context.operations.orphan_seconds:
             break
-        elif time.monotonic() - asked > FENCE_SECONDS:
-            asked = time.monotonic()
-            with contextlib.suppress(StorageError):  # wait for a store that does not answer
+        elif time.monotonic() - last_check > FENCE_SECONDS:
+            last_check = time.monotonic()
+            with contextlib.suppress(StorageError):  # ask an unreachable store again later
                 if store.is_superseded(context.token or 0):
                     return
         time.sleep(LOOK_SECONDS)
@@ -171,8 +173,8 @@ def wait_for_takeover(pod: str, context: PodContext) -> None:
 
 
 def wait_for_checkpoint(folder: Path) -> None:
-    """Wait until the pod of that folder has stored its training state once more, in the run's store
-    too."""
+    """Wait until the pod of that folder has stored its training state once more, also in the run's
+    store."""
     before = _find_last_write(folder)
     until = time.monotonic() + CHECKPOINT_SECONDS
     while _find_last_write(folder) == before and time.monotonic() < until and folder.is_dir():

@@ -99,7 +99,9 @@ def read_weights(
     """
     targets, marks = (_read_matrix(path) for path in (weights, prices))
     if (marks <= 0).any(axis=None):
-        raise ReturnsError(f"{prices}: a price of {marks.min().min():g}; leave unknown ones empty")
+        raise ReturnsError(
+            f"{prices}: prices must exceed 0, not {marks.min().min():g}; leave unknown ones empty"
+        )
     rival: Any = benchmark
     if benchmark is None:
         rival = marks.pct_change(fill_method=None).mean(axis=1).iloc[1:].rename("equal weight")
@@ -113,10 +115,10 @@ def read_weights(
     missing = len(held.dates) - 1 - len(record.returns)
     if missing:
         raise ReturnsError(
-            f"{record.benchmark_name} has no value on {missing} of the prices' dates; cut both to"
-            " common dates"
+            f"{record.benchmark_name} has no value on {missing} of the prices' dates; cut both"
+            " files to their common dates"
         )
-    note = f"Weights are traded at the next date's price, at {cost_bps:g} bps."
+    note = f"Weights are traded at the next date's price, at a cost of {cost_bps:g} bps."
     free = () if cost_bps else ("trading free of costs",)
     return replace(
         record, holdings=held, notes=(*record.notes, note), caveats=free + record.caveats
@@ -150,12 +152,12 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
         raise ReturnsError(f"{path}: no such file")
     if kind in MODELS or _is_sb3(path):
         raise ReturnsError(
-            f"{path.name} is a model, not its returns; backtest it first (fintrader.backtest), and"
-            " judge its result"
+            f"{path.name} is a model, not returns; backtest it first (fintrader.backtest), and"
+            " judge the result"
         )
     if kind in PICKLES and not trust:
         raise ReturnsError(
-            f"{path.name} is a pickle, which runs the code that it holds when it is opened; save"
+            f"{path.name} is a pickle, which can run any code when it is opened; save"
             " the returns as CSV or Parquet, or open it with --trust if you made it yourself"
         )
     try:
@@ -181,7 +183,7 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
 
 
 def read_table(path: Path | str) -> pd.DataFrame:
-    """Read a table as text: the header shows the separator, decimals may be commas."""
+    """Read a table as text. Its separator is found in the header; decimal commas are allowed."""
     head = str(pd.read_csv(path, sep="\0", nrows=0, engine="python").columns[0])
     first = re.split("[\t;|,]", head)[0]
     # A first row that begins with a date is not a header.
@@ -246,7 +248,7 @@ def _read_freqtrade(
     strategies = content["strategy"]
     if len(strategies) > 1 and column not in strategies:
         raise ReturnsError(
-            f"it holds {len(strategies)} strategies: {', '.join(strategies)}; choose one"
+            f"the result holds {len(strategies)} strategies: {', '.join(strategies)}; choose one"
             f" (--column NAME), and say how many were tried: --trials {len(strategies)} or more"
         )
     name = str(column if column in strategies else next(iter(strategies)))
@@ -302,7 +304,7 @@ def _read_chart(charts: Mapping[str, Any], chart: str, series: str) -> pd.Series
 
 
 def _look_up(mapping: Any, name: str) -> Any:
-    """Find a value by its name in any case, which differs between versions of Lean."""
+    """Find a value by its name in upper or lower case, as versions of Lean differ."""
     if not isinstance(mapping, dict):
         return None
     return next((value for key, value in mapping.items() if key.lower() == name.lower()), None)

@@ -1,6 +1,6 @@
 """`Verdict` and its parts, as they are stored, passed on and shown. Nothing is computed here.
 
-Rates and ratios are annual unless noted; `S` sessions.
+Rates and ratios are annual unless noted; `S` is the number of sessions.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 State = Literal["likely_skill", "not_told_from_luck", "no_verdict"]
-"""`likely_skill`: ahead of the benchmark portfolio beyond its beta, at the level of this look, and
-without a caveat. `no_verdict`: the window allows no conclusion, or there was nothing to test.
-`not_told_from_luck`: everything else, a bankrupt account included."""
+"""`likely_skill`: ahead of the benchmark portfolio, with an alpha significantly above 0 at this
+look's level, and without a caveat. `no_verdict`: the window allows no conclusion, or there was
+nothing to test. `not_told_from_luck`: everything else, a bankrupt account included."""
 ACTIVE_RETURN = "active return"
-"""The usual question: is the strategy ahead of its benchmark? Each question's looks are counted."""
+"""The usual question: is the strategy ahead of its benchmark? Looks are counted by question."""
 HELD_OUT = "test"
 FOREIGN = "foreign"
 """Window of external returns; `verdict.judge` has its rules."""
@@ -99,8 +99,8 @@ class AlphaTest:
     None unless the measured ratio is above 0."""
     method: str
     past_sessions: int = 0
-    """Past sessions of the benchmark that are hedged too, because the returns follow it late;
-    `beta` is the sum over them."""
+    """Number of past sessions of the benchmark that are hedged too, because the returns react to it
+    late; `beta` is the sum over them."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class ShiftTest:
     """A test of timing: did the moment of the decisions matter?"""
 
     p_value: float
-    """Share of the shifts in time in which the same holdings earned as much."""
+    """Share of the shifts in time in which the same holdings earned at least as much."""
     shifts: int
     earned: float
     """Return of the active weights over the window, before costs."""
@@ -118,8 +118,8 @@ class ShiftTest:
 
 @dataclass(frozen=True)
 class Betting:
-    """Wealth of a bettor on alpha who begins with 1; above 1/α it is evidence at level α, at any
-    time."""
+    """Wealth of a bettor who begins with 1 and bets that alpha is above 0; wealth above 1 / level,
+    at any time, is evidence at that level."""
 
     last: float
     most: float
@@ -132,12 +132,12 @@ class Tail:
     """The worst loss of a window, and a bound on losses too rare for it."""
 
     worst: float
-    """Least return of a session."""
+    """Lowest return of a session."""
     unseen_share: float
     """Largest share of sessions (at 95 % confidence) with a loss beyond any in this window."""
     undoing: float | None
-    """Loss, as a share of equity, that cancels the alpha if it occurs that often; None
-    without alpha."""
+    """Loss, as a share of equity, that cancels the alpha if it occurs in `unseen_share` of
+    sessions; None without alpha."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Evidence:
     """Level of significance of this look."""
     active_return: float
     alpha: AlphaTest | None
-    """None below the least number of sessions, and if the hedged returns do not vary."""
+    """None if there are too few sessions, or if the hedged returns do not vary."""
     shift: ShiftTest | None
     betting: Betting
 
@@ -195,7 +195,7 @@ class RandomDraws:
 
 @dataclass(frozen=True)
 class SelectedSharpe:
-    """The chosen trial's Sharpe ratio on its selection window, and the best by luck."""
+    """The chosen trial's Sharpe ratio on its selection window, and the best expected by luck."""
 
     sharpe: float
     probabilistic: float
@@ -252,13 +252,13 @@ class NullSearch:
 
     @property
     def is_as_good(self) -> bool:
-        """True where the search without information bands a score as good as the true search's."""
+        """True where the search without information found a score at least as good."""
         return self.free is not None and self.real is not None and self.free >= self.real
 
 
 @dataclass(frozen=True)
 class Selection:
-    """A diagnosis of the search on the window it chose by; no verdict rests on it."""
+    """A diagnosis of the search on its selection window; no verdict rests on it."""
 
     trials: int | None
     """Number of strategies that were tried; None if unknown."""
@@ -274,11 +274,11 @@ class Selection:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judgement of one strategy's result over one window: skill, luck, or neither."""
+    """The judgement of one strategy's result over one window: likely skill or not, and why."""
 
     state: State
     sentences: tuple[str, ...]
-    """The finding, the power of the window, and the evidence that would change the verdict."""
+    """The finding, the power of the test, and the evidence that would change the verdict."""
     strategy: str
     window: str
     """`train`, `validation`, `test`, `whole` for bars that were never split, or `foreign` for
@@ -304,7 +304,7 @@ class Verdict:
     is_stated_held_out: bool = False
     """The caller states that the strategy was chosen without these returns."""
     question: str = ACTIVE_RETURN
-    """Question asked of the window; each claim is another question."""
+    """Question asked of the window; each registered claim is a question of its own."""
     registered: str = ""
     """The claim that named this window before it began (`verdict.claims`), as a clause."""
     trusted_columns: tuple[str, ...] = ()
@@ -318,7 +318,7 @@ class Verdict:
         if not self.sentences:
             raise ValueError("has no sentence")
         if self.is_likely_skill and not self.shows_skill:
-            raise ValueError("calls likely skill what its tests or caveats do not allow")
+            raise ValueError("state is likely_skill, which its tests or caveats do not allow")
 
     @property
     def shows_skill(self) -> bool:

@@ -13,7 +13,7 @@ from fintrader.metrics import Array
 
 CAPITAL_USD = 1_000_000.0
 MOST_LEVERAGE = 20.0
-"""Largest sum of absolute weights; a larger one shows weights in per cent."""
+"""Largest sum of absolute weights; a larger sum means that the weights are in per cent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +51,15 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
         raise ReturnsError(f"there are no prices of {', '.join(absent[:6])}; add columns for them")
     if not (weights.abs().sum(axis=1) <= MOST_LEVERAGE).all():
         raise ReturnsError(
-            f"the weights of a date sum to more than {MOST_LEVERAGE:g}; write 0.5 for 50 % of the"
-            " equity"
+            f"absolute weights of a date sum to more than {MOST_LEVERAGE:g}; write 0.5 for 50 % of"
+            " the equity"
         )
     symbols = list(weights.columns)
     close = prices[symbols].loc[weights.index[0] :].astype(np.float64)
     if len(close) < 3:
-        raise ReturnsError("the prices have fewer than three dates from the first weights on")
+        raise ReturnsError(
+            "prices need at least three dates from the first weights on; add later ones"
+        )
     marks = close.ffill().to_numpy()
     due = close.index.searchsorted(weights.index, side="right").tolist()
     orders = dict(zip(due, weights.fillna(0.0).to_numpy(np.float64), strict=True))
@@ -79,13 +81,14 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
         unknown = (target != 0) & ~(marks[row] > 0)
         if unknown.any():
             symbol = symbols[int(np.flatnonzero(unknown)[0])]
-            raise ReturnsError(f"{symbol}: a weight, but no price on {close.index[row]:%Y-%m-%d}")
+            raise ReturnsError(
+                f"{symbol} has a weight, but no price by {close.index[row]:%Y-%m-%d}"
+            )
         goal = np.where(target != 0, target * equity[row] / np.where(target, marks[row], 1.0), 0.0)
         traded = np.abs(np.where(goal != held, (goal - held) * marks[row], 0.0)).sum()
         costs[row] = min(cost_bps / 1e4 * traded, equity[row])
-        shares[row] = goal * (
-            1 - costs[row] / equity[row]
-        )  # costs reduce all positions in proportion
+        # Costs reduce all positions in proportion.
+        shares[row] = goal * (1 - costs[row] / equity[row])
         equity[row] -= costs[row]
     days = close.index.to_numpy().astype("datetime64[D]")
     names = tuple(map(str, symbols))

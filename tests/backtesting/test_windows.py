@@ -211,7 +211,7 @@ def test_a_verdict_refuses_to_be_skill_against_its_tests():
         {"is_seen": True},
         {"evidence": replace(verdict.evidence, level=1e-9)},
     ):
-        with pytest.raises(ValueError, match="calls likely skill"):
+        with pytest.raises(ValueError, match="state is likely_skill"):
             replace(verdict, **changes)
 
 

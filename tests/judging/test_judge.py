@@ -217,7 +217,7 @@ def test_the_command_reads_weights_and_names_its_options(tmp_path, monkeypatch, 
     main(["judge", *files, "--held-out", "--out", "page.html"])
     out = capsys.readouterr().out
     assert "ahead of equal weight" in out
-    assert "traded at the next date's price, at 5 bps" in out
+    assert "traded at the next date's price, at a cost of 5 bps" in out
     page = (tmp_path / "page.html").read_text()
     assert "<h2>Positions</h2>" in page
     assert "Active share against" not in page, "the benchmark's positions are not known"

@@ -86,12 +86,12 @@ class StepScratch(NamedTuple):
     """`[R]` int64: each row's bar among those of its block."""
 
 
-class Numbers(NamedTuple):
+class StepSettings(NamedTuple):
     """Settings of a gradient step."""
 
-    clip: Any
-    value_share: float
-    entropy_share: float
+    clip_coef: Any
+    vf_coef: float
+    ent_coef: float
     max_norm: float
     rate: float
     beta1: float
@@ -104,7 +104,7 @@ class Numbers(NamedTuple):
     """True if means of latents end in tanh."""
 
 
-# Rows of a bar read its coefficients one after the other in memory.
+# The rows of a bar then read its coefficients from adjacent memory.
 @njit_layer
 def _transpose(each: Any, by_bar: Any, bars: int, assets: int) -> None:
     """Write `each [N B]` to `by_bar [B, L]`."""
@@ -121,10 +121,10 @@ def _transpose_back(by_bar: Any, each: Any, bars: int, assets: int) -> None:
             each[n * bars + b] = by_bar[b, n]
 
 
-# Latents of no asset and the tanh of all share a pass over the few numbers of a bar.
+# One pass over a bar's few numbers adds the latents of no asset and applies tanh to all.
 @njit_layer
-def _bound(mean: Any, bars: int, assets: int, top: Any, squash: bool) -> None:
-    """Complete the means `[B, L]` of the latents by those that belong to no asset."""
+def _complete_means(mean: Any, bars: int, assets: int, top: Any, squash: bool) -> None:
+    """Add the latents that belong to no asset to the means `[B, L]`; if `squash`, apply tanh."""
     for b in range(bars):
         for i in range(assets, mean.shape[1]):
             mean[b, i] = _EXTRA * top[i - assets, b]
@@ -134,7 +134,9 @@ def _bound(mean: Any, bars: int, assets: int, top: Any, squash: bool) -> None:
 
 
 @njit_layer
-def _bound_back(mean: Any, slopes: Any, bars: int, assets: int, top: Any, options: Any) -> None:
+def _complete_means_back(
+    mean: Any, slopes: Any, bars: int, assets: int, top: Any, options: Any
+) -> None:
     """Turn the gradients of means into those of their arguments, times a scale."""
     scale, squash = options
     for b in range(bars):
@@ -151,8 +153,8 @@ def _add_values(
     rows: Any, order: Any, place: Any, top: Any, each: Any, slopes: Any, options: Any
 ) -> float:
     """Add the gradients of half the squared value errors, times a scale, to the coefficients'
-    gradients `slopes [2, B, N]`; overwrite the constants, row 0 of `top`, with theirs. Return the
-    sum of the squared errors."""
+    gradients `slopes [2, B, N]`; overwrite the constants, row 0 of `top`, with their gradients.
+    Return the sum of the squared errors."""
     private, target = rows
     assets, scale = options
     first_asset = private.shape[1] - assets
@@ -186,23 +188,23 @@ def _add_values(
 
 # As in torch's Adam, each number is rounded in the weights' own precision.
 @njit_layer
-def _move_by_adam(weights: Weights, numbers: Numbers, steps: int) -> Any:
+def _move_by_adam(weights: Weights, settings: StepSettings, steps: int) -> Any:
     """Scale gradients down to `max_norm`, then take Adam's step number `steps`
     (https://arxiv.org/abs/1412.6980; decay as in https://arxiv.org/abs/1711.05101). Returns the
     norm of the gradients."""
     squares = 0.0
-    for i in range(numbers.trained):
+    for i in range(settings.trained):
         squares += weights.grad[i] * weights.grad[i]
     norm = np.sqrt(squares)
     one = weights.value.dtype.type(1.0)
-    factor = one * min(numbers.max_norm / (norm + 1e-6), 1.0)
-    beta1 = one * numbers.beta1
-    beta2 = one * numbers.beta2
-    step = one * (numbers.rate / (1 - numbers.beta1**steps))
-    root = one * np.sqrt(1 - numbers.beta2**steps)
-    epsilon = one * numbers.epsilon
-    shrink = one * (1 - numbers.rate * numbers.decay)
-    for i in range(numbers.trained):
+    factor = one * min(settings.max_norm / (norm + 1e-6), 1.0)
+    beta1 = one * settings.beta1
+    beta2 = one * settings.beta2
+    step = one * (settings.rate / (1 - settings.beta1**steps))
+    root = one * np.sqrt(1 - settings.beta2**steps)
+    epsilon = one * settings.epsilon
+    shrink = one * (1 - settings.rate * settings.decay)
+    for i in range(settings.trained):
         grad = factor * weights.grad[i]
         weights.first[i] += (one - beta1) * (grad - weights.first[i])
         weights.second[i] = beta2 * weights.second[i] + (one - beta2) * grad * grad
@@ -231,12 +233,12 @@ def _standardise(advantage: Any, order: Any, standard: Any) -> None:
         standard[j] = (advantage[order[j]] - mean) * scale
 
 
-# A minibatch holds the rows of a bar one after the other, so that no bar is looked up.
+# A minibatch holds the rows of a bar one after the other, so that a block is found in one pass.
 @njit_layer
 def _find_block(bar: Any, order: Any, begin: int, bars: Any, place: Any) -> Any:
-    """Find the rows from number `begin` on that see the next bars, as many as `bars` holds; write
-    these bars, and each row's place among them. Returns the end of the rows and the count of
-    bars."""
+    """Find the rows, from number `begin` on, of the next bars, at most as many as `bars` holds;
+    write these bars, and each row's place among them. Returns the end of the rows and the count
+    of bars."""
     count = 0
     end = begin
     while end < len(order):
@@ -258,25 +260,25 @@ def take_step(
     plan: WeightPlan,
     weights: Weights,
     memory: Any,
-    numbers: Numbers,
+    settings: StepSettings,
     steps: int,
     metrics: Any,
 ) -> None:
     """Take Adam's step number `steps` on the rows `order` of a rollout; write `METRICS` to
     `metrics`. `memory`: `Scratch` and `StepScratch`."""
-    scratch, own = memory
+    scratch, step_scratch = memory
     assets = rows.own.shape[1]
     latents = rows.latent.shape[1]
     first_noise = len(weights.value) - latents
     log_std = weights.value[first_noise:]
     noise_grad = weights.grad[first_noise:]
-    mean = own.by_bar[0]
-    grads = own.by_bar_grads
+    mean = step_scratch.by_bar[0]
+    grads = step_scratch.by_bar_grads
     total = len(order)
     scale = log_std.dtype.type(1.0) / total
     for i in range(len(weights.grad)):
         weights.grad[i] = ZERO
-    _standardise(rows.advantage, order, own.standard)
+    _standardise(rows.advantage, order, step_scratch.standard)
     objective = 0.0
     distance = 0.0
     outside = 0
@@ -284,48 +286,50 @@ def take_step(
     end = 0
     while end < total:
         begin = end
-        end, bars = _find_block(rows.bar, order, begin, scratch.bars, own.place)
+        end, bars = _find_block(rows.bar, order, begin, scratch.bars, step_scratch.place)
         inputs = (scratch.outputs[0], scratch.means[0])
         read_inputs(rows.own, rows.common, scratch.bars, bars, *inputs)
         chosen = order[begin:end]
-        place = own.place[begin:end]
+        place = step_scratch.place[begin:end]
         for k in range(2):
             layers = plan.layers[k]
             heads = plan.heads[k]
             run_trunk(weights.value, layers, heads, scratch, bars, assets)
             for i in range(k + 1):
-                _transpose(scratch.each[i], own.by_bar[i], bars, assets)
+                _transpose(scratch.each[i], step_scratch.by_bar[i], bars, assets)
                 clear(grads[i], bars, latents)
             if k == 0:
-                _bound(mean, bars, assets, scratch.top, numbers.squash)
-                standard = own.standard[begin:end]
-                drawn = (mean, chosen, place, rows.latent, rows.log_prob, standard, log_std)
-                sums = add_rows(drawn, numbers.clip, grads[0], noise_grad)
+                _complete_means(mean, bars, assets, scratch.top, settings.squash)
+                standard = step_scratch.standard[begin:end]
+                samples = (mean, chosen, place, rows.latent, rows.log_prob, standard, log_std)
+                sums = add_rows(samples, settings.clip_coef, grads[0], noise_grad)
                 objective += sums[0]
                 distance += sums[1]
                 outside += sums[2]
-                _bound_back(mean, grads[0], bars, assets, scratch.top, (-scale, numbers.squash))
+                _complete_means_back(
+                    mean, grads[0], bars, assets, scratch.top, (-scale, settings.squash)
+                )
             else:
-                options = (assets, scale * numbers.value_share)
+                options = (assets, scale * settings.vf_coef)
                 values = (rows.private, rows.target)
                 squares += _add_values(
-                    values, chosen, place, scratch.top, own.by_bar, grads, options
+                    values, chosen, place, scratch.top, step_scratch.by_bar, grads, options
                 )
             for i in range(k + 1):
                 _transpose_back(grads[i], scratch.each[i], bars, assets)
-            both = (weights.value, weights.grad)
-            back = (own.grads, own.mean_grads)
-            run_trunk_back(both, layers, heads, scratch, back, bars, assets)
+            packed = (weights.value, weights.grad)
+            back = (step_scratch.grads, step_scratch.mean_grads)
+            run_trunk_back(packed, layers, heads, scratch, back, bars, assets)
     entropy = 0.0
     for i in range(latents):
         entropy += log_std[i] + _ENTROPY
-        noise_grad[i] = -scale * noise_grad[i] - numbers.entropy_share
+        noise_grad[i] = -scale * noise_grad[i] - settings.ent_coef
     metrics[0] = -objective / total
     metrics[1] = 0.5 * squares / total
     metrics[2] = entropy
     metrics[3] = distance / total
     metrics[4] = outside / (total * latents)
-    metrics[5] = _move_by_adam(weights, numbers, steps)
+    metrics[5] = _move_by_adam(weights, settings, steps)
 
 
 class _Descent(PackedWeights):
@@ -353,7 +357,7 @@ _DESCENTS: WeakKeyDictionary[nn.Module, _Descent] = WeakKeyDictionary()
 
 
 def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[Tensor]]) -> Any:
-    """Compute `on_policy.take_passes` for PPO with the networks covered here."""
+    """Compute `on_policy.take_passes` for PPO with the networks that `_covers` accepts."""
     batch = rollout.batch
     if not _covers(agent, batch.rows):
         return NotImplemented
@@ -367,9 +371,9 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
     adam = agent.optimisers["adam"].state
     states = [_ensure_state(adam[one], one) for one in parameters if one.requires_grad]
     before, *different = set(torch.stack([state["step"] for state in states]).tolist())
-    are_trained = all(one.requires_grad for one in parameters[:-1])
-    if not are_trained or different:
-        return NotImplemented  # such as a noise that was fixed at first, and learned from then on
+    is_trained = all(one.requires_grad for one in parameters[:-1])
+    if not is_trained or different:
+        return NotImplemented  # such as noise that is fixed at first and learned later
     index = batch.row_index
     if index is None:
         index = torch.arange(len(latent))
@@ -380,10 +384,10 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
     if descent is None or descent.rows != len(latent):
         descent = _DESCENTS[actor] = _Descent(networks, agent, rows)
     (group,) = agent.optimisers["adam"].param_groups
-    numbers = Numbers(
-        clip=rows.latent.dtype.type(agent.settings.clip_coef),
-        value_share=agent.settings.vf_coef,
-        entropy_share=agent.settings.ent_coef,
+    settings = StepSettings(
+        clip_coef=rows.latent.dtype.type(agent.settings.clip_coef),
+        vf_coef=agent.settings.vf_coef,
+        ent_coef=agent.settings.ent_coef,
         max_norm=agent.settings.max_grad_norm,
         rate=group["lr"],
         beta1=group["betas"][0],
@@ -393,7 +397,7 @@ def take_passes(latent: Tensor, agent: Any, rollout: Any, passes: Iterable[list[
         trained=descent.length - (0 if agent.log_std.requires_grad else len(agent.log_std)),
         squash=agent.policy.squash,
     )
-    context = (rows, descent.plan, descent.weights, descent.memory, numbers)
+    context = (rows, descent.plan, descent.weights, descent.memory, settings)
     moments = [state[name] for name in MOMENTS for state in states]
     tensors = [one.detach() for one in parameters] + moments
     values, *both = descent.views[:3]

@@ -1,5 +1,5 @@
-"""Training on a GPU: gradient steps by CUDA graphs, which repeat all launches of a step by one
-call, and acting from the latents of all bars.
+"""Training on a GPU: CUDA graphs, which repeat all launches of a gradient step with one call, and
+actions looked up among the latents of all bars.
 
 Networks of this size keep a GPU busy for less time than Python takes to launch their operations one
 by one.
@@ -62,8 +62,8 @@ class ReplayedStep:
         """By id of a graph's input: the tensor that was last copied to it."""
 
     def __call__(self, step: StepFunction, branch: Hashable, *inputs: Any) -> dict[str, Tensor]:
-        """Take `step(*inputs)`; return its scalar results. `branch` tells apart the paths of a step
-        whose inputs have one form."""
+        """Take `step(*inputs)`; return its scalar results. `branch` names the path that the
+        step takes, if its inputs have the same form on several paths."""
         tensors = list(flatten(inputs))
         form = (branch, *((tensor.shape, tensor.dtype) for tensor in tensors))
         if form not in self.recordings or not self.can_record:
@@ -86,8 +86,8 @@ class ReplayedStep:
         return dict(zip(recording.names, results.unbind(), strict=True))
 
     def _run(self, step: StepFunction, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
-        # In the stream of the graphs, because gradients accumulate in the stream of their first
-        # use.
+        # Runs in the stream of the graphs, because gradients accumulate in the stream of their
+        # first use.
         here = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
@@ -140,11 +140,11 @@ def flatten(value: Any) -> Iterator[Tensor]:
 
 
 def look_up_mean(agent: Any, obs: Tensor) -> Tensor | None:
-    """Look up the mean latents `[B, L]` for `obs [B, D]` among those of all bars, computed once a
-    rollout; None where that would not be faster.
+    """Look up the mean latents `[B, L]` for `obs [B, D]` among those of all bars, computed once
+    per rollout; None where that would not be faster.
 
-    It is faster on a GPU, where asking which bars occur would wait for the device, if there are
-    fewer bars than rows of a rollout and accounts at a bar share their latents.
+    It is faster on a GPU if accounts at a bar share their latents and there are no more bars than
+    rows in a rollout: to find only the bars that occur, Python would wait for the device.
     """
     table = agent.table
     if (

@@ -1,5 +1,5 @@
-"""Networks of the kind `market_once` with relu, compiled: the forward pass of values and means, and
-the loops of a gradient step (`descent`).
+"""Compiled loops for `market_once` networks with relu: the forward pass of actor and critic, and
+the parts of a gradient step that `descent` joins.
 
 As tensor operations a network of this size is dozens of calls, which take longer to start than to
 run. Here a block of bars at a time goes through all layers, so that its numbers stay in the
@@ -31,8 +31,8 @@ WIDEST = 128
 """Width of hidden layers up to which these loops are at least as fast as torch's products."""
 
 
-class LayerPlace(IntEnum):
-    """Columns of `WeightPlan.layers`: sizes of a layer, and where its weights begin."""
+class LayerColumn(IntEnum):
+    """Columns of `WeightPlan.layers`: a layer's widths, and where its weights begin."""
 
     OWN_IN = 0
     COMMON_IN = 1
@@ -44,13 +44,13 @@ class LayerPlace(IntEnum):
 
 
 class WeightPlan(NamedTuple):
-    """Places of networks' weights in their vector."""
+    """Where each network's weights lie in the vector of all weights."""
 
     layers: Any
-    """`[networks, depth, len(LayerPlace)]` int64"""
+    """`[networks, depth, len(LayerColumn)]` int64"""
     heads: Any
-    """`[networks, 2, 3]` int64: for the head that reads each asset and the one that reads their
-    mean: where weights and biases begin, and the number of outputs."""
+    """`[networks, 2, 3]` int64: where weights and biases begin and the number of outputs, for the
+    head that reads each asset and for the one that reads their mean."""
 
 
 class Scratch(NamedTuple):
@@ -71,14 +71,14 @@ class Scratch(NamedTuple):
     """`[B]` int64: the block's bars."""
 
 
-# Eight weights stay in registers for a whole row of columns. Strides serve both directions: W as
-# stored for outputs, transposed for gradients of inputs.
+# Eight weights stay in registers for a whole row of columns. With its strides the matrix is read as
+# stored, for outputs, or transposed, for gradients of inputs.
 @njit_layer
 def _add_product(w: Any, matrix: Any, x: Any, out: Any) -> None:
     """Add to each row o of `out [O, C]` the sum over i of w[i, o] times row i of `x [I, C]`.
 
-    `matrix`: where it begins in `w`, the strides from an input's weight to the next input's
-    and to the next output's, and I and O, multiples of four, and C.
+    `matrix`: its start in `w`; the strides to the next input and to the next output; I and O, both
+    multiples of four; C.
     """
     start, by_in, by_out, wide_in, wide_out, columns = matrix
     for o in range(0, wide_out, 2):
@@ -102,7 +102,7 @@ def _add_product(w: Any, matrix: Any, x: Any, out: Any) -> None:
                 )
 
 
-# Four sums at once: each number read serves two products.
+# Four sums at once, so that each number is read once for two products.
 @njit_layer
 def _add_outer(x: Any, d: Any, grad: Any, matrix: Any) -> None:
     """Add the products of the rows of `x [I, C]` with those of `d [O, C]` to the gradients of the
@@ -180,8 +180,8 @@ def _rectify_back(
 
 
 @njit_layer
-def _begin(out: Any, w: Any, bias: int, width: int, columns: int) -> None:
-    """Fill row h of `out` with the bias number h, further rows to a multiple of four with 0."""
+def _fill_biases(out: Any, w: Any, bias: int, width: int, columns: int) -> None:
+    """Fill row h of `out` with bias h, and the rows that pad it to a multiple of four with 0."""
     for h in range((width + 3) // 4 * 4):
         value = w[bias + h] if h < width else ZERO
         for c in range(columns):
@@ -189,23 +189,23 @@ def _begin(out: Any, w: Any, bias: int, width: int, columns: int) -> None:
 
 
 @njit(inline="always")
-def _place_product(start: int, wide_in: int, wide_out: int, columns: int) -> Any:
+def _describe_product(start: int, wide_in: int, wide_out: int, columns: int) -> Any:
     """Describe a matrix `[I, O]` as `_add_product` reads it."""
     padded_in = (wide_in + 3) // 4 * 4
     return start, np.int64(wide_out), np.int64(1), padded_in, (wide_out + 3) // 4 * 4, columns
 
 
 @njit(inline="always")
-def _place_products(layer: Any, bars: int, columns: int) -> Any:
+def _describe_products(layer: Any, bars: int, columns: int) -> Any:
     """Describe a layer's two matrices, own and common, as `_add_product` reads them; also returns
     the layer."""
-    width = layer[LayerPlace.OUT]
-    own = _place_product(layer[LayerPlace.OWN], layer[LayerPlace.OWN_IN], width, columns)
-    shared = _place_product(layer[LayerPlace.COMMON], layer[LayerPlace.COMMON_IN], width, bars)
+    width = layer[LayerColumn.OUT]
+    own = _describe_product(layer[LayerColumn.OWN], layer[LayerColumn.OWN_IN], width, columns)
+    shared = _describe_product(layer[LayerColumn.COMMON], layer[LayerColumn.COMMON_IN], width, bars)
     return own, shared, layer
 
 
-# The four loops of a product's gradients, which heads and layers share.
+# Heads and layers share these four loops over a product's gradients.
 @njit_layer
 def _run_back(
     weights: Any,
@@ -215,10 +215,10 @@ def _run_back(
     x: Any,
     slopes: Any,
     below: Any,
-    goes_on: bool,
+    has_below: bool,
 ) -> None:
-    """Add the gradients of a matrix and of its `width` biases, from those of its outputs, `slopes`;
-    `goes_on`: also write those of its inputs `x` to `below`."""
+    """Add the gradients of a matrix and of its `width` biases, from the gradients `slopes` of its
+    outputs; if `has_below`, also write the gradients of its inputs `x` to `below`."""
     w, grad = weights
     start, by_in, by_out, wide_in, wide_out, columns = product
     _add_outer(x, slopes, grad, product)
@@ -227,12 +227,12 @@ def _run_back(
         for c in range(columns):
             total += slopes[h, c]
         grad[bias + h] += total
-    if goes_on:
+    if has_below:
         clear(below, wide_in, columns)
         _add_product(w, (start, by_out, by_in, wide_out, wide_in, columns), slopes, below)
 
 
-# Inlined, because each call of a function that calls others is compiled anew with all of them.
+# Inlined, because each call of a function that calls others makes numba compile all of them anew.
 @njit(inline="always")
 def run_trunk(w: Any, layers: Any, heads: Any, scratch: Scratch, bars: int, assets: int) -> None:
     """Run a trunk and its two heads over the inputs in `scratch`; write `each` and `top`."""
@@ -242,21 +242,23 @@ def run_trunk(w: Any, layers: Any, heads: Any, scratch: Scratch, bars: int, asse
     means = scratch.means
     last = len(layers)
     for d in range(last):
-        own, shared, layer = _place_products(layers[d], bars, columns)
-        width = layer[LayerPlace.OUT]
-        _begin(outputs[d + 1], w, layer[LayerPlace.OWN_BIAS], width, columns)
-        _begin(common, w, layer[LayerPlace.COMMON_BIAS], width, bars)
+        own, shared, layer = _describe_products(layers[d], bars, columns)
+        width = layer[LayerColumn.OUT]
+        _fill_biases(outputs[d + 1], w, layer[LayerColumn.OWN_BIAS], width, columns)
+        _fill_biases(common, w, layer[LayerColumn.COMMON_BIAS], width, bars)
         _add_product(w, own, outputs[d], outputs[d + 1])
         _add_product(w, shared, means[d], common)
         _rectify(outputs[d + 1], common, means[d + 1], width, bars, assets)
-    width = layers[last - 1, LayerPlace.OUT]
-    _begin(scratch.each, w, heads[0, 1], heads[0, 2], columns)
-    _begin(scratch.top, w, heads[1, 1], heads[1, 2], bars)
-    _add_product(w, _place_product(heads[0, 0], width, HEAD, columns), outputs[last], scratch.each)
-    _add_product(w, _place_product(heads[1, 0], width, HEAD, bars), means[last], scratch.top)
+    width = layers[last - 1, LayerColumn.OUT]
+    _fill_biases(scratch.each, w, heads[0, 1], heads[0, 2], columns)
+    _fill_biases(scratch.top, w, heads[1, 1], heads[1, 2], bars)
+    _add_product(
+        w, _describe_product(heads[0, 0], width, HEAD, columns), outputs[last], scratch.each
+    )
+    _add_product(w, _describe_product(heads[1, 0], width, HEAD, bars), means[last], scratch.top)
 
 
-# Inlined as `run_trunk`.
+# Inlined for the same reason as `run_trunk`.
 @njit(inline="always")
 def run_trunk_back(
     weights: Any, layers: Any, heads: Any, scratch: Scratch, slopes: Any, bars: int, assets: int
@@ -272,22 +274,22 @@ def run_trunk_back(
     outputs = scratch.outputs
     means = scratch.means
     last = len(layers)
-    width = layers[last - 1, LayerPlace.OUT]
+    width = layers[last - 1, LayerColumn.OUT]
     at = last % 2
-    own = _place_product(heads[0, 0], width, HEAD, columns)
-    shared = _place_product(heads[1, 0], width, HEAD, bars)
+    own = _describe_product(heads[0, 0], width, HEAD, columns)
+    shared = _describe_product(heads[1, 0], width, HEAD, bars)
     head = heads[0]
     _run_back(weights, own, head[1], head[2], outputs[last], scratch.each, grads[at], True)
     head = heads[1]
     _run_back(weights, shared, head[1], head[2], means[last], scratch.top, mean_grads[at], True)
     for d in range(last - 1, -1, -1):
-        own, shared, layer = _place_products(layers[d], bars, columns)
-        width = layer[LayerPlace.OUT]
+        own, shared, layer = _describe_products(layers[d], bars, columns)
+        width = layer[LayerColumn.OUT]
         at = (d + 1) % 2
         _rectify_back(outputs[d + 1], grads[at], mean_grads[at], common, width, bars, assets)
-        bias = layer[LayerPlace.OWN_BIAS]
+        bias = layer[LayerColumn.OWN_BIAS]
         _run_back(weights, own, bias, width, outputs[d], grads[at], grads[1 - at], d > 0)
-        bias = layer[LayerPlace.COMMON_BIAS]
+        bias = layer[LayerColumn.COMMON_BIAS]
         _run_back(weights, shared, bias, width, means[d], common, mean_grads[1 - at], d > 0)
 
 
@@ -380,7 +382,7 @@ class PackedWeights:
     def _make_scratch(self, assets: int, dtype: Any) -> Scratch:
         bars = max(16, COLUMNS_AT_ONCE // assets // 8 * 8)
         depth = self.plan.layers.shape[1] + 1
-        wide = pad(int(self.plan.layers[:, :, : LayerPlace.OUT + 1].max()))
+        wide = pad(int(self.plan.layers[:, :, : LayerColumn.OUT + 1].max()))
         shapes = {
             "outputs": (depth, wide, bars * assets),
             "means": (depth, wide, bars),
@@ -428,7 +430,7 @@ def run_market_once(rows: Tensor, trunk: Any, head: Any, top: Any) -> Any:
     return each, None if top is None else of_mean
 
 
-# Every account looks its bar's coefficients up: they are never copied for each account.
+# Each account looks up its bar's coefficients, so that they are not copied for each account.
 @njit_pass
 def _add_up(each: Any, top: Any, row_index: Any, private: Any, value: Any) -> None:
     """Write the values of R accounts to `value [R]`."""

@@ -1,4 +1,4 @@
-"""Advantages of a rollout, compiled: the operations for each step take longer to start than to
+"""Compiled advantages of a rollout: torch's operations for each step take longer to start than to
 run."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fintrader.agents.fast.loops import njit_pass, to_arrays
 # A step reads the advantages of the next one while they are in the nearest cache.
 @njit_pass
 def _estimate(columns: Any, discounts: Any, advantage: Any, target: Any) -> None:
-    """Write `buffers.gae` to `advantage` and `target`, `[T, B]`."""
+    """Write the results of `buffers.gae` to `advantage` and `target`, `[T, B]`."""
     reward, value, next_value, terminated, truncated = columns
     gamma, gae_lambda = discounts
     steps, accounts = reward.shape

@@ -5,7 +5,7 @@
     actions = {agent: env.action_space(agent).sample() for agent in env.agents}
     observations, rewards, terminations, truncations, infos = env.step(actions)
 
-For many games at once on tensors use `fintrader.envs.multi_agent.MultiTraderEnv` itself.
+For many games at once, on tensors, use `fintrader.envs.multi_agent.MultiTraderEnv` directly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Infos = dict[str, dict[str, object]]
 
 
 class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
-    """One game of K traders, named `trader_0` ...; a ruined trader leaves and the others go on."""
+    """One game of K traders, `trader_0` to `trader_K-1`; ruined traders leave, the others go on."""
 
     metadata: dict[str, Any] = {"name": "fintrader_traders_v0", "render_modes": []}  # noqa: RUF012
 
@@ -93,10 +93,12 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
         places = {agent: self.possible_agents.index(agent) for agent in self.agents}
         observations = self._rows(info["final_obs"][0])
         rewards = {agent: float(reward[0, i]) for agent, i in places.items()}
-        ends = {agent: bool(terminated[0, i]) for agent, i in places.items()}
-        cuts = {agent: bool(truncated[0, i]) for agent, i in places.items()}
-        self.agents = [agent for agent in self.agents if not (ends[agent] or cuts[agent])]
-        return observations, rewards, ends, cuts, {agent: {} for agent in places}
+        terminations = {agent: bool(terminated[0, i]) for agent, i in places.items()}
+        truncations = {agent: bool(truncated[0, i]) for agent, i in places.items()}
+        self.agents = [
+            agent for agent in self.agents if not (terminations[agent] or truncations[agent])
+        ]
+        return observations, rewards, terminations, truncations, {agent: {} for agent in places}
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""
