@@ -246,9 +246,7 @@ def test_walking_forward_tests_every_session_once_and_goes_on_where_it_was(tmp_p
         "delay_bars",
         "capital_usd",
     }
-    assert (
-        "What if one choice had been another?" in (folder / "backtest" / "report.html").read_text()
-    )
+    assert "Sensitivity to single choices" in (folder / "backtest" / "report.html").read_text()
     pages = write_site(Run(folder), tmp_path / "site").read_text()
     assert pages.count("The race of tiny/folds/") == 2
     again = fintrader(

@@ -164,7 +164,7 @@ def show_curves(status: Status, timezone: str) -> None:
         for present in (present_account, present_shortfall):
             sections.draw(present(status.report), version, "live_")
     elif len(status.curve) > 1:
-        heading("What the account is worth")
+        heading("Value of the account")
         charts.show(lambda: account_figure(status.curve, timezone), "live_account", version=version)
         st.caption(
             f"The twin and the shortfall come with "

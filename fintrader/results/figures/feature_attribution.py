@@ -55,7 +55,13 @@ def decision_figure(explanation: Explanation, k: int) -> go.Figure:
     hover = "%{x} moved %{y} by %{z:.2f} points of weight"
     figure = heat_map(points, names, rows, hover, texttemplate="%{z:.1f}")
     figure.data[0].colorbar.title = {"text": "points", "side": "right"}
-    layout(figure, "What moved this decision", "", height=190 + 34 * len(rows), hovermode="closest")
+    layout(
+        figure,
+        "Inputs that moved this decision",
+        "",
+        height=190 + 34 * len(rows),
+        hovermode="closest",
+    )
     figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     figure.update_xaxes(tickangle=-35, automargin=True)
     return figure

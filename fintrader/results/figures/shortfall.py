@@ -53,7 +53,7 @@ def drift_figure(
         figure.add_scatter(
             x=days, y=values, name=name, line=look, hovertemplate="%{y:,.0f} USD<extra></extra>"
         )
-    return layout(figure, "What the account is worth", "USD", height=400)
+    return layout(figure, "Value of the account", "USD", height=400)
 
 
 def account_figure(curve: Sequence[tuple[int, float]], timezone: str) -> go.Figure:
@@ -67,7 +67,7 @@ def account_figure(curve: Sequence[tuple[int, float]], timezone: str) -> go.Figu
     )
     figure.update_traces(hovertemplate="%{customdata}: %{y:,.0f} USD<extra></extra>")
     return layout(
-        figure, "What the account is worth", "USD", f"{timezone} time", height=400, showlegend=False
+        figure, "Value of the account", "USD", f"{timezone} time", height=400, showlegend=False
     )
 
 

@@ -66,7 +66,7 @@ def present_sensitivity(view: BacktestView) -> Section | None:
     folds = "Each fold's policy over its own test window, the windows one after another as above."
     return Section(
         key="sensitivity",
-        title="What if one choice had been another?",
+        title="Sensitivity to single choices",
         figures=charts,
         tables=[Table(columns, rows)],
         notes=[folds] if stored.context.folds else [],

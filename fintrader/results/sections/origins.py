@@ -47,7 +47,7 @@ def present_data(view: BacktestView) -> Section | None:
 def present_origin(view: BacktestView) -> Section:
     """Present commands, settings, hashes and code: everything needed to make the backtest again."""
     context = view.stored.context
-    title = "How to get this again"
+    title = "Reproduction"
     stored = to_json(context)
     trading = {} if context.trading is None else to_json(context.trading)
     known = {
