@@ -262,8 +262,13 @@ def test_a_workbook_keeps_its_tickers_and_needs_its_package(tmp_path, monkeypatc
     path = tmp_path / "bars.xlsx"
     with pd.ExcelWriter(path) as book:
         table.to_excel(book, sheet_name="bars", index=False)
-        TABLE.head(3).to_excel(book, sheet_name="notes", index=False)
+        pd.DataFrame({"note": ["made", "by hand"]}).to_excel(book, sheet_name="notes", index=False)
     check_detected(path, table)
+    with pd.ExcelWriter(tmp_path / "two.xlsx") as book:
+        for name in ("first", "second"):
+            TABLE.to_excel(book, sheet_name=name, index=False)
+    with pytest.raises(BarError, match=r"tables in several sheets \(first, second\); save each"):
+        read(tmp_path / "two.xlsx")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(BarError, match=r"bars.xlsx: a workbook needs openpyxl: .*pip install"):
         read(path)
