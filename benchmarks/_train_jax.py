@@ -4,8 +4,8 @@ One compiled call is a whole update: acting, the account, advantages and all gra
 the same networks (`market_once`), `aim` head, lasting noise, scaled rewards, baseline of the
 accounts at a bar and minibatches of bars as `fintrader.agents.PPO()`. The account is the simple
 core of ours: long-only target weights, whole shares, costs in proportion, a share of the bar's
-volume at most, the next open or close. It has no splits, dividends, short positions, orders that rest or
-checks of numbers. Money is in float64, networks in float32, as with us.
+volume at most, the next open or close. It has no splits, dividends, short positions, orders that
+rest or checks of numbers. Money is in float64, networks in float32, as with us.
 
 Needs jax and jaxlib, which `install_peer` fetches with what they need.
 """

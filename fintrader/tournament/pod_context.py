@@ -22,7 +22,7 @@ WITHOUT_WAITING = OperationsSettings(takeover=False, store_seconds=0.0, outage_s
 
 @dataclass
 class PodContext:
-    """Inputs of a body besides its spec: places of files, and a callback for signs of life."""
+    """Inputs of a pod that its spec lacks: paths of files, and a callback for signs of life."""
 
     run: RunFolder
     market: Path
