@@ -527,7 +527,7 @@ def test_what_reads_a_run_imports_nothing_and_what_acts_on_it_names_the_code(
     for act in ("backtest", "paper", check_replay):
         caplog.clear()
         with contextlib.suppress(KeyError, FintraderError):
-            act(run) if callable(act) else fintrader(act, str(run))
+            act(run, None) if callable(act) else fintrader(act, str(run))
         before, sprung, _ = caplog.text.partition("sprung")
         assert f"{config} {named}" in before, act
         assert sprung or act is check_replay, act  # which has found that the settings are others
