@@ -100,14 +100,15 @@ def fit_factors(
         np.isfinite(factors[:, usable]).all(axis=1) if usable else np.zeros(len(daily), dtype=bool)
     )
     y = daily[rows]
+    size = len(y)
+    if size < FEWEST_SESSIONS or y.max() == y.min():
+        return None
     x = factors[rows][:, usable]
     moving = x.std(axis=0) > 0
+    if not moving.any():
+        return None
     usable = [k for k, moves in zip(usable, moving, strict=True) if moves]
     x = x[:, moving]
-    size = len(y)
-    width = len(usable) + 1
-    if size < FEWEST_SESSIONS or width == 1 or y.max() == y.min():
-        return None
     design = np.column_stack([np.ones(size), x])
     bread = np.linalg.pinv(design.T @ design)
     beta = bread @ design.T @ y

@@ -141,6 +141,7 @@ def test_the_future_moves_no_factor_rank():
     )
 
 
+@pytest.mark.filterwarnings("error")
 def test_betas_are_those_of_a_library():
     sm = pytest.importorskip("statsmodels.api")
     rng = np.random.default_rng(3)
@@ -162,4 +163,6 @@ def test_betas_are_those_of_a_library():
     assert found.r_squared == pytest.approx(fitted.rsquared)
     assert [row.factor for row in found.betas] == ["market", "momentum", "reversal"]
     assert fit_factors(daily[:29], factors[:29, :1]) is None
+    assert fit_factors(daily[:14], factors[:14, :1]) is None
+    assert fit_factors(daily[:14], np.full((14, 1), np.nan)) is None
     assert fit_factors(np.zeros(120), factors) is None
