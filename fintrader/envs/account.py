@@ -217,6 +217,10 @@ class Record(NamedTuple):
         return self._replace(**flows)
 
 
+Advanced = tuple[Account, Tensor, Tensor, Tensor, Record | None]
+"""Account, reward `[B]` float64, terminated `[B]`, truncated `[B]`, record."""
+
+
 def advance(
     view: MarketView,
     account: Account,
@@ -226,11 +230,10 @@ def advance(
     *,
     record: bool,
     move_prices: MovePrices | None = None,
-) -> tuple[Account, Tensor, Tensor, Tensor, Record | None]:
+) -> Advanced:
     """Advance each account from one decision to its next one.
 
     `action` `[B, N]`; `move_prices` lets the orders change the fill prices before anything fills.
-    Returns account, reward `[B]` float64, terminated `[B]`, truncated `[B]`, record.
     """
     # The action becomes holdings to reach, sized at the close of the decision's bar.
     orders = place_orders(view, account, action, settings)
@@ -523,8 +526,9 @@ def variable_cost(shares: Tensor, notional: Tensor, quote: Quote, settings: EnvS
     up to all of its notional."""
     rate = settings.fee_rate + quote.spread
     if settings.impact_per_usd > 0.0:
-        # An account that trades alone moves the price by its own order.
-        rate = rate + torch.clamp(settings.impact_per_usd * notional, max=MOST_IMPACT)
+        # An account that trades alone moves the price by its own order, unless it waited for it.
+        moved = torch.clamp(settings.impact_per_usd * notional, max=MOST_IMPACT)
+        rate = rate + torch.where(quote.inverse_root_volume > 0, moved, 0.0)
     cost = rate * notional
     if settings.impact_rate == settings.impact_per_usd == 0.0:
         return cost

@@ -1,4 +1,5 @@
-"""Several traders in one market: their orders meet in one temporary price impact.
+"""Several traders in one market: their orders meet in one temporary price impact, and those that
+rest match each other.
 
 In every game K traders are at the same bar. Their wanted orders are added up per symbol; the net
 flow q (USD, bought less sold) moves the price that all of them fill at,
@@ -7,6 +8,12 @@ flow q (USD, bought less sold) moves the price that all of them fill at,
 
 and the move is gone by the close, where accounts are marked at the market's price. Traders on the
 side of the flow pay for it, traders on the other side are paid.
+
+Orders that rest (`action: limit` and `quote`) meet in a call auction at each bar's open. The market
+sells (p' / p - 1) / (kappa p) shares at the price p', at most +-limit away from p, and buys
+likewise. The price at which demand meets supply is everyone's fill price. Orders at that very price
+share what the others leave, in proportion to their sizes. An order whose price is not met waits in
+the bar for the market's own prices.
 
 The accounts of an environment are its traders, game by game. A ruined trader is out: it orders
 nothing and is rewarded 0, `terminated` at each step, until its game ends for all, at the time limit
@@ -20,11 +27,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from fintrader.envs.account import Account, Record, advance
+from fintrader.envs.account import Account, Advanced, advance
 from fintrader.envs.episodes import select
 from fintrader.envs.market_view import MarketView
+from fintrader.envs.money import round_to_zero
+from fintrader.envs.resting import Auction, advance_resting
 from fintrader.envs.reward import Reward
 from fintrader.envs.settings import MOST_IMPACT, EnvSettings, TraderSettings
+
+LEAST_IMPACT = 1e-300
+"""Divides a move of 0 by no impact, which gives 0."""
 
 
 def advance_games(
@@ -35,7 +47,7 @@ def advance_games(
     reward: Reward,
     *,
     record: bool,
-) -> tuple[Account, Tensor, Tensor, Tensor, Record | None]:
+) -> Advanced:
     """Advance the traders of every game to the next decision, as `account.advance` does."""
     traders = settings.traders
     assert traders is not None
@@ -47,9 +59,17 @@ def advance_games(
         wanted = torch.where(out.unsqueeze(1), 0.0, orders)
         return move_by_flow(wanted, price.double(), settings)
 
-    acted, own, ruined, truncated, entry = advance(
-        view, account, action, alone, reward, record=record, move_prices=move_prices
-    )
+    def open_bar(orders: Tensor, worst: Tensor, price: Tensor) -> Auction:
+        wanted = torch.where(out.view(-1, 1, 1), 0.0, orders)
+        return hold_auction(wanted, worst, price, settings)
+
+    if settings.orders_rest:
+        step = advance_resting(
+            view, account, action, alone, reward, record=record, open_bar=open_bar
+        )
+    else:
+        step = advance(view, account, action, alone, reward, record=record, move_prices=move_prices)
+    acted, own, ruined, truncated, entry = step
     # A trader that is out keeps its books; only its clock runs on with the game's.
     after = select(out, account._replace(bar=acted.bar), acted)
     gone = out | ruined
@@ -70,6 +90,65 @@ def move_by_flow(orders: Tensor, price: Tensor, settings: EnvSettings) -> Tensor
     kappa = settings.impact_per_usd
     shift = torch.clamp(kappa * flow.sum(1, keepdim=True), -MOST_IMPACT, MOST_IMPACT)
     return price * (1.0 + shift.expand_as(flow).reshape(price.shape))
+
+
+def hold_auction(orders: Tensor, worst: Tensor, price: Tensor, settings: EnvSettings) -> Auction:
+    """Open a bar quoted at `price` `[B, N]` USD, 0 where nothing trades: match each game's orders
+    `[B, S, N]` (signed shares, with the worst prices that they accept) with each other and with the
+    market."""
+    num_sides = orders.shape[1]
+    together = (-1, settings.num_traders * num_sides, price.shape[1])
+    orders_of = orders.reshape(together)
+    limit = worst.reshape(together)
+    base = price[:: settings.num_traders].unsqueeze(1)
+    kappa = settings.impact_per_usd
+
+    def respond(demand: Tensor) -> Tensor:
+        """Price at which the market sells as many shares as are demanded."""
+        return base * (1.0 + torch.clamp(kappa * base * demand, -MOST_IMPACT, MOST_IMPACT))
+
+    # Net demand falls with the price, and the response with it. The two meet at the largest price
+    # that the response to the demand just below it still reaches: at one of the limits, or between.
+    buys = orders_of > 0
+    at = limit.unsqueeze(2)
+    mine = limit.unsqueeze(1)
+    joins = torch.where(buys.unsqueeze(1), mine >= at, mine < at)
+    demand = (orders_of.unsqueeze(1) * joins).sum(2)
+    lowest = respond(torch.where(buys, 0.0, orders_of).sum(1, keepdim=True))
+    opened = torch.minimum(limit, respond(demand)).amax(1, keepdim=True).maximum(lowest)
+
+    better = torch.where(buys, limit > opened, limit < opened) & (orders_of != 0) & (base > 0)
+    equal = (limit == opened) & (orders_of != 0) & (base > 0) & (kappa > 0.0)
+    filled = torch.where(better, orders_of, 0.0)
+    marginal = torch.where(equal, orders_of, 0.0)
+    bought = torch.relu(marginal).sum(1, keepdim=True)
+    sold = torch.relu(-marginal).sum(1, keepdim=True)
+    move = opened / torch.where(base > 0, base, 1.0) - 1.0
+    supply = move / torch.where(base > 0, max(kappa, LEAST_IMPACT) * base, 1.0)
+    # The market takes any number of shares once the price has moved as far as it may.
+    is_bounded = move.abs() < MOST_IMPACT
+    need = torch.where(is_bounded, supply - filled.sum(1, keepdim=True), bought - sold)
+    sales = torch.minimum(sold, bought - need).clamp(min=0.0)
+    purchases = torch.minimum(bought, sales + need).clamp(min=0.0)
+    share = torch.where(buys, divide(purchases, bought), divide(sales, sold))
+    filled = filled + round_to_zero(marginal * share, settings)
+
+    purchases = torch.relu(filled).sum(1, keepdim=True)
+    sales = torch.relu(-filled).sum(1, keepdim=True)
+    matched = torch.minimum(purchases, sales)
+    outside = 1.0 - torch.where(buys, divide(matched, purchases), divide(matched, sales))
+    apart = orders.shape
+    return Auction(
+        price=opened.expand(-1, settings.num_traders, -1).reshape(price.shape),
+        is_met=(better | equal).reshape(apart),
+        shares=filled.reshape(apart),
+        outside=outside.reshape(apart),
+    )
+
+
+def divide(part: Tensor, whole: Tensor) -> Tensor:
+    """Return part / whole, 0 where there is no whole."""
+    return part / torch.where(whole > 0, whole, 1.0)
 
 
 def share_rewards(own: Tensor, traders: TraderSettings) -> Tensor:

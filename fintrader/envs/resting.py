@@ -10,6 +10,7 @@ alone; an order that fills at a bar's open takes liquidity, and pays half-spread
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from fintrader.envs.account import (
     ORDER_ROWS,
     PRICE,
     Account,
+    Advanced,
     Fills,
     Marks,
     Orders,
@@ -42,6 +44,24 @@ from fintrader.envs.reward import Reward
 from fintrader.envs.settings import EnvSettings
 
 
+class Auction(NamedTuple):
+    """The orders that a bar's opening auction meets, S of each asset: one, or a bid and an ask."""
+
+    price: Tensor
+    """`[B, N]` USD, 0 where nothing trades."""
+    is_met: Tensor
+    """`[B, S, N]` bool: the order is as good as the price, or better."""
+    shares: Tensor
+    """`[B, S, N]`, signed: the part of a met order that finds a counterparty."""
+    outside: Tensor
+    """`[B, S, N]`: share of it that trades with the market, not with other traders."""
+
+
+OpenBar = Callable[[Tensor, Tensor, Tensor], Auction]
+"""Maps orders (signed shares, and the worst opening prices that they accept, `[B, S, N]` each) and
+quoted prices `[B, N]` to the auction's result."""
+
+
 class BarTrade(NamedTuple):
     """One order of each asset in one bar: `limit` actions have one, `quote` actions a bid and an
     ask."""
@@ -60,9 +80,10 @@ def advance_resting(
     reward: Reward,
     *,
     record: bool,
-) -> tuple[Account, Tensor, Tensor, Tensor, Record | None]:
+    open_bar: OpenBar | None = None,
+) -> Advanced:
     """Carry each account from one decision to its next one, as `account.advance` does; `action`
-    `[B, A]`.
+    `[B, A]`. `open_bar` lets orders move each opening price, and match among themselves.
 
     A record's `ordered` holds the orders as placed, the bid minus the ask; its fills cover the
     whole interval: sums of shares and costs, and mean prices.
@@ -77,7 +98,7 @@ def advance_resting(
     for _ in range(settings.decision_interval):
         moves = now.bar < now.end_bar
         start, rested = begin_bar(view, now, settings)
-        sides = trade_bar(view, start, rested, settings)
+        sides = trade_bar(view, start, rested, settings, open_bar)
         fills = sides[-1].fills._replace(
             cost=sum((side.fills.cost for side in sides), cost),
             turnover=sum((side.fills.turnover for side in sides), turnover),
@@ -218,25 +239,37 @@ def begin_bar(view: MarketView, account: Account, settings: EnvSettings) -> tupl
 
 
 def trade_bar(
-    view: MarketView, start: Orders, rested: Tensor, settings: EnvSettings
+    view: MarketView,
+    start: Orders,
+    rested: Tensor,
+    settings: EnvSettings,
+    open_bar: OpenBar | None = None,
 ) -> list[BarTrade]:
     """Fill the resting orders that a bar trades through: bids, then asks."""
     quote = view.quote(start.bar)
     low, high = bar_range(view, start.bar)
+    used = rested[:, : settings.num_sides * ORDER_ROWS]
+    rows = used.view(len(used), settings.num_sides, ORDER_ROWS, used.shape[2])
+    auction = None
+    if open_bar is not None:
+        held_back = [
+            hold_back(row, rested, start.shares, start, low, high, settings)
+            for row in rows[:, :, LEFT].unbind(1)
+        ]
+        most = quote.order_limit.double().unsqueeze(1)
+        worst = accept_price(rows[:, :, LEFT], rows[:, :, PRICE], settings)
+        auction = open_bar(torch.stack(held_back, 1).clamp(-most, most), worst, quote.price)
+        quote = quote._replace(price=auction.price)
     sides: list[BarTrade] = []
     room = None
     now = start
-    for first in range(0, settings.num_sides * ORDER_ROWS, ORDER_ROWS):
-        left, price, _ = rested[:, first : first + ORDER_ROWS].unbind(1)
-        if settings.stop_offset_bps is not None:
-            # A stop that the bar reaches comes before any order that would close the position.
-            stop = rested[:, -1]
-            held_up = reach_stops(stop, now.shares, low, high) & (stop.abs() < LARGEST)
-            left = torch.where(held_up & (left * now.shares < 0), 0.0, left)
-        if not settings.short:
-            # An ask cannot sell shares that a bid buys in the same bar.
-            left = torch.maximum(left, -start.shares)
-        orders, met = meet_bar(now, left, price, low, high, quote, settings)
+    for side in range(settings.num_sides):
+        left, price, _ = rows[:, side].unbind(1)
+        left = hold_back(left, rested, now.shares, start, low, high, settings)
+        here = left, low, high, quote
+        if auction is not None:
+            here = meet_auction(*here, auction, side)
+        orders, met = meet_bar(now, price, *here, settings)
         if room is None:
             room = purchase_budget(start.cash, start.shares, start, met, settings)
         fills = fill_orders(orders, met, settings, room=room)
@@ -245,6 +278,52 @@ def trade_bar(
         bought = in_usd(fills.bought, met.price).abs().sum(1)
         room = room - (bought + settings.max_leverage * fills.cost)
     return sides
+
+
+def hold_back(
+    left: Tensor,
+    rested: Tensor,
+    shares: Tensor,
+    start: Orders,
+    low: Tensor,
+    high: Tensor,
+    settings: EnvSettings,
+) -> Tensor:
+    """Cut orders of signed shares `left` `[B, N]` to what a bar with these lows and highs may fill
+    while `shares` `[B, N]` are held."""
+    if settings.stop_offset_bps is not None:
+        # A stop that the bar reaches comes before any order that would close the position.
+        stop = rested[:, -1]
+        held_up = reach_stops(stop, shares, low, high) & (stop.abs() < LARGEST)
+        left = torch.where(held_up & (left * shares < 0), 0.0, left)
+    if not settings.short:
+        # An ask cannot sell shares that a bid buys in the same bar.
+        left = torch.maximum(left, -start.shares)
+    return left
+
+
+def accept_price(left: Tensor, price: Tensor, settings: EnvSettings) -> Tensor:
+    """Find the prices that the market must reach for orders of signed shares `left` at a limit
+    `price` to fill: lower for purchases, by the margin, and higher for sales."""
+    margin = settings.limit_margin_bps / 1e4
+    return price * torch.where(left > 0, 1.0 - margin, 1.0 + margin)
+
+
+def meet_auction(
+    left: Tensor, low: Tensor, high: Tensor, quote: Quote, auction: Auction, side: int
+) -> tuple[Tensor, Tensor, Tensor, Quote]:
+    """Prepare orders of one side (0: bids or all, 1: asks), a bar's range and its quote for
+    `meet_bar`: an order that the auction meets fills there or waits for the next bar."""
+    is_met = auction.is_met[:, side]
+    part = torch.clamp(auction.shares[:, side], left.clamp(max=0.0), left.clamp(min=0.0))
+    outside = torch.where(is_met, auction.outside[:, side], 1.0)
+    quote = quote._replace(
+        inverse_root_volume=quote.inverse_root_volume * outside, spread=quote.spread * outside
+    )
+    # Beyond every price, so that the bar trades through each order that the auction meets.
+    low = torch.where(is_met, -1.0, low)
+    high = torch.where(is_met, torch.inf, high)
+    return torch.where(is_met, part, left), low, high, quote
 
 
 def bar_range(view: MarketView, bar: Tensor) -> tuple[Tensor, Tensor]:
@@ -269,8 +348,8 @@ def find_side(shares: Tensor, price: Tensor) -> Tensor:
 
 def meet_bar(
     now: Orders,
-    left: Tensor,
     price: Tensor,
+    left: Tensor,
     low: Tensor,
     high: Tensor,
     quote: Quote,
@@ -278,9 +357,9 @@ def meet_bar(
 ) -> tuple[Orders, Quote]:
     """Match orders of signed shares and prices `[B, N]` with a bar. Returns the orders of that bar
     and their fill prices."""
-    margin = settings.limit_margin_bps / 1e4
     buys = left > 0
-    through = torch.where(buys, low < price * (1.0 - margin), high > price * (1.0 + margin))
+    worst = accept_price(left, price, settings)
+    through = torch.where(buys, low < worst, high > worst)
     fills = through & (left != 0) & (quote.price > 0)
     best = torch.where(buys, torch.minimum(price, quote.price), torch.maximum(price, quote.price))
     at_open = best == quote.price

@@ -134,7 +134,8 @@ class TraderSettings(Settings):
     learner while it is empty)."""
     impact_bps_per_million_usd: NonNegativeFloat = 10.0
     """kappa: basis points that the price moves per million USD of all traders' net orders, at most
-    1,000. An account that trades alone pays this for its own fills."""
+    1,000. An account that trades alone pays this for its own fills, but not for fills at its
+    limit prices."""
 
 
 class TradingSettings(Settings):
@@ -238,7 +239,8 @@ class TradingSettings(Settings):
     market."""
     traders: TraderSettings | None = None
     """Traders that share a market while an agent trains: every K consecutive accounts are a game of
-    K traders. Validation, backtest and deployment trade one account alone."""
+    K traders, whose resting orders match each other first. Validation, backtest and deployment
+    trade one account alone."""
 
     # --- benchmark --------------------------------------------------------------------------------
     benchmark: Literal["auto", "equal_weight", "cap_weight", "buy_and_hold", "cash"] = "auto"
@@ -313,11 +315,6 @@ class TradingSettings(Settings):
             raise ValueError(
                 "traders.rivals: leaderboard needs a team to play; add one to traders.teams, or set"
                 " rivals to learner"
-            )
-        if self.orders_rest:
-            raise ValueError(
-                "traders move the price, so no order can rest at one; set action to target or"
-                " trade, or leave traders out"
             )
         if self.option is not None:
             raise ValueError(

@@ -21,7 +21,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from fintrader.config import override
-from fintrader.envs.account import Account, advance, may_hold
+from fintrader.envs.account import Account, Advanced, advance, may_hold
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.episodes import (
     account_keys,
@@ -456,7 +456,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
     def _step_torch(self, account: Account, action: Tensor) -> StepResult:
         """Step by `envs.account`; under SAME_STEP accounts whose episodes end begin the next."""
-        carry_on = advance_resting if self.settings.orders_rest else advance
+        carry_on: Callable[..., Advanced] = advance
+        if self.settings.orders_rest:
+            carry_on = advance_resting
         if self.settings.num_traders > 1:
             carry_on = advance_games
         after, reward, terminated, truncated, record = carry_on(

@@ -13,7 +13,6 @@ from fintrader.agents.weights_head import WeightsHead
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import lay_out
-from fintrader.envs.multi_agent import MultiTraderEnv
 from fintrader.errors import BacktestError, ConfigError
 from fintrader.market.tensors import Events
 from tests.factories import make_market, market_of
@@ -200,8 +199,6 @@ def test_what_has_no_orders_that_rest_says_so(market):
         TradingEnv(market, action="limit", fill="close")
     with pytest.raises(ConfigError, match="gradients, and resting orders have none"):
         fintrader.train("apg", TradingEnv(market, action="limit", num_envs=4), env_steps=100)
-    with pytest.raises(ConfigError, match="no order can rest"):
-        MultiTraderEnv(market, EnvSettings(action="limit"))
 
 
 def test_a_state_without_orders_is_one_of_an_earlier_version(market):

@@ -39,7 +39,7 @@ def env_settings(
     """Any combination of options that is allowed, with orders at the market or, with `limit`,
     orders that rest."""
     shorts = draw(st.booleans()) if short is None else short
-    traders = None if limit else draw(st.sampled_from(TRADERS))
+    traders = draw(st.sampled_from(TRADERS))
     values = {
         "action": draw(st.sampled_from(["limit", "quote"] if limit else ["target", "trade"])),
         "fill": "next_open"

@@ -109,8 +109,10 @@ def test_policies_of_the_leaderboard_play_the_other_teams(tmp_path):
     assert checked.status == 0, checked.out
 
 
-def test_one_agent_trains_in_games(tmp_path):
-    done = fintrader("train", str(write_config(tmp_path, env=ENV, tournament=RACE)))
+@pytest.mark.parametrize("action", ["target", "quote"])
+def test_one_agent_trains_in_games(tmp_path, action):
+    env = ENV | {"action": action}
+    done = fintrader("train", str(write_config(tmp_path, env=env, tournament=RACE)))
     assert done.status == 0, done.err
 
 
@@ -118,7 +120,6 @@ def test_one_agent_trains_in_games(tmp_path):
     ("changes", "match"),
     [
         ({"num_envs": 9}, "env.num_envs is 9; make it a multiple of the 4 traders"),
-        ({"action": "limit"}, "no order can rest"),
         ({"option": {"bars": 5, "volatility_bps": 100}}, "leave out option or traders"),
         ({"randomise": {"variants": 2, "delay_bars": 1}}, "leave out randomise"),
         ({"traders": {"teams": []}}, "env.traders.teams"),

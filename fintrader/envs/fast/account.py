@@ -1028,7 +1028,8 @@ def variable_cost(
 ) -> float:
     """USD: the part of the cost that grows with the order, up to all of its notional."""
     impact = notional * min(np.sqrt(abs(shares)) * root, 1.0)
-    rate = rules.fee_rate + spread + min(rules.impact_per_usd * notional, MOST_IMPACT)
+    moved = min(rules.impact_per_usd * notional, MOST_IMPACT) if root > 0.0 else 0.0
+    rate = rules.fee_rate + spread + moved
     cost: float = min(rate * notional + rules.impact_rate * impact, notional)
     return cost
 
