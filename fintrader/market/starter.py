@@ -67,7 +67,7 @@ agent:
 {agent}
 tournament:
   pods: {pods}                      # independent seeds; more pods and steps search longer
-  fresh: 1.0                   # no pod inherits: on one machine that finds nothing better
+  fresh: 1.0                   # no pod inherits; where settings are unknown, --search was better
   search: {{}}                   # no setting is varied between pods
   pool_size: 2
   workers: 2

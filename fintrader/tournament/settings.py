@@ -157,9 +157,8 @@ class TournamentSettings(Settings):
     leaderboard_size: Count = 16
     """Rows of the leaderboard, hence the number of possible parents."""
     fresh: Fraction = 1.0
-    """Share of pods that start from scratch once parents exist. 1: a race of seeds; nothing
-    better was found (docs/results.md). Below 1, pods descend from each other, e.g. 0.25 with a
-    `search`."""
+    """Share of pods that start from scratch once parents exist. 1: a race of seeds. Below 1, pods
+    descend from each other, e.g. 0.25 with a `search`."""
     founders: Count = 2
     """Results on the leaderboard before a pod becomes a parent."""
     temperature: PositiveFloat = 1.0
