@@ -49,8 +49,14 @@ class Order:
 
     def report(self, state: State) -> OrderReport:
         """Make the report of this order in a state, without fills."""
-        report = OrderReport(self.id, self.symbol, state, self.shares)
-        return replace(report, limit_usd=self.limit_usd, stop_usd=self.stop_usd)
+        return OrderReport(
+            self.id,
+            self.symbol,
+            state,
+            self.shares,
+            limit_usd=self.limit_usd,
+            stop_usd=self.stop_usd,
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class OrderReport:
 
     def keep_prices(self, known: OrderReport) -> OrderReport:
         """Return this report with the prices in `known`, since brokers round or drop them."""
+        if (self.limit_usd, self.stop_usd) == (known.limit_usd, known.stop_usd):
+            return self
         return replace(self, limit_usd=known.limit_usd, stop_usd=known.stop_usd)
 
 
