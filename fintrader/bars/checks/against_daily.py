@@ -1,8 +1,8 @@
-"""A symbol's days against daily bars of another source, on one scale.
+"""Comparison of a symbol's days with daily bars of another source.
 
-Daily bars may be adjusted for splits and dividends, so a day's ratio is compared with that of the
-days around it. The opening print fixes the minute: in clean bars it equals the open of the
-session's first bar, to the tick on nearly all days.
+Daily bars may be adjusted for splits and dividends, so the ratio of the two sources' prices on a
+day is compared with the ratio on the days around it. The daily open shows displacements of minutes:
+in clean bars it equals the open of the session's first bar, to the tick, on nearly all days.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from fintrader.bars.checks.kinds import runs
 from fintrader.results.market_description import Fault
 
 _TICK = 2e-4
-"""Log ratio of equal prices: rounding, and float32."""
+"""Prices whose log ratio is smaller are equal but for rounding and float32."""
 _AROUND = 21
-"""Days whose median ratio is the scale."""
+"""Number of days whose median ratio is the scale of the day in their middle."""
 _FEWEST = 3
-"""Misplaced opening prints in a row that count; in clean bars one day in a hundred has one by
-chance. As many different days count if their share exceeds _RARE."""
+"""Fewest days in a row with a misplaced opening print that are reported; in clean bars one day in a
+hundred has one by chance. From as many days with other prices on, they are reported as one fault if
+their share exceeds _RARE."""
 _RARE = 0.01
 
 
 def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days, list[Fault]]:
-    """Find the days whose prices differ from those of daily bars; also return `days` with
-    `unopened` filled in.
+    """Find the days whose prices differ from daily bars. Returns `days` with `unopened` filled in,
+    and the faults.
 
-    daily: one symbol's, sorted, inside the sessions of `grid`, like `days`.
+    daily: sorted daily bars of the same symbol; those outside of the sessions of `grid` are
+    ignored.
     """
-    import pandas as pd  # late: settings load this module, and no pandas
+    import pandas as pd  # imported here: settings load this module, and not pandas
 
     at = grid.locate(daily.ts)
     table = np.full((grid.num_sessions + 2, 4), np.nan)

@@ -1,4 +1,4 @@
-"""Missing bars: minutes, days and ranges without any."""
+"""Faults of missing bars: single gaps, whole sessions, and minutes in which no symbol trades."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from fintrader.bars.checks.kinds import UNLIKELY, runs
 from fintrader.results.market_description import Fault
 
 MARKET_HALTS = ("1997-10-27", "2020-03-09", "2020-03-12", "2020-03-16", "2020-03-18")
-"""Days of market-wide circuit breakers in New York
+"""Days on which market-wide circuit breakers halted trading in New York
 (https://www.nyse.com/trade/market-wide-circuit-breakers)."""
 
 
 def find_coverage_faults(bars: Mapping[str, Array], grid: SessionGrid) -> Iterator[Fault]:
-    """Find missing bars, from those of the grid that each symbol has, `[T]` bool."""
+    """Find missing bars. bars: symbol -> `[T]` bool, True at the bars of the grid that the symbol
+    has."""
     traded = np.stack([*bars.values()])
     day_of = [str(day) for day in grid.dates]
     counts = np.add.reduceat(traded, grid.first_bar[:-1], axis=1, dtype=np.int64)
@@ -35,8 +36,11 @@ def find_coverage_faults(bars: Mapping[str, Array], grid: SessionGrid) -> Iterat
 def _find_absences(
     name: str, traded: Array, count: Array, dead: Array, grid: SessionGrid
 ) -> Iterator[Fault]:
-    """Find missing bars of one symbol, from `traded` `[T]` and its bars by session `count` `[S]`;
-    minutes that are `dead` `[T]` count for none."""
+    """Find missing bars of one symbol.
+
+    traded: `[T]` bool, bars that the symbol has; count: `[S]` their number by session; dead: `[T]`
+    bool, bars in which all symbols are silent, which are no fault of this one.
+    """
     length = np.maximum(np.bincount(grid.session[~dead], minlength=grid.num_sessions), 1)
     days = np.flatnonzero(count)
     first = int(days[0])
@@ -56,7 +60,7 @@ def _find_absences(
         elif 0 < share[number] < 0.5 * usual:
             minutes = f"{share[number]:.0%} of the minutes"
             yield Fault("thin_day", name, day, int(count[number]), minutes)
-    # silence before the first bar or after the end is no gap
+    # missing bars before the symbol's first one or after its end are no gap
     listed = np.flatnonzero(traded)
     live = np.arange(listed[0], listed[-1] + 1 if has_ended else grid.num_bars)
     live = live[~dead[live] & (share[grid.session[live]] > 0)]
@@ -72,24 +76,25 @@ def _name_clock(grid: SessionGrid, bar: int) -> str:
 
 
 def _usual_share(share: Array) -> float:
-    """The share of a session's minutes in which a symbol trades on its median day."""
+    """Return the share of a session's bars in which a symbol trades on its median day."""
     return float(np.median(share[share > 0]))
 
 
 def _log_silence(usual: float) -> float:
-    """log10 of the probability of a silent minute; at least -3, because minutes are not
-    independent."""
+    """Return log10 of the probability that a symbol does not trade in a bar; at least -3, because
+    bars are not independent."""
     return float(np.log10(max(1.0 - usual, 1e-3)))
 
 
 def _find_dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array:
-    """`[T]` bool: runs of minutes in which all symbols are silent, too long for chance.
+    """Return `[T]` bool: runs of bars in which no symbol trades, too long for chance.
 
-    One symbol alone is no evidence, unless the day is known for a halt.
+    traded: `[N, T]` bool; counts: `[N, S]` bars of each symbol and session. A single listed symbol
+    is no evidence, except on the days of `MARKET_HALTS`.
     """
     dead: Array = np.zeros(grid.num_bars, dtype=bool)
     share = counts / np.diff(grid.first_bar)
-    # log10 of the probability of one silent minute; 0 where not listed
+    # log10 of the probability that a symbol does not trade in a bar; 0 where it is not listed
     chance = np.zeros((len(traded), grid.num_sessions))
     for code in np.flatnonzero(counts.any(axis=1)):
         days = np.flatnonzero(counts[code])

@@ -1,8 +1,8 @@
-"""Faults that show only across days or symbols: nights after which prices or volumes are of another
-scale, and days of another symbol.
+"""Faults that show only across days or symbols: nights after which prices or volumes have another
+scale, and days with the bars of another symbol.
 
-A night's move is measured less that of the market, and against the symbol's usual moves. Real news
-moves a price and volume rises; a wrong factor moves a price and volume stays.
+An overnight move is measured in excess of the market's, and compared with the symbol's usual moves.
+If news moves a price, volume rises; if a wrong factor moves it, volume stays the same.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from fintrader.bars.corporate_actions import Events
 from fintrader.results.market_description import Fault
 
 _SPLITS: tuple[float, ...] = (1.25, 1.5, 2, 2.5, *range(3, 9), 10, 12, 15, 20, 25, 30, 40, 50)
+"""Usual ratios of splits, new shares for one old share."""
 _AROUND = 20
-"""Days on each side from which the usual move and volume are taken."""
+"""Number of days before and after a day from which its usual move and volume are taken."""
 _FEWEST = 5
-"""With fewer symbols the market's move is unknown, with fewer days a symbol's usual one."""
+"""Fewest symbols from which the market's move is taken, and fewest days for a symbol's usual
+move."""
 _WEEK = 5
 """No company pays the same dividend twice within so many sessions."""
 
@@ -30,8 +32,8 @@ _WEEK = 5
 def compare_days(
     days: Sequence[Days], sessions: int, declared: Mapping[str, Events]
 ) -> list[Fault]:
-    """Find faults that show only across days or symbols. sessions: S of the grid; declared: of each
-    symbol."""
+    """Find faults that show only across days or symbols. sessions: number of the grid's sessions;
+    declared: symbol -> its declared splits and dividends."""
     nights = [_measure_nights(one, declared[one.symbol]) for one in days]
     moves = np.full((len(days), sessions), np.nan, dtype=np.float32)
     for row, (one, night) in enumerate(zip(days, nights, strict=True)):
@@ -51,8 +53,8 @@ def compare_days(
 
 
 def _measure_nights(days: Days, declared: Events) -> Array:
-    """`[D]` log of the open over the last close, less the declared actions; NaN on the first
-    day."""
+    """Return `[D]`: overnight log return to each day's open, with declared splits and dividends
+    accounted for; NaN on the first day."""
     worth = days.open[1:].copy()
     for session, (split, dividend) in declared.items():
         happened = (days.session[:-1] < session) & (session <= days.session[1:])
@@ -62,7 +64,10 @@ def _measure_nights(days: Days, declared: Events) -> Array:
 
 
 def _find_swapped(days: Sequence[Days], moves: Array) -> Iterator[Fault]:
-    """Find nights after which two symbols go on from each other's close."""
+    """Find nights after which each of two symbols continues from the other's close.
+
+    moves: `[N, S]` overnight log returns.
+    """
     far = np.abs(moves) > 0.15
     for session in np.flatnonzero(far.sum(axis=0) >= 2).tolist():
         for pair in itertools.combinations(np.flatnonzero(far[:, session]).tolist(), 2):
@@ -80,11 +85,12 @@ def _find_swapped(days: Sequence[Days], moves: Array) -> Iterator[Fault]:
 def _find_paid_twice(
     days: Sequence[Days], nights: Sequence[Array], declared: Mapping[str, Events]
 ) -> Iterator[Fault]:
-    """Compare all declared dividends with the nights before them, and with each other.
+    """Find dividends that prices do not fall by, and dividends that are declared twice.
 
-    A night less the market's, with the dividend added, is noise e of deviation s; where prices are
-    adjusted it is noise plus the yield y. z = sum(y e / s^2) / sqrt(sum(y^2 / s^2)) is normal.
-    A yield of many deviations is tested alone.
+    Let e be an overnight return in excess of the market's, with the dividend added back, and s its
+    usual size. If prices fall by the dividend, e is noise; if they are adjusted for it, e is noise
+    plus the yield y. So z = sum(y e / s^2) / sqrt(sum(y^2 / s^2)) over all dividends is standard
+    normal in right data. A dividend with a yield of many s is tested alone.
     """
     terms = []
     for one, night in zip(days, nights, strict=True):
@@ -113,12 +119,12 @@ def _find_paid_twice(
 
 
 def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[Fault]:
-    """Find excursions of one day, splits, and moves that stand without more volume than usual."""
+    """Find excursions of one day, splits, and moves that persist without unusual volume."""
     size = np.abs(np.nan_to_num(night))
     steps = np.abs(np.diff(np.log(days.close)))
     whole_days = 1.4826 * float(np.median(steps)) if len(steps) else 0.0
     returned = np.zeros(len(night), dtype=bool)
-    # a market that never closes has no nights to speak of; its ordinary days still move it as far
+    # a market that never closes hardly moves overnight, so compare with its moves by day as well
     least = max(0.03, 2 * whole_days if len(steps) >= _FEWEST else 0.0)
     for day in np.flatnonzero(size > least).tolist():
         around = slice(max(0, day - _AROUND), day + _AROUND + 1)
@@ -138,7 +144,7 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
                 yield _name_excursion(days, day, move, declared, is_exact)
             continue
         within = float(np.log(days.close[day] / days.open[day]))
-        if abs(move + within) < 0.5 * abs(move):  # the open alone was off, or the day took it back
+        if abs(move + within) < 0.5 * abs(move):  # only the open was off, or the day reversed it
             continue
         split = _name_split(days, day, move, _split_at(days, day, declared))
         if split and activity < 3:
@@ -148,7 +154,8 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
 
 
 def _name_excursion(days: Days, day: int, move: float, declared: Events, is_exact: bool) -> Fault:
-    """Name a day away from those around it; a split declared for the wrong day makes one."""
+    """Return the fault of a day whose prices differ from the days around it: `split` if a split was
+    declared for the wrong day, else `excursion_day` or `quiet_jump`."""
     known, after = (_split_at(days, number, declared) for number in (day, day + 1))
     if known == after:
         if _is_beyond_market(days, day, move, is_exact):
@@ -160,8 +167,8 @@ def _name_excursion(days: Days, day: int, move: float, declared: Events, is_exac
 
 
 def _is_beyond_market(days: Days, day: int, move: float, is_exact: bool) -> bool:
-    """True if no real market moves so far for one day: in turmoil both days' ranges are as wide as
-    the jumps between them."""
+    """Report whether no market moves so far for a single day. In turmoil, in contrast, the ranges
+    of the days are as wide as the jumps between them."""
     reach = np.log(days.high / days.low)
     usual = float(np.median(reach[max(0, day - _AROUND) : day + _AROUND + 1]))
     if days.length > 0:
@@ -171,7 +178,8 @@ def _is_beyond_market(days: Days, day: int, move: float, is_exact: bool) -> bool
 
 
 def _name_split(days: Days, day: int, move: float, known: float) -> Fault | None:
-    """Name the split that an overnight move shows beyond the `known` one, if any."""
+    """Return the fault of an overnight move that looks like a split beyond the `known` one (1 for
+    none); None if it does not."""
     split = _match_split(move)
     part = abs(float(np.log(known))) / 2
     if not split and part and abs(move) > min(part, 0.2):
@@ -186,12 +194,13 @@ def _name_split(days: Days, day: int, move: float, known: float) -> Fault | None
 
 
 def _split_at(days: Days, day: int, declared: Events) -> float:
-    """Return the split declared for a day (by number), 1 for none."""
+    """Return the split ratio declared for a day, given by its number; 1 without a split."""
     return declared.get(int(days.session[day]), (1.0, 0.0))[0] if day < len(days.bars) else 1.0
 
 
 def _compare_activity(days: Days, day: int) -> float:
-    """A day's volume over the usual one, in shares or in money, whichever is less."""
+    """Return a day's volume over the usual one of the days around it, in shares or in money,
+    whichever ratio is smaller."""
     around = np.r_[max(0, day - _AROUND) : day, day + 1 : min(len(days.session), day + _AROUND + 1)]
     if len(around) == 0:
         return np.inf
@@ -200,7 +209,7 @@ def _compare_activity(days: Days, day: int) -> float:
 
 
 def _match_split(move: float) -> float:
-    """The split that would explain a night's log return, 0 for none."""
+    """Return the ratio of the usual split that explains an overnight log return, 0 without one."""
     for known in _SPLITS:
         # five shares are never merged into four
         for target in (known, 1 / known) if known > 1.25 else (known,):
@@ -210,8 +219,9 @@ def _match_split(move: float) -> float:
 
 
 def _find_volume_scales(days: Days) -> Iterator[Fault]:
-    """Find days from which on volume is 30 times that of before, or a thirtieth, in shares and in
-    money alike; a `volume_jump` if news, a suspension or thin trading may explain it."""
+    """Find days from which on volume is more than 30 times larger or smaller than before, both in
+    shares and in money. The fault is `volume_scale` if another unit explains it, else
+    `volume_jump`."""
     levels = [
         np.log(np.where(values > 0, values, np.nan)) for values in (days.volume, days.turnover)
     ]
@@ -232,9 +242,9 @@ def _find_volume_scales(days: Days) -> Iterator[Fault]:
 
 
 def _is_new_unit(days: Days, day: int) -> bool:
-    """True if the volumes of ten days before and after differ by a factor of a hundred, a thousand
-    and so on, without overlap, as another unit makes them, and prices move as before, without a
-    pause."""
+    """Report whether a change of unit explains a jump in volume: the volumes of the ten days before
+    and after differ by about 100, 1000 or another power of ten, without overlap, trading did not
+    pause, and prices move about as much as before."""
     before = slice(max(0, day - 10), day)
     after = slice(day, day + 10)
     if days.gaps[day] > 3 or (days.length == 0 and day < 10):
@@ -253,7 +263,8 @@ def _is_new_unit(days: Days, day: int) -> bool:
 
 
 def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
-    """Find days on which a symbol has another one's content, in pairs that differ on other days."""
+    """Find days on which a symbol has the prices of another one, if the two differ on most of their
+    common days."""
     import pandas as pd  # late: settings load this module, and no pandas
 
     if not days:
@@ -273,7 +284,7 @@ def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
         pairs.setdefault(pair, set()).add(session)
     for (one, other), sessions in pairs.items():
         common = len(np.intersect1d(days[one].session, days[other].session))
-        if 2 * len(sessions) < common:  # a company under its old and its new name is no fault
+        if 2 * len(sessions) < common:  # else one company under its old and its new ticker
             for number in sorted(sessions):
                 stranger, donor = _order_by_fit(days[one], days[other], number)
                 day = int(np.searchsorted(stranger.session, number))
@@ -282,7 +293,7 @@ def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
 
 
 def _find_pasted(days: Sequence[Days]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Find pairs of symbols, and sessions, with the same closes for a while."""
+    """Find pairs of symbols with a block of equal closes, and the session of the block."""
     for length in {one.length for one in days if one.length > 0}:
         rows = np.array([row for row, one in enumerate(days) if one.length == length])
         table = np.stack([days[row].blocks for row in rows])
@@ -296,7 +307,8 @@ def _find_pasted(days: Sequence[Days]) -> Iterator[tuple[tuple[int, int], int]]:
 
 
 def _order_by_fit(one: Days, other: Days, number: int) -> tuple[Days, Days]:
-    """Order two symbols: first the one that a session's bars fit less, which has the other's."""
+    """Order two symbols with equal bars in a session: first the one whose days before and after fit
+    them less, which is the one with the other's bars."""
 
     def distance(days: Days) -> float:
         day = int(np.searchsorted(days.session, number))
