@@ -88,8 +88,8 @@ def index_companies(index: str) -> tuple[Company, ...]:
 
 @functools.cache
 def index_digest(index: str) -> str:
-    """Return the SHA-256 of an index's members and tickers, which is part of the address of markets
-    built with them."""
+    """Return the SHA-256 of an index's members and tickers, which is part of the identity of
+    markets built with them."""
     text = repr(index_companies(index))
     return hash_bytes(text.encode())
 
