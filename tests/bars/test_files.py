@@ -111,7 +111,7 @@ def test_no_file_wrong_file_and_truncated_file(tmp_path):
     with pytest.raises(DataError, match="no bar file there"):
         read(tmp_path / "nothing.parquet")
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(DataError, match="neither Parquet nor CSV"):
+    with pytest.raises(DataError, match="not that of Parquet, CSV"):
         read(tmp_path / "notes.txt")
     minute_table(2, 1).to_parquet(tmp_path / "bars.parquet")
     whole = (tmp_path / "bars.parquet").read_bytes()
