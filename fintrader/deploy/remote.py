@@ -61,7 +61,8 @@ class RemoteBroker:
         self, endpoint: str | None, host: str, limits: RequestLimits, *, real_money: bool
     ) -> None:
         """endpoint: `host` unless set, or a server on this machine. Raises DeployError for real
-        money, another endpoint, or keys that are not set."""
+        money while it is closed (`refuse_real_money`), another endpoint, or keys that are not
+        set."""
         refuse_real_money(real_money)
         self.real_money = real_money
         address = f"https://{host}" if endpoint is None else endpoint

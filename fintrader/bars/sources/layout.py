@@ -154,7 +154,7 @@ class FilesSettings(Settings):
         try:
             zoneinfo.ZoneInfo(value)
         except (zoneinfo.ZoneInfoNotFoundError, ValueError):
-            raise ValueError("unknown time zone; write it like America/New_York") from None
+            raise ValueError("not a time zone; write it like America/New_York") from None
         return value
 
 

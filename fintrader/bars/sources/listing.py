@@ -178,7 +178,7 @@ class BarFile:
 
     def open(self) -> Any:
         """Return the file as pyarrow takes it: a local path, or a file object. Raises OSError when
-        it cannot be opened."""
+        it cannot be opened, StorageError for a URL that cannot be used."""
         if self.member is not None:
             with _archive(self.path) as archive:
                 return pa.BufferReader(archive.read(self.member))
