@@ -85,7 +85,7 @@ def days_once():
 
         return property(day)
 
-    open_calendar = cache(calendar._calendar.__wrapped__)
+    open_calendar = cache(calendar._open_calendar.__wrapped__)
 
     def open_wide(name, first_year, last_year):
         if first_year >= 2000 and last_year <= 2025:

@@ -70,7 +70,7 @@ class Bars:
         empty = self.empty()
         return self.take(~empty) if empty.any() else self
 
-    def without_unused(self) -> Bars:
+    def drop_unused_symbols(self) -> Bars:
         """Drop the symbols that have no row."""
         used, codes = np.unique(self.symbol, return_inverse=True)
         return replace(
@@ -114,7 +114,7 @@ class Bars:
         change = np.diff(self.symbol)
         return bool(np.all((change > 0) | ((change == 0) & (np.diff(self.ts) >= 0))))
 
-    def where(self, index: int, *, zoned: bool = True) -> str:
+    def describe_row(self, index: int, *, zoned: bool = True) -> str:
         """Return `FILE, row R (SYMBOL at TIME UTC)` for a message; `zoned=False` omits UTC, for a
         time that was read from text without a zone."""
         stamp = str(self.ts[index].astype("datetime64[ns]"))[:19]

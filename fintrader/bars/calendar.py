@@ -231,7 +231,7 @@ def session_edges(calendar: str, start: dt.date, end: dt.date) -> tuple[Array, A
 
     Raises DataError when the calendar is unknown or does not cover the range.
     """
-    exchange = _calendar(calendar, start.year, end.year)
+    exchange = _open_calendar(calendar, start.year, end.year)
     rows = exchange.sessions.slice_indexer(str(start), str(end))
     open_ = exchange.opens_nanos[rows]
     close = exchange.closes_nanos[rows]
@@ -290,8 +290,8 @@ def exchange_days(calendar: str, ts: Array) -> Array:
     stamps = quarters * QUARTER_NS
     if calendar not in _LATEST and len(stamps):
         # open the calendar for the years of the data: their grid is usually built next
-        _calendar(calendar, *to_wall(stamps[[0, -1]], "UTC").year.tolist())
-    exchange = _calendar_of_any_years(calendar)
+        _open_calendar(calendar, *to_wall(stamps[[0, -1]], "UTC").year.tolist())
+    exchange = _open_calendar_of_any_years(calendar)
     wall = to_wall(stamps, exchange.tz)
     if exchange.open_offset < 0:
         wall += pd.Timedelta(hours=24 - exchange.open_times[-1][1].hour)
@@ -301,14 +301,14 @@ def exchange_days(calendar: str, ts: Array) -> Array:
 def timezone_of(calendar: str) -> str:
     """Return the exchange's time zone as an IANA name: `America/New_York` for XNAS. Raises
     DataError for an unknown calendar."""
-    return str(_calendar_of_any_years(calendar).tz)
+    return str(_open_calendar_of_any_years(calendar).tz)
 
 
 def sessions_a_year(calendar: str) -> int:
     """Return the number of sessions per year for annualised rates: 365 for a calendar with sessions
     on all seven weekdays, else 252 by convention, whatever the exchange's holidays. Raises
     DataError for an unknown calendar."""
-    every_day = _calendar_of_any_years(calendar).weekmask == "1111111"
+    every_day = _open_calendar_of_any_years(calendar).weekmask == "1111111"
     return 365 if every_day else TRADING_DAYS
 
 
@@ -316,18 +316,18 @@ _LATEST: dict[str, Any] = {}
 """Name -> the calendar most recently opened under it."""
 
 
-def _calendar_of_any_years(name: str) -> Any:
+def _open_calendar_of_any_years(name: str) -> Any:
     """Open a calendar of any years, to read properties that do not depend on the year."""
-    return _LATEST[name] if name in _LATEST else _calendar(name, 2000, 2001)
+    return _LATEST[name] if name in _LATEST else _open_calendar(name, 2000, 2001)
 
 
 @lru_cache(maxsize=32)
-def _calendar(name: str, first_year: int, last_year: int) -> Any:
+def _open_calendar(name: str, first_year: int, last_year: int) -> Any:
     # imported here because it takes a second, and most commands never need it
     import exchange_calendars as xc
 
     if name in (FX, NASDAQ_NIGHT) and name not in xc.get_calendar_names():
-        for own in _define_own():
+        for own in _define_own_calendars():
             xc.register_calendar_type(own.name, own)
     try:
         _LATEST[name] = xc.get_calendar(name, start=f"{first_year}-01-01", end=f"{last_year}-12-31")
@@ -356,7 +356,7 @@ time of the evening before and ends at 20:00, on a half day at 17:00. XNAS has t
 session."""
 
 
-def _define_own() -> tuple[Any, ...]:
+def _define_own_calendars() -> tuple[Any, ...]:
     from exchange_calendars import ExchangeCalendar
     from exchange_calendars.exchange_calendar_xnys import XNYSExchangeCalendar
 

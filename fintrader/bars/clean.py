@@ -132,7 +132,7 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
         differs = bars.contradictions()
         if differs.any():
             raise BarError(
-                f"{bars.where(int(differs.argmax()))}: a second, different row for the same symbol"
+                f"{bars.describe_row(int(differs.argmax()))}: a second, different row for the same symbol"
                 f" and time ({differs.sum()} such); keep one of them, or the first of all by"
                 " data.waive: [conflicting_duplicate]"
             )
@@ -146,8 +146,8 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
     return replace(bars, high=high, low=low), counts
 
 
-def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
-    """Aggregate sorted bars to the grid's bars (`put_together`); their `ts` becomes the number of
+def aggregate_to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
+    """Aggregate sorted bars to the grid's bars (`merge_rows`); their `ts` becomes the number of
     the grid's bar. Return them and the number of rows left out, by kind (`REPAIRS`).
 
     Raises BarError when more than half of the rows lie outside of both the sessions and the
@@ -167,10 +167,10 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
     if len(outside):
         bars = bars.take(inside)
         at = at[inside]
-    return put_together(replace(bars, ts=at, row=None)), left_out
+    return merge_rows(replace(bars, ts=at, row=None)), left_out
 
 
-def put_together(bars: Bars) -> Bars:
+def merge_rows(bars: Bars) -> Bars:
     """Merge sorted rows with the same symbol and time into one: open of the first row, highest
     high, lowest low, close of the last row, total volume, last value of each extra column."""
     again = bars.repeats()
@@ -192,10 +192,10 @@ def put_together(bars: Bars) -> Bars:
     )
 
 
-def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBars:
+def fill_silent_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBars:
     """Fill the bars without a trade of one symbol with its last close.
 
-    merged: result of `to_grid` for one symbol, with at least one bar. sessions_over: number of the
+    merged: result of `aggregate_to_grid` for one symbol, with at least one bar. sessions_over: number of the
     grid's sessions that are complete in the data. The symbol counts as ended if it has no bar in
     the last of them; a session that is still running is no evidence.
     """
@@ -208,7 +208,7 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
     stop = last + 1 if ended else grid.num_bars
     length = stop - first
     columns = (np.ascontiguousarray(getattr(merged, name), dtype=np.float64) for name in COLUMNS)
-    open_, high, low, close, volume, tradable = kernels.on_grid(at, length, *columns)
+    open_, high, low, close, volume, tradable = kernels.place_on_grid(at, length, *columns)
     extras = {}
     if merged.extras:
         known = np.cumsum(tradable) - 1  # number of the last row at or before each bar
@@ -239,7 +239,7 @@ def refuse_bad_rows(bars: Bars) -> None:
     """Raise BarError for the first impossible price, volume, extra value or time."""
     if len(bars) and bars.ts.max() > time.time() * 1e9:
         raise BarError(
-            f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or"
+            f"{bars.describe_row(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or"
             " remove the row"
         )
     refuse_bad_values(bars)
@@ -258,7 +258,7 @@ def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
         bad = ~((values >= lowest) & (values <= highest))
         row = int(bad.argmax())
         raise BarError(
-            f"{bars.where(row, zoned=zoned)}, column {name!r}: {values[row]}"
+            f"{bars.describe_row(row, zoned=zoned)}, column {name!r}: {values[row]}"
             f" {why.format(int(bad.sum()))}"
         )
 

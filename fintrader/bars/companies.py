@@ -74,8 +74,8 @@ def index_companies(index: str) -> tuple[Company, ...]:
 
     Raises DataError if the index needs a package that is not installed.
     """
-    names = _names()
-    member = _nasdaq100() if index == "nasdaq100" else _constitution(index, names)
+    names = _read_names()
+    member = _read_nasdaq100() if index == "nasdaq100" else _read_constitution(index, names)
     return tuple(
         Company(
             key,
@@ -90,43 +90,44 @@ def index_companies(index: str) -> tuple[Company, ...]:
 def index_digest(index: str) -> str:
     """Return the SHA-256 of an index's members and tickers, which is part of the identity of
     markets built with them."""
-    text = repr(index_companies(index))
-    return hash_bytes(text.encode())
+    return hash_bytes(repr(index_companies(index)).encode())
 
 
-def _table(name: str) -> csv.DictReader[str]:
+def _read_table(name: str) -> csv.DictReader[str]:
     text = (files("fintrader.bars") / "tables" / name).read_text(encoding="utf-8")
     return csv.DictReader(text.splitlines())
 
 
-def _after(last: str) -> dt.date:
+def _next_day(last: str) -> dt.date:
     """Return the day after `last`, a date as text; NEVER for an empty text."""
     return dt.date.fromisoformat(last) + dt.timedelta(days=1) if last else NEVER
 
 
-def _names() -> dict[str, list[Name]]:
+def _read_names() -> dict[str, list[Name]]:
     found: dict[str, list[Name]] = {}
-    for row in _table("tickers.csv"):
+    for row in _read_table("tickers.csv"):
         start = dt.date.fromisoformat(row["from"]) if row["from"] else EVER
-        found.setdefault(row["company"], []).append(Name(row["ticker"], start, _after(row["to"])))
+        found.setdefault(row["company"], []).append(
+            Name(row["ticker"], start, _next_day(row["to"]))
+        )
     return found
 
 
 def read_interval(row: Mapping[str, str]) -> Interval:
     """Read `member_from` and `member_to` (the last day, empty if membership lasts) of a table's
     row. Raises KeyError, TypeError or ValueError if they are missing or no dates."""
-    stop = _after(row["member_to"]) if row["member_to"] else None
+    stop = _next_day(row["member_to"]) if row["member_to"] else None
     return dt.date.fromisoformat(row["member_from"]), stop
 
 
-def _nasdaq100() -> dict[str, list[Interval]]:
+def _read_nasdaq100() -> dict[str, list[Interval]]:
     found: dict[str, list[Interval]] = {}
-    for row in _table("nasdaq100.csv"):
+    for row in _read_table("nasdaq100.csv"):
         found.setdefault(row["company"], []).append(read_interval(row))
     return found
 
 
-def _constitution(index: str, names: dict[str, list[Name]]) -> dict[str, list[Interval]]:
+def _read_constitution(index: str, names: dict[str, list[Name]]) -> dict[str, list[Interval]]:
     """Read an index's members from index-constitution; add to `names`, in place, the changes of
     tickers that only this package knows.
 

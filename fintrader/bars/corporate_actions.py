@@ -72,7 +72,7 @@ def load_actions(
     for line, row in read_csv(path, "data.actions"):
         where = f"{strip_folders(path)}, line {line}"
         try:
-            action = Action.model_validate(_fields(row))
+            action = Action.model_validate(_read_fields(row))
         except (ValueError, KeyError):
             raise DataError(
                 f"{where}: expected symbol, day (2020-08-31), split, dividend_usd; or ticker,"
@@ -95,7 +95,7 @@ def load_actions(
     return tuple(sorted(known, key=lambda action: (action.symbol, action.day)))
 
 
-def with_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Actions, list[str]]:
+def add_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Actions, list[str]]:
     """Join the declared actions with those that the source announces; return them, and one line for
     each contradiction.
 
@@ -126,14 +126,14 @@ def with_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Acti
     return (*(action for action in declared if action.effects()), *more), differ
 
 
-def _fields(row: Mapping[str, str]) -> dict[str, str]:
+def _read_fields(row: Mapping[str, str]) -> dict[str, str]:
     values = {_NAMES.get(name, name): value for name, value in row.items() if value}
     if "kind" in values:
         values[_KINDS[values.pop("kind")]] = values.pop("value")
     return values
 
 
-def as_traded(bars: Bars, factor_column: str | None) -> Bars:
+def undo_adjustment(bars: Bars, factor_column: str | None) -> Bars:
     """Turn adjusted prices and volumes into those traded, by the factors in an extra column;
     without a column, return the bars unchanged."""
     if factor_column is None:
@@ -211,7 +211,9 @@ def refuse_event(
     )
 
 
-def growth_of(events: Sequence[tuple[int, float, float]], close: Array) -> tuple[Array, Array]:
+def accumulate_growth(
+    events: Sequence[tuple[int, float, float]], close: Array
+) -> tuple[Array, Array]:
     """Return the growth of one share held from the first bar on: the bars `[E]` at which it
     changes, and its values `[E + 1]`, of which the first is 1. events: (bar, split, dividend in
     USD) each; close: `[L]` USD."""
@@ -250,7 +252,7 @@ def hold_through(
         shares[row:] *= split
     as_held = replace(bars, **columns)
     changes = [(row, *event) for row, event in inside.items()]
-    at, growth = growth_of(changes, columns["close"])
+    at, growth = accumulate_growth(changes, columns["close"])
     price = growth[np.searchsorted(at, np.arange(len(bars)), side="right")]
     adjusted = {name: values * price for name, values in columns.items()}
     events = [(bars.first + row, *event) for row, event in inside.items()]

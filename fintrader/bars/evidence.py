@@ -20,7 +20,7 @@ import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import SessionGrid, night_borders
-from fintrader.bars.clean import put_together
+from fintrader.bars.clean import merge_rows
 from fintrader.errors import BarError
 
 _STEP = 30 * MINUTE_NS
@@ -55,7 +55,7 @@ class BarsByDay:
     last: Array
     steps: Array
     """`[K]` int64: minutes from each bar to the next one of the same day."""
-    alone: int
+    num_single_bars: int
     """Number of days on which the symbol has a single bar, at the open."""
 
     @cached_property
@@ -97,20 +97,20 @@ class BarsByDay:
         step = self.step
         return np.asarray((self.first < self.open - step) | (self.last > self.close + step))
 
-    def at(self, moment: Array) -> tuple[Array, Array]:
+    def find_bars(self, moment: Array) -> tuple[Array, Array]:
         """Find the bar at a time. moment: `[D]` int64. Returns its row `[D]`, and `[D]` bool: True
         if there is a bar at exactly that time."""
         row = np.minimum(np.searchsorted(self.ts, moment), len(self.ts) - 1)
         return row, self.ts[row] == moment
 
-    def flat(self, row: Array) -> Array:
+    def has_single_price(self, row: Array) -> Array:
         """Return `[D]` bool: True if the bar of each `row` has a single price, like the trade of an
         auction."""
         return np.asarray(self.bars.high[row] == self.bars.low[row])
 
-    def volume(self, moment: Array) -> Array:
+    def read_volume(self, moment: Array) -> Array:
         """Return the volume `[D]` of the bar at each time `moment` `[D]`, 0 without one."""
-        row, there = self.at(moment)
+        row, there = self.find_bars(moment)
         return np.where(there, self.bars.volume[row], 0.0)
 
 
@@ -122,13 +122,13 @@ def days_of(bars: Bars, grid: SessionGrid) -> BarsByDay:
     start = edge[:-1]
     stop = edge[1:]
     day = np.flatnonzero(stop - start >= 2)
-    apart = np.ones(len(ts), dtype=bool)
-    apart[start[start < len(ts)]] = False
+    is_counted = np.ones(len(ts), dtype=bool)
+    is_counted[start[start < len(ts)]] = False
     if int((grid.close - grid.open).sum()) > len(grid.exchange_minutes) * MINUTE_NS:
         # leave out steps over a lunch break: they need not be multiples of the bars' length
         minute = np.searchsorted(grid.exchange_minutes, ts)
-        apart[1:] &= np.diff(minute) == np.diff(ts) // MINUTE_NS
-    steps = (np.diff(ts) // MINUTE_NS)[apart[1:]]
+        is_counted[1:] &= np.diff(minute) == np.diff(ts) // MINUTE_NS
+    steps = (np.diff(ts) // MINUTE_NS)[is_counted[1:]]
     single = np.flatnonzero(stop - start == 1)
     return BarsByDay(
         bars=bars,
@@ -139,7 +139,7 @@ def days_of(bars: Bars, grid: SessionGrid) -> BarsByDay:
         first=ts[start[day]],
         last=ts[stop[day] - 1],
         steps=steps[(steps > 0) & (steps <= 720)],
-        alone=int(np.count_nonzero(ts[start[single]] == grid.open[single])),
+        num_single_bars=int(np.count_nonzero(ts[start[single]] == grid.open[single])),
     )
 
 
@@ -174,7 +174,7 @@ def label_votes(days: BarsByDay) -> Votes:
     """Count the days that speak for each label, by the bars at the open and the close."""
     if not days.has_edges:
         return Votes()
-    return sum_votes([_votes_at_the_edges(days), _votes_of_volume(days)])
+    return sum_votes([_count_edge_votes(days), _count_volume_votes(days)])
 
 
 def sum_votes(votes: Iterable[Votes]) -> Votes:
@@ -182,7 +182,7 @@ def sum_votes(votes: Iterable[Votes]) -> Votes:
     return Votes(*map(sum, zip(*votes, strict=True)))
 
 
-def _votes_at_the_edges(days: BarsByDay) -> Votes:
+def _count_edge_votes(days: BarsByDay) -> Votes:
     """Count votes of days without trading outside of the session, by their first and last bars.
 
     Starts of bars reach from the open to one bar before the close, ends from one bar after the open
@@ -193,13 +193,13 @@ def _votes_at_the_edges(days: BarsByDay) -> Votes:
     step = days.step
     usual = ~days.wide
     final = days.open + (days.close - MINUTE_NS - days.open) // step * step  # start of the last bar
-    row_open, at_open = days.at(days.open)
-    row_before, before = days.at(days.open - step)
-    _, after = days.at(days.open + step)
-    row_last, _ = days.at(days.last)
-    flat_open = days.flat(row_open)
-    flat_before = days.flat(row_before)
-    flat_last = days.flat(row_last)
+    row_open, at_open = days.find_bars(days.open)
+    row_before, before = days.find_bars(days.open - step)
+    _, after = days.find_bars(days.open + step)
+    row_last, _ = days.find_bars(days.last)
+    flat_open = days.has_single_price(row_open)
+    flat_before = days.has_single_price(row_before)
+    flat_last = days.has_single_price(row_last)
     late = (days.last == days.close) | (days.last == final + step)
     end = usual & ~before & after & late & (~at_open | (flat_open & ~flat_last))
     # no bar at the open or one bar after it, but a full bar at the close: the first bar came later
@@ -214,12 +214,12 @@ def _votes_at_the_edges(days: BarsByDay) -> Votes:
     return Votes(*(int(mask.sum()) for mask in (end, proper | prints, early, prints, usual)))
 
 
-def _votes_of_volume(days: BarsByDay) -> Votes:
+def _count_volume_votes(days: BarsByDay) -> Votes:
     """Count votes of days with trading outside of the session, by the bar at which the volume of
     the open begins."""
     wide = days.wide
     two_before, before, at, after = (
-        days.volume(days.open + count * days.step) for count in (-2, -1, 0, 1)
+        days.read_volume(days.open + count * days.step) for count in (-2, -1, 0, 1)
     )
     # volume may rise before the open too, but it rises most at the open
     jump = np.argmax([before - two_before, at - before, after - at], axis=0)
@@ -232,7 +232,7 @@ def _votes_of_volume(days: BarsByDay) -> Votes:
     return Votes(ends, starts, earlies, 0, days_seen)
 
 
-def displacements(days: BarsByDay) -> Array:
+def measure_displacements(days: BarsByDay) -> Array:
     """Return `[D]` int64: nanoseconds by which each day's bars are displaced from its session, 0
     without evidence.
 
@@ -286,11 +286,11 @@ class SessionEvidence:
         self._moved = defaultdict[int, Counter[int]](Counter)
         self._whole_days = self._others = 0
 
-    def look(self, bars: Bars) -> BarsByDay:
+    def examine(self, bars: Bars) -> BarsByDay:
         """Check one symbol's sorted bars and add them to the evidence; return its days. Raises
         BarError if this symbol alone is evidence enough."""
         days = days_of(bars, self.grid)
-        self._whole_days += days.alone
+        self._whole_days += days.num_single_bars
         self._others += len(days.steps)
         if not len(days.session):
             return days
@@ -298,7 +298,7 @@ class SessionEvidence:
         self._refuse_length(days, of)
         votes = label_votes(days)
         self._refuse_label(votes, days.step, of)
-        moved = displacements(days)
+        moved = measure_displacements(days)
         found = defaultdict[int, Counter[int]](Counter)
         for season, by in zip(self._season[days.session].tolist(), moved.tolist(), strict=True):
             found[season][by] += 1
@@ -403,15 +403,15 @@ def merge_opening_prints(bars: Bars, days: BarsByDay) -> tuple[Bars, int]:
     bars: one symbol's, sorted. Returns them and the number of merged prints; days with more trading
     outside of the session stay unchanged.
     """
-    row, there = days.at(days.open - days.step)
+    row, there = days.find_bars(days.open - days.step)
     there &= ~days.wide
     ts = bars.ts.copy()
     ts[row[there]] = days.open[there]
-    return put_together(replace(bars, ts=ts).sorted()), int(there.sum())
+    return merge_rows(replace(bars, ts=ts).sorted()), int(there.sum())
 
 
 def has_opening_prints(days: BarsByDay) -> bool:
     """True if most days, and at least three, have one bar of a single price one bar length before
     the open: the opening auction's trade."""
-    votes = _votes_at_the_edges(days) if days.has_edges else Votes()
+    votes = _count_edge_votes(days) if days.has_edges else Votes()
     return votes.prints >= 3 and votes.prints * 2 > votes.days

@@ -34,28 +34,28 @@ def moving_sum(values: Any, window: int, skipped: int) -> Any:
     """
     length = len(values)
     result = np.empty(length)
-    behind = np.full(window + 1, np.nan)  # nothing lies behind the first block
-    behind[window] = 0.0  # the window is exactly one block
+    tails = np.full(window + 1, np.nan)  # nothing lies tails the first block
+    tails[window] = 0.0  # the window is exactly one block
     for start in range(-(skipped % window), length, window):
         stop = min(start + window, length)
-        ahead = 0.0 if start >= 0 else np.nan  # the start of a cut block is unknown
+        head = 0.0 if start >= 0 else np.nan  # the start of a cut block is unknown
         for t in range(max(start, 0), stop):
-            ahead = ahead + values[t]
-            result[t] = behind[t - start + 1] + ahead
+            head = head + values[t]
+            result[t] = tails[t - start + 1] + head
         if stop - start < window:
             break
         total = 0.0
         for t in range(stop - 1, max(start, -1), -1):
             total = total + values[t]
-            behind[t - start] = total
+            tails[t - start] = total
     return result
 
 
 # Eight series at a time: the additions within a series depend on each other, so the processor
 # overlaps those of different series.
 @_njit
-def last_moving_sums(values: Any, times: Any, window: int, skipped: int, wanted: int) -> Any:
-    """Return the last `wanted` values of `moving_sum` for each series of `values * times` (both
+def last_moving_sums(values: Any, factors: Any, window: int, skipped: int, wanted: int) -> Any:
+    """Return the last `wanted` values of `moving_sum` for each series of `values * factors` (both
     `[N, L]`), bit for bit, as `[N, wanted]` float64. The products are not stored."""
     count, length = values.shape
     result = np.full((count, wanted), np.nan)
@@ -71,7 +71,7 @@ def last_moving_sums(values: Any, times: Any, window: int, skipped: int, wanted:
             total[:] = 0.0
             for t in range(start, stop):
                 for j in range(lanes):
-                    total[j] += values[n + j, t] * times[n + j, t]
+                    total[j] += values[n + j, t] * factors[n + j, t]
                 if t >= max(begin, window - 1):
                     for j in range(lanes):
                         result[n + j, t - begin] = total[j]
@@ -80,7 +80,7 @@ def last_moving_sums(values: Any, times: Any, window: int, skipped: int, wanted:
                 if t < 0:
                     break
                 for j in range(lanes):
-                    total[j] += values[n + j, t] * times[n + j, t]
+                    total[j] += values[n + j, t] * factors[n + j, t]
                 if t + window - 1 < stop:
                     for j in range(lanes):
                         result[n + j, t + window - 1 - begin] += total[j]
@@ -126,7 +126,9 @@ def exponential_mean(values: Any, alpha: float) -> Any:
 
 # `row` points at the next row to place; a bar without a row repeats the close before it.
 @_njit
-def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, volume: Any) -> Any:
+def place_on_grid(
+    at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, volume: Any
+) -> Any:
     """Place rows on consecutive bars of the grid and fill the bars without a row.
 
     at: `[R]` number of each row's bar, ascending; length: number of bars, counted from the first
@@ -168,7 +170,7 @@ def mark_steps(open_: Any, close: Any, factor: float) -> Any:
 # In rows in order of time an open lies near the close of the row before; in rows in reverse order a
 # close lies near the open of the row before.
 @_njit
-def backward_votes(open_: Any, close: Any, first: Any) -> Any:
+def count_backward_votes(open_: Any, close: Any, first: Any) -> Any:
     """Count the votes of pairs of neighbouring rows on whether a day's rows are in reverse order.
 
     first: `[D]` the first row of each day. Returns two arrays `[D]` int64: votes for reverse order
@@ -212,7 +214,7 @@ def apply_scale(values: Any, mean: Any, spread: Any, low: Any, high: Any, clip: 
 
 
 @_njit
-def by_row(table: Any, rows: Any) -> None:
+def copy_by_row(table: Any, rows: Any) -> None:
     """Copy `table` `[L, F]`, stored column by column, into `rows` `[L, F]`, stored row by row."""
     length, width = table.shape
     for start in range(0, length, _LANES):

@@ -159,8 +159,8 @@ def _compare_rarer(
     """Add the rarer calendars with the same clock that the data does not refute either; propose one
     of them if it fits clearly better."""
     best = usual.best
-    home = _clock(timezone_of(best.calendar))
-    near = [one for one in RARER if _clock(timezone_of(one)) == home]
+    home = _list_offsets(timezone_of(best.calendar))
+    near = [one for one in RARER if _list_offsets(timezone_of(one)) == home]
     rarer = propose(bars, (best.calendar, *near), (best.zone,), step, spans)
     if rarer.best.cost < best.cost - _CLEAR[step >= DAY_MINUTES - 60]:
         return replace(rarer, zones=usual.zones, refuted=best)
@@ -198,11 +198,11 @@ def propose(
     has_volume = bool(np.ptp(bars.volume) > 0)
     clocks: dict[tuple[float, ...], str] = {}
     for zone in zones:
-        clocks.setdefault(_clock(zone), zone)
+        clocks.setdefault(_list_offsets(zone), zone)
     tables = [
         (zone, is_end, table)
         for is_end in _list_labels(bars, step)
-        for zone, table in _slots_by_zone(
+        for zone, table in _place_in_slots(
             bars, list(clocks.values()), step, is_end, is_daily, np.array(spans)
         )
     ]
@@ -218,7 +218,7 @@ def propose(
             if len(calendars) == 1:
                 raise
             continue  # the calendar does not reach back, or not ahead, to these years
-        home = clocks.get(_clock(timezone_of(calendar)))
+        home = clocks.get(_list_offsets(timezone_of(calendar)))
         for zone, is_end, table in tables:
             name = timezone_of(calendar) if zone == home else zone
             rank = _rank_zone(calendar, zone, home, len(clocks))
@@ -296,23 +296,25 @@ def _judge(
     known = slots.is_known
     filled = slots.is_filled[inside & known]
     cost = away * np.count_nonzero(slots.is_filled)
-    cost += _surprise(filled.sum() / slots.width, len(filled) / slots.width, 1.0)
+    cost += _negative_log_likelihood(filled.sum() / slots.width, len(filled) / slots.width, 1.0)
     rest = (_MOST_AT_REST, 1) if calendar in _REST else (1.0, slots.width)
     for mask, (most, width) in ((allowed & ~starts, rest), (~allowed, (MOST_OUTSIDE, 1))):
-        cost += _surprise(begins[mask & known].sum(), np.sum(mask & known) / width, most)
+        cost += _negative_log_likelihood(
+            begins[mask & known].sum(), np.sum(mask & known) / width, most
+        )
     outside = float(slots.rows[~allowed].sum() / slots.rows.sum())
     held = float(filled.sum() / max(len(filled), 1))
     return Hypothesis(calendar, zone, rank, outside, away, held, cost)
 
 
-def _surprise(k: float, n: float, most: float) -> float:
+def _negative_log_likelihood(k: float, n: float, most: float) -> float:
     """-log L = -k log p - (n - k) log(1 - p): minus the log likelihood of `k` bars on `n` places,
     with the best probability p = k / n, limited to `most`."""
     p = min(k / max(n, k, 1), most)
     return float(-k * np.log(p or 1.0) - max(n - k, 0.0) * np.log1p(-p if p < 1 else 0.0))
 
 
-def _slots_by_zone(
+def _place_in_slots(
     bars: Bars, zones: Sequence[str], step: int, is_end: bool, is_daily: bool, spans: Array
 ) -> Iterator[tuple[str, _Slots]]:
     """Yield each zone with the rows by slot, if their times are read in that zone and as starts
@@ -352,19 +354,19 @@ def _session_masks(calendar: str, first: int, stop: int, step: int) -> tuple[Arr
         return mask, mask, mask
     before, begin, pause, resume, end, after = spans
     last = end - _REST.get(calendar, 0)
-    inside = _mask([(begin, np.minimum(pause, last)), (resume, last)], first, stop)
+    inside = _mask_slots([(begin, np.minimum(pause, last)), (resume, last)], first, stop)
     # a bar on the full hour may begin before the open, unless sessions last nearly a day
     clock = np.concatenate([begin[end - begin < 20 * 60 * MINUTE_NS], resume[resume > pause]])
     clock = clock - since_midnight(clock, timezone_of(calendar)) % (step * MINUTE_NS)
-    starts = inside | _mask([(clock, clock + QUARTER_NS)], first, stop)
-    allowed = starts | _mask([(before, pause), (resume, after)], first, stop)
+    starts = inside | _mask_slots([(clock, clock + QUARTER_NS)], first, stop)
+    allowed = starts | _mask_slots([(before, pause), (resume, after)], first, stop)
     return inside, starts, allowed
 
 
 _DAY = dt.timedelta(days=1)
 
 
-def _mask(spans: Sequence[tuple[Array, Array]], first: int, stop: int) -> Array:
+def _mask_slots(spans: Sequence[tuple[Array, Array]], first: int, stop: int) -> Array:
     steps = np.zeros(stop - first + 1, dtype=np.int64)
     for begin, end in spans:
         begin, end = (
@@ -377,7 +379,7 @@ def _mask(spans: Sequence[tuple[Array, Array]], first: int, stop: int) -> Array:
 
 
 @lru_cache
-def _clock(zone: str) -> tuple[float, ...]:
+def _list_offsets(zone: str) -> tuple[float, ...]:
     """Return a zone's offsets from UTC in winter and in summer, seconds; zones with equal clocks
     have equal ones."""
     days = pd.DatetimeIndex(["2024-01-15", "2024-07-15"])

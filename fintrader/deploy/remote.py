@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fintrader.bars.sources.alpaca import checked_endpoint
+from fintrader.bars.sources.alpaca import check_endpoint
 from fintrader.deploy.broker import Order, OrderReport, refuse_real_money
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
 
@@ -66,7 +66,7 @@ class RemoteBroker:
         refuse_real_money(real_money)
         self.real_money = real_money
         address = f"https://{host}" if endpoint is None else endpoint
-        self.endpoint = checked_endpoint(address, host, DeployError)
+        self.endpoint = check_endpoint(address, host, DeployError)
         variables = self._variables = self.variables[real_money]
         self._patience_s = limits.patience_s
         self._monotonic = limits.monotonic

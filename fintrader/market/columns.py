@@ -15,7 +15,7 @@ import numpy as np
 
 from fintrader.bars.bars import PRICES, Array
 from fintrader.bars.clean import SymbolBars
-from fintrader.bars.corporate_actions import growth_of
+from fintrader.bars.corporate_actions import accumulate_growth
 from fintrader.errors import MarketError
 from fintrader.market.market_file import ARRAYS
 from fintrader.system import read_into, write_at
@@ -115,12 +115,12 @@ class ColumnStore:
             absent = np.nan if name not in ("volume", "tradable") else 0
             column = np.full((self.bars, *values.shape[1:]), absent, dtype=kind)
             if name == "features":
-                kernels.by_row(values, column[bars.first : bars.stop])
+                kernels.copy_by_row(values, column[bars.first : bars.stop])
             else:
                 column[bars.first : bars.stop] = values
             self._put(slot, name, column)
             if name == "close":
-                self._growth[slot] = growth_of(events, column)
+                self._growth[slot] = accumulate_growth(events, column)
 
     def put_feature(self, slot: int, number: int, values: Array) -> None:
         """Write one feature `[T]` of a column."""

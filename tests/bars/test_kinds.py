@@ -298,7 +298,7 @@ def test_text_of_any_encoding_grows_and_may_be_cut_off(encoding, tmp_path, caplo
     whole = path.read_bytes()
     path.write_bytes(whole[: -len("\n0".encode(encoding))])
     read(path, columns={"volume": "Stück"})
-    assert "the last line has no newline: is its last number" in caplog.text
+    assert "the last line has no newline; check that its last number" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ REFUSED = {
     "http://paper-api.alpaca.markets": "does not use https",
     "ftp://127.0.0.1": "does not use https",
     "https://paper-api.alpaca.markets:8443": "uses port 8443",
-    "https://paper-api.alpaca.markets:99999": "a port that mean nothing",
+    "https://paper-api.alpaca.markets:99999": "has invalid brackets or an invalid port",
     "https://paper-api.alpaca.markets/other": "a path",
     "https://paper-api.alpaca.markets/?x=1": "a query",
     "https://paper-api.alpaca.markets#x": "a fragment",

@@ -14,7 +14,7 @@ import numpy as np
 from fintrader.bars.bars import PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.checks.days import LAGS, Days
-from fintrader.bars.checks.kinds import runs
+from fintrader.bars.checks.kinds import list_runs
 from fintrader.results.market_description import Fault
 
 _TICK = 2e-4
@@ -62,24 +62,28 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
         moved = (same[:, :3] < _TICK).all(axis=1) & (same[:, 3] < far)
         moved &= (in_place > 5 * _TICK).sum(axis=1) >= 2
         other &= ~moved
-        said = f"its prices are those of the daily bar one session {way}"
-        found += [days.fault("misaligned", day, said) for day in np.flatnonzero(moved).tolist()]
+        detail = f"its prices are those of the daily bar one session {way}"
+        found += [
+            days.report_fault("misaligned", day, detail) for day in np.flatnonzero(moved).tolist()
+        ]
     for column, lag in enumerate(LAGS):
         elsewhere = known & is_print[:, column] & ~is_print[:, len(LAGS) // 2]
-        for start, stop in runs(elsewhere) if lag else []:
+        for start, stop in list_runs(elsewhere) if lag else []:
             if stop - start >= _FEWEST:
                 minutes = abs(lag) * days.length
-                said = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag < 0 else 'late'}"
+                detail = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag < 0 else 'late'}"
                 until = f" to {days.dates[stop - 1]}, by the opening prints of daily bars"
                 count = days.bars[start:stop].sum()
-                found.append(days.fault("misaligned", start, said + until, count))
+                found.append(days.report_fault("misaligned", start, detail + until, count))
     differs = np.flatnonzero(away.any(axis=1))
     if len(differs) >= _FEWEST and len(differs) > _RARE * len(own):
-        said = f"on {len(differs)} of {np.isfinite(centre).sum()} days"
-        found.append(days.fault("unlike_daily", differs[0], said, days.bars[differs].sum()))
+        detail = f"on {len(differs)} of {np.isfinite(centre).sum()} days"
+        found.append(
+            days.report_fault("unlike_daily", differs[0], detail, days.bars[differs].sum())
+        )
     else:
         found += [
-            days.fault("unlike_daily", day, f"{np.expm1(centre[day]):+.1%}")
+            days.report_fault("unlike_daily", day, f"{np.expm1(centre[day]):+.1%}")
             for day in np.flatnonzero(other).tolist()
         ]
     opened = np.where(known, ~is_print[:, len(LAGS) // 2], np.nan)

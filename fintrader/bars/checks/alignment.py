@@ -67,10 +67,12 @@ def find_misaligned(days: Sequence[Days]) -> Iterator[Fault]:
                 if not explained[first : last + 1].any():
                     explained[first : last + 1] = True
                     minutes = abs(lag) * length
-                    said = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag > 0 else 'late'}"
+                    detail = (
+                        f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag > 0 else 'late'}"
+                    )
                     until = f", to {one.dates[last]}" if last > first else ""
                     count = one.bars[first : last + 1].sum()
-                    yield one.fault("misaligned", first, said + until, count)
+                    yield one.report_fault("misaligned", first, detail + until, count)
 
 
 def _find_runs(
@@ -142,16 +144,16 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
             early |= _find_unopened(days, lost, expected, tests)
             for row, session in np.argwhere(early).tolist():
                 day = int(np.searchsorted(days[row].session, session))
-                said = "early: its last bar is missing, and its first bar is not the opening"
-                yield days[row].fault("misaligned", day, said)
+                detail = "early: its last bar is missing, and its first bar is not the opening"
+                yield days[row].report_fault("misaligned", day, detail)
             suspect &= ~early
         for one, rate in zip(days, silence, strict=True):
             yield from _find_moved(one, rate, end)
         for row in np.flatnonzero(suspect.any(axis=1)).tolist():
             one = days[row]
             hit = np.flatnonzero(suspect[row, one.session])
-            said = f"the {name} bar, on {len(hit)} of {len(one.session)} days"
-            yield one.fault("missing_edge", hit[0], said, len(hit))
+            detail = f"the {name} bar, on {len(hit)} of {len(one.session)} days"
+            yield one.report_fault("missing_edge", hit[0], detail, len(hit))
 
 
 def _find_moved(days: Days, silence: float, end: int) -> Iterator[Fault]:
@@ -166,9 +168,9 @@ def _find_moved(days: Days, silence: float, end: int) -> Iterator[Fault]:
     moved &= ~away[end] & away[1 - end] & bool((usual > np.log(2)).all())
     for day in np.flatnonzero(moved).tolist():
         count = int(days.silent[end, day])
-        which = "last" if end else "first"
-        detail = f"the {which} {count} bars, as if the day were {'early' if end else 'late'}"
-        yield days.fault("missing_edge", day, detail, count)
+        which, when = ("last", "early") if end else ("first", "late")
+        detail = f"the {which} {count} bars, as if the day were {when}"
+        yield days.report_fault("missing_edge", day, detail, count)
 
 
 def _find_unopened(days: Sequence[Days], lost: Array, expected: Array, tests: int) -> Array:

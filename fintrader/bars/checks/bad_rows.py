@@ -10,7 +10,7 @@ import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.kinds import group_by_day, runs
+from fintrader.bars.checks.kinds import group_by_day, list_runs
 from fintrader.results.market_description import Fault
 
 
@@ -124,7 +124,7 @@ def _check_symbol(bars: Bars, session: Array, dates: Array) -> Iterator[Fault]:
     for values in (open_, high, low, close, volume):
         same[1:] &= np.diff(values) == 0
     stale = np.zeros(len(close), dtype=bool)
-    for start, stop in runs(same):
+    for start, stop in list_runs(same):
         stale[start:stop] = stop - start >= 9  # ten equal bars
     found = {
         "wick": reach > max(0.1, 50 * float(np.median(high / low - 1))),

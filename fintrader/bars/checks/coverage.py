@@ -8,7 +8,7 @@ import numpy as np
 
 from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.kinds import UNLIKELY, runs
+from fintrader.bars.checks.kinds import UNLIKELY, list_runs
 from fintrader.results.market_description import Fault
 
 MARKET_HALTS = ("1997-10-27", "2020-03-09", "2020-03-12", "2020-03-16", "2020-03-18")
@@ -20,14 +20,16 @@ def find_coverage_faults(bars: Mapping[str, Array], grid: SessionGrid) -> Iterat
     """Find missing bars. bars: symbol -> `[T]` bool, True at the bars of the grid that the symbol
     has."""
     traded = np.stack([*bars.values()])
-    day_of = [str(day) for day in grid.dates]
+    day_names = [str(day) for day in grid.dates]
     counts = np.add.reduceat(traded, grid.first_bar[:-1], axis=1, dtype=np.int64)
     dead = _find_dead_minutes(traded, counts, grid)
     for number in np.unique(grid.session[dead]):
         silent = np.flatnonzero(dead & (grid.session == number))
         clock = [_name_clock(grid, row) for row in silent[[0, -1]]]
-        kind = "market_halt" if day_of[number] in MARKET_HALTS else "market_hole"
-        yield Fault(kind, "", day_of[number], len(silent), f"between {clock[0]} and {clock[1]} UTC")
+        kind = "market_halt" if day_names[number] in MARKET_HALTS else "market_hole"
+        yield Fault(
+            kind, "", day_names[number], len(silent), f"between {clock[0]} and {clock[1]} UTC"
+        )
     for code, name in enumerate(bars):
         if counts[code].any():
             yield from _find_absences(name, traded[code], counts[code], dead, grid)
@@ -51,7 +53,7 @@ def _find_absences(
     if has_ended:
         yield Fault("ended", name, str(grid.dates[last]), 1, "last session")
     share = count / length
-    usual = _usual_share(share[first : last + 1])
+    usual = _find_usual_share(share[first : last + 1])
     for number in range(first, last + 1):
         day = str(grid.dates[number])
         bars = slice(*grid.first_bar[number : number + 2])
@@ -64,7 +66,7 @@ def _find_absences(
     listed = np.flatnonzero(traded)
     live = np.arange(listed[0], listed[-1] + 1 if has_ended else grid.num_bars)
     live = live[~dead[live] & (share[grid.session[live]] > 0)]
-    for start, stop in runs(~traded[live], grid.session[live]):
+    for start, stop in list_runs(~traded[live], grid.session[live]):
         if stop - start >= 5 and (stop - start) * _log_silence(usual) < UNLIKELY:
             day = str(grid.dates[grid.session[live[start]]])
             clock = _name_clock(grid, live[start])
@@ -75,7 +77,7 @@ def _name_clock(grid: SessionGrid, bar: int) -> str:
     return str(grid.minutes[bar].astype("datetime64[ns]"))[11:16]
 
 
-def _usual_share(share: Array) -> float:
+def _find_usual_share(share: Array) -> float:
     """Return the share of a session's bars in which a symbol trades on its median day."""
     return float(np.median(share[share > 0]))
 
@@ -99,11 +101,11 @@ def _find_dead_minutes(traded: Array, counts: Array, grid: SessionGrid) -> Array
     for code in np.flatnonzero(counts.any(axis=1)):
         days = np.flatnonzero(counts[code])
         listed = slice(int(days[0]), int(days[-1]) + 1)
-        chance[code, listed] = _log_silence(_usual_share(share[code, listed]))
+        chance[code, listed] = _log_silence(_find_usual_share(share[code, listed]))
     joint = chance.sum(axis=0)
     listed_now = np.count_nonzero(chance, axis=0)
     halted = np.isin(grid.dates, np.array(MARKET_HALTS, dtype="datetime64[D]"))
-    for start, stop in runs(np.asarray(~traded.any(axis=0)), grid.session):
+    for start, stop in list_runs(np.asarray(~traded.any(axis=0)), grid.session):
         number = grid.session[start]
         if listed_now[number] > 1 or halted[number]:
             dead[start:stop] = joint[number] * (stop - start) < UNLIKELY

@@ -14,24 +14,24 @@ import numpy as np
 
 from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, PRICES, Array, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.kinds import SURE, UNLIKELY, group_by_day, runs
+from fintrader.bars.checks.kinds import SURE, UNLIKELY, group_by_day, list_runs
 from fintrader.bars.evidence import measure_shift
 from fintrader.results.market_description import Fault
 
-_FEW = 5
+_FEW_BARS = 5
 """Days with more bars are compared by their closes; with so few, equal closes may be chance, and
 whole rows are compared."""
-_RUN = 3
+_RUN_DAYS = 3
 """Number of consecutive repeated days that are no chance, however coarse the prices."""
 _PAUSE_BARS = 4
 """Steps of more than so many bar lengths separate two phases of trading."""
-SCALE = 70.0
+SCALE_JUMP = 70.0
 """Least ratio of two consecutive prices that no market produces."""
 _EXCURSION_BARS = 180
 """Most bars after which a price that jumped away may come back."""
-HASHED = 15
+BLOCK_PLACES = 15
 """Number of places in a block, whose closes are compared with those of other symbols."""
-_BLOCK = 30
+_SCALE_BARS = 30
 """Number of bars whose returns are divided by one volatility."""
 LAGS = (-2, -1, 0, 1, 2)
 """Offsets from a session's start, in bars, at which an opening print is looked for."""
@@ -97,11 +97,13 @@ class Days:
         """`[D]` int64: number of sessions since the symbol's day before; 0 on the first day."""
         return np.diff(self.session, prepend=self.session[:1])
 
-    def day_of(self, bar: int) -> int:
+    def find_day(self, bar: int) -> int:
         """Return the number of the day that contains a row of the bars."""
         return int(np.searchsorted(self.first, bar, side="right")) - 1
 
-    def fault(self, kind: str, day: int, detail: str = "", count: int | None = None) -> Fault:
+    def report_fault(
+        self, kind: str, day: int, detail: str = "", count: int | None = None
+    ) -> Fault:
         """Return a fault on a day, given by its number; `count` is that of the bars concerned, by
         default all of the day."""
         held = self.bars[day] if count is None else count
@@ -199,7 +201,7 @@ def _trace_moves(
     move = np.log(bars.close / before)
     rows = np.diff(first, append=len(bars))
     # scale each 30 bars by their own volatility, or the open would outweigh noon
-    blocks = np.flatnonzero((np.arange(len(bars)) - np.repeat(first, rows)) % _BLOCK == 0)
+    blocks = np.flatnonzero((np.arange(len(bars)) - np.repeat(first, rows)) % _SCALE_BARS == 0)
     rows = np.diff(blocks, append=len(bars))
     usual = np.repeat(1.25 * np.add.reduceat(np.abs(move), blocks) / rows, rows)
     moves = np.zeros(begin[-1], dtype=np.int8)
@@ -248,7 +250,7 @@ def _hash_days(bars: Bars, first: Array, stop: Array) -> Array:
     different = 1 + (bars.high > bars.low) + (inner[0] | inner[1])
     for day, (begin, end) in enumerate(zip(first.tolist(), stop.tolist(), strict=True)):
         close = bars.close[begin:end]
-        if end - begin > _FEW:
+        if end - begin > _FEW_BARS:
             # days whose price hardly moves are often equal by chance
             if end - begin >= 30 and np.count_nonzero(close[1:] != close[:-1]) >= 10:
                 found[day] = hash(close.tobytes())
@@ -260,18 +262,18 @@ def _hash_days(bars: Bars, first: Array, stop: Array) -> Array:
 
 def _hash_blocks(close: Array, place: Array, places: int) -> Array:
     """Return `Days.blocks`. close, place: `[R]` close and place of each row; places: P."""
-    number = place // HASHED
+    number = place // BLOCK_PLACES
     first = np.flatnonzero(np.diff(number, prepend=-1))
     # the sum of products wraps around, which makes it a hash
-    weights = np.random.default_rng(0).integers(1 << 62, size=HASHED, dtype=np.uint64)
+    weights = np.random.default_rng(0).integers(1 << 62, size=BLOCK_PLACES, dtype=np.uint64)
     bits = np.ascontiguousarray(close, dtype=np.float64).view(np.uint64)
-    found = np.add.reduceat(bits * weights[place % HASHED], first)
+    found = np.add.reduceat(bits * weights[place % BLOCK_PLACES], first)
     # prices that move by a few ticks only are often equal by chance
     reach = np.maximum.reduceat(close, first) - np.minimum.reduceat(close, first)
     steps = np.abs(np.diff(close))
     is_wide = reach > 5 * steps[steps > 0].min(initial=np.inf)
-    whole = np.diff(first, append=len(close)) == HASHED
-    blocks = np.zeros(places // HASHED + 1, dtype=np.uint64)
+    whole = np.diff(first, append=len(close)) == BLOCK_PLACES
+    blocks = np.zeros(places // BLOCK_PLACES + 1, dtype=np.uint64)
     blocks[number[first]] = np.where(whole & is_wide, found, 0)
     return blocks
 
@@ -288,27 +290,27 @@ def _find_repeated(days: Days) -> Iterator[Fault]:
     first = order[np.searchsorted(content, content[again])]
     last = order[again - 1]
     again = order[again]
-    few = days.bars[again] <= _FEW
+    few = days.bars[again] <= _FEW_BARS
     filled = few & (again - last == 1)
     chance = few & ~filled
-    if chance.any() and len(days.content) >= _RUN and _repeats_by_chance(days):
+    if chance.any() and len(days.content) >= _RUN_DAYS and _repeats_by_chance(days):
         chance &= ~np.isin(again, _find_repeated_runs(days.content))
     else:
         chance[:] = False
     for day, other, is_filled in zip(again[~chance], first[~chance], filled[~chance], strict=True):
         kind = "filled_day" if is_filled else "repeated_day"
-        yield days.fault(kind, day, f"same as {days.dates[other]}")
+        yield days.report_fault(kind, day, f"same as {days.dates[other]}")
 
 
 def _find_repeated_runs(content: Array) -> Array:
-    """Return the numbers of the days in runs of at least `_RUN` days that repeat an earlier run in
+    """Return the numbers of the days in runs of at least `_RUN_DAYS` days that repeat an earlier run in
     the same order."""
     seen: dict[bytes, int] = {}
     found: list[int] = []
-    for start, part in enumerate(np.lib.stride_tricks.sliding_window_view(content, _RUN)):
-        is_distinct = part.all() and len(np.unique(part)) == _RUN
-        if is_distinct and start - seen.setdefault(part.tobytes(), start) >= _RUN:
-            found += range(start, start + _RUN)
+    for start, part in enumerate(np.lib.stride_tricks.sliding_window_view(content, _RUN_DAYS)):
+        is_distinct = part.all() and len(np.unique(part)) == _RUN_DAYS
+        if is_distinct and start - seen.setdefault(part.tobytes(), start) >= _RUN_DAYS:
+            found += range(start, start + _RUN_DAYS)
     return np.array(found, dtype=np.int64)
 
 
@@ -334,7 +336,7 @@ def _find_scale_jumps(bars: Bars, days: Days) -> Iterator[Fault]:
     """Find bars whose price is over 70 times the last close, or under 1/70 of it."""
     from fintrader.bars import kernels
 
-    far = kernels.mark_steps(bars.open, bars.close, SCALE)
+    far = kernels.mark_steps(bars.open, bars.close, SCALE_JUMP)
     if far.any():
         yield from group_by_day("scale_jump", bars, far, np.repeat(days.dates, days.bars))
 
@@ -344,9 +346,9 @@ def _find_reversed(bars: Bars, days: Days) -> Iterator[Fault]:
     than opens lie to its close, more often than chance explains."""
     from fintrader.bars import kernels
 
-    votes, cast = kernels.backward_votes(bars.open, bars.close, days.first)
+    votes, cast = kernels.count_backward_votes(bars.open, bars.close, days.first)
     for day in np.flatnonzero((cast >= 20) & (votes > SURE * np.sqrt(cast))).tolist():
-        yield days.fault("reversed_day", day)
+        yield days.report_fault("reversed_day", day)
 
 
 def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
@@ -356,15 +358,14 @@ def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
     still &= (bars.high == bars.low) & (bars.volume > 0)
     still[days.first] = False
     usual = max(float(still.mean()), 1e-3)
-    for begin, stop in runs(still):
+    for begin, stop in list_runs(still):
         alike = stop - begin
         if alike * days.length >= 29 and alike >= 9 and alike * np.log10(usual) < UNLIKELY:
-            price = f"at {bars.close[begin]:g}"
-            day = days.day_of(begin)
+            day = days.find_day(begin)
             within = bars.take(slice(int(days.first[day]), int(days.first[day] + days.bars[day])))
             is_limit = _is_limit(within, begin - int(days.first[day]), days.length)
             kind = "limit_price" if is_limit else "frozen_price"
-            yield days.fault(kind, day, price, alike + 1)
+            yield days.report_fault(kind, day, f"at {bars.close[begin]:g}", alike + 1)
 
 
 def _is_limit(bars: Bars, begin: int, length: int) -> bool:
@@ -395,7 +396,7 @@ def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid) -> Iterator[Faul
             certain = share > 0.95 and len(place) * np.log10(step) > 9
             if certain and len(place) * step > places[day] // 2:
                 minutes = f"{step * days.length} minutes apart, elsewhere {days.length}"
-                yield days.fault("bar_length", day, minutes, len(place))
+                yield days.report_fault("bar_length", day, minutes, len(place))
                 break
 
 
@@ -407,7 +408,7 @@ def _find_last_jump(bars: Bars, days: Days) -> Iterator[Fault]:
     step = np.abs(np.diff(np.log(close)))
     far = max(0.04, 20 * 1.4826 * float(np.median(step[:-1])), 3 * float(step[:-1].max()))
     if step[-1] > far:
-        yield days.fault("last_bar_jump", -1, f"{close[-1] / close[-2] - 1:+.1%}", 1)
+        yield days.report_fault("last_bar_jump", -1, f"{close[-1] / close[-2] - 1:+.1%}", 1)
 
 
 def _find_tick(bars: Bars) -> float:
@@ -430,8 +431,8 @@ def _find_middles(bars: Bars, days: Days) -> Iterator[Fault]:
     odds = cast * (share * np.log(2 * share) + (1 - share) * np.log(2 * (1 - share)))
     hit = np.flatnonzero(odds > -UNLIKELY * np.log(10))
     if len(hit):
-        said = f"on {len(hit)} of {len(days.session)} days"
-        yield days.fault("middle_close", hit[0], said, votes[hit].sum())
+        detail = f"on {len(hit)} of {len(days.session)} days"
+        yield days.report_fault("middle_close", hit[0], detail, votes[hit].sum())
 
 
 def _find_adjusted(bars: Bars, days: Days) -> Iterator[Fault]:
@@ -451,8 +452,8 @@ def _find_adjusted(bars: Bars, days: Days) -> Iterator[Fault]:
     if len(broken) < 5 or np.count_nonzero(seen & (share > 0.99)) < 5:
         return
     if not any(np.median(share_whole(ratio)[broken]) > 0.99 for ratio in range(2, 21)):
-        said = f"on {len(broken)} of {len(days.session)} days, to {days.dates[broken[-1]]}"
-        yield days.fault("adjusted_part", broken[0], said, days.bars[broken].sum())
+        detail = f"on {len(broken)} of {len(days.session)} days, to {days.dates[broken[-1]]}"
+        yield days.report_fault("adjusted_part", broken[0], detail, days.bars[broken].sum())
 
 
 def _find_excursions(bars: Bars, days: Days) -> Iterator[Fault]:
@@ -468,7 +469,7 @@ def _find_excursions(bars: Bars, days: Days) -> Iterator[Fault]:
     far = np.maximum(0.05, 20 * 1.4826 * np.asarray(usual))
     away = _mark_excursions(np.log(bars.close), session, far)
     # larger jumps are reported as `scale_jump`
-    away[1:] &= step <= np.log(SCALE)
+    away[1:] &= step <= np.log(SCALE_JUMP)
     yield from group_by_day("price_spike", bars, away, np.repeat(days.dates, days.bars))
 
 

@@ -137,7 +137,7 @@ class Gate:
         found += compare_days(days, self.grid.num_sessions, declared)
         found += find_misaligned(days)
         found += find_missing_edges(days, self.grid.num_sessions)
-        return sorted(_compare_between(found, days, self.grid))
+        return sorted(_classify_between_bars(found, days, self.grid))
 
     def judge(self, symbols: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
         """Return the waived and the doubtful faults (`DOUBTFUL`) of a market of these symbols.
@@ -175,7 +175,7 @@ class Gate:
         return str(self.grid.dates[min(max(at, 0), self.grid.num_sessions - 1)])
 
 
-def _compare_between(
+def _classify_between_bars(
     found: Sequence[Fault], days: Sequence[Days], grid: SessionGrid
 ) -> Iterator[Fault]:
     """Yield the faults, and change `between_bars` to `shifted_day` on days on which not all symbols

@@ -113,7 +113,7 @@ UNLIKELY = -15.0
 """log10 of the probability below which an event counts as a fault."""
 
 
-def runs(mask: Array, session: Array | int = 0) -> list[tuple[int, int]]:
+def list_runs(mask: Array, session: Array | int = 0) -> list[tuple[int, int]]:
     """List the runs `[start, stop)` in which `mask` `[R]` is True. session: `[R]` number of the
     session; a run ends where it changes."""
     level = np.where(mask, session, -1)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fintrader.bars.bars import Array
-from fintrader.bars.checks.days import HASHED, SCALE, Days
+from fintrader.bars.checks.days import BLOCK_PLACES, SCALE_JUMP, Days
 from fintrader.bars.checks.kinds import SURE
 from fintrader.bars.corporate_actions import Events
 from fintrader.results.market_description import Fault
@@ -78,8 +78,8 @@ def _find_swapped(days: Sequence[Days], moves: Array) -> Iterator[Fault]:
                 np.log(other.open[its] / one.close[at - 1]),
             )
             if np.abs(crossed).max() < 0.15 * np.abs(moves[list(pair), session]).min():
-                yield one.fault("foreign_day", at, f"goes on from {other.symbol}")
-                yield other.fault("foreign_day", its, f"goes on from {one.symbol}")
+                yield one.report_fault("foreign_day", at, f"goes on from {other.symbol}")
+                yield other.report_fault("foreign_day", its, f"goes on from {one.symbol}")
 
 
 def _find_paid_twice(
@@ -102,20 +102,20 @@ def _find_paid_twice(
             if dividend == 0 or not inside:
                 continue
             if session - before[0] < _WEEK and abs(dividend - before[1]) < 0.01 * dividend:
-                said = f"{dividend:g} USD again after {session - before[0]} sessions"
-                yield one.fault("paid_twice", day, said, 1)
+                detail = f"{dividend:g} USD again after {session - before[0]} sessions"
+                yield one.report_fault("paid_twice", day, detail, 1)
             before = session, dividend
             if usual > 0 and one.gaps[day] == 1:
                 paid = dividend / float(one.close[day - 1]) / usual
                 left = night[day] / usual
                 if paid > SURE and paid / 2 < left < 2 * paid:
-                    yield one.fault("paid_twice", day, f"{dividend:g} USD, and no fall", 1)
+                    yield one.report_fault("paid_twice", day, f"{dividend:g} USD, and no fall", 1)
                 else:
                     terms.append((paid * np.clip(left, -4, 4), paid**2, one.dates[day]))
     score = sum(term[0] for term in terms) / np.sqrt(sum(term[1] for term in terms) or 1.0)
     if score > SURE:
-        said = f"of {len(terms)} dividends together"
-        yield Fault("paid_twice", "", str(min(term[2] for term in terms)), len(terms), said)
+        detail = f"of {len(terms)} dividends together"
+        yield Fault("paid_twice", "", str(min(term[2] for term in terms)), len(terms), detail)
 
 
 def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[Fault]:
@@ -149,8 +149,8 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
         split = _name_split(days, day, move, _split_at(days, day, declared))
         if split and activity < 3:
             yield split
-        elif 0.08 < abs(move) < np.log(SCALE) and size[day] > 8 * usual and activity < 1.8:
-            yield days.fault("quiet_jump", day, f"{np.expm1(move):+.1%}", 1)
+        elif 0.08 < abs(move) < np.log(SCALE_JUMP) and size[day] > 8 * usual and activity < 1.8:
+            yield days.report_fault("quiet_jump", day, f"{np.expm1(move):+.1%}", 1)
 
 
 def _name_excursion(days: Days, day: int, move: float, declared: Events, is_exact: bool) -> Fault:
@@ -159,11 +159,10 @@ def _name_excursion(days: Days, day: int, move: float, declared: Events, is_exac
     known, after = (_split_at(days, number, declared) for number in (day, day + 1))
     if known == after:
         if _is_beyond_market(days, day, move, is_exact):
-            return days.fault("excursion_day", day, f"{np.expm1(move):+.1%}")
-        said = f"{np.expm1(move):+.1%}, back the night after"
-        return days.fault("quiet_jump", day, said)
+            return days.report_fault("excursion_day", day, f"{np.expm1(move):+.1%}")
+        return days.report_fault("quiet_jump", day, f"{np.expm1(move):+.1%}, back the next night")
     late = int(known != 1)
-    return days.fault("split", day + late, f"declared for {days.dates[day + 1 - late]}", 1)
+    return days.report_fault("split", day + late, f"declared for {days.dates[day + 1 - late]}", 1)
 
 
 def _is_beyond_market(days: Days, day: int, move: float, is_exact: bool) -> bool:
@@ -190,7 +189,7 @@ def _name_split(days: Days, day: int, move: float, known: float) -> Fault | None
     shown = f"{seen:.3g} to 1" if abs(np.log(seen)) > min(part or 0.2, 0.2) else "no split"
     kind = "split" if max(split, 1 / split, known, 1 / known) >= 2 else "small_split"
     known_as = "none" if known == 1 else f"{known:g} to 1"
-    return days.fault(kind, day, f"{shown}, and {known_as} is declared", 1)
+    return days.report_fault(kind, day, f"{shown}, and {known_as} is declared", 1)
 
 
 def _split_at(days: Days, day: int, declared: Events) -> float:
@@ -238,7 +237,7 @@ def _find_volume_scales(days: Days) -> Iterator[Fault]:
             factor = np.exp(abs(change))
             detail = f"{factor:,.0f} times as much" if change > 0 else f"one {factor:,.0f}th"
             kind = "volume_scale" if _is_new_unit(days, day) else "volume_jump"
-            yield days.fault(kind, day, detail, days.bars[day:].sum())
+            yield days.report_fault(kind, day, detail, days.bars[day:].sum())
 
 
 def _is_new_unit(days: Days, day: int) -> bool:
@@ -288,8 +287,7 @@ def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
             for number in sorted(sessions):
                 stranger, donor = _order_by_fit(days[one], days[other], number)
                 day = int(np.searchsorted(stranger.session, number))
-                detail = f"same as {donor.symbol}"
-                yield stranger.fault("foreign_day", day, detail)
+                yield stranger.report_fault("foreign_day", day, f"same as {donor.symbol}")
 
 
 def _find_pasted(days: Sequence[Days]) -> Iterator[tuple[tuple[int, int], int]]:
@@ -302,7 +300,7 @@ def _find_pasted(days: Sequence[Days]) -> Iterator[tuple[tuple[int, int], int]]:
         alike = (ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)
         for rank, block in np.argwhere(alike).tolist():
             first, second = rows[order[rank : rank + 2, block]].tolist()
-            day = np.searchsorted(days[first].place, HASHED * block, side="right") - 1
+            day = np.searchsorted(days[first].place, BLOCK_PLACES * block, side="right") - 1
             yield (first, second), int(days[first].session[day])
 
 

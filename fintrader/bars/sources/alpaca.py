@@ -7,7 +7,7 @@ requests a minute; a request returns pages of 10,000 bars, which are all read.
 
 Keys come only from the environment: APCA_API_KEY_ID and APCA_API_SECRET_KEY. No message, manifest
 or configuration contains them. They are sent only to data.alpaca.markets, or to a server on this
-machine (`checked_endpoint`); a redirect is refused.
+machine (`check_endpoint`); a redirect is refused.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Alpaca(Vendor):
         }
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
-        client = self._client_of("corporate_actions", "CorporateActionsClient")
+        client = self._open_client("corporate_actions", "CorporateActionsClient")
         from alpaca.data.enums import CorporateActionsType as Type
         from alpaca.data.requests import CorporateActionsRequest
 
@@ -143,11 +143,11 @@ class Alpaca(Vendor):
 
     @cached_property
     def _stocks(self) -> Any:
-        return self._client_of("stock", "StockHistoricalDataClient")
+        return self._open_client("stock", "StockHistoricalDataClient")
 
-    def _client_of(self, module: str, name: str) -> Any:
+    def _open_client(self, module: str, name: str) -> Any:
         address = os.environ.get(ENDPOINT, f"https://{DATA_HOST}")
-        endpoint = checked_endpoint(address, DATA_HOST, DataError)
+        endpoint = check_endpoint(address, DATA_HOST, DataError)
         try:
             found = getattr(importlib.import_module(f"alpaca.data.historical.{module}"), name)
         except ImportError:
@@ -260,7 +260,7 @@ def restrict(
         session.mount(scheme, Limited(max_retries=0))
 
 
-def checked_endpoint(endpoint: str, host: str, error: type[FintraderError]) -> str:
+def check_endpoint(endpoint: str, host: str, error: type[FintraderError]) -> str:
     """Return the address to which keys may be sent: `host` by https, or a server on this machine.
 
     The address is put together from the checked parts, so nothing else in `endpoint` can decide
@@ -270,7 +270,7 @@ def checked_endpoint(endpoint: str, host: str, error: type[FintraderError]) -> s
     try:
         parts = urlsplit(endpoint)
         name = _normalised_host(parts.hostname or "")
-        fault = _fault(endpoint, parts, name, host)
+        fault = _find_endpoint_fault(endpoint, parts, name, host)
     except ValueError:
         fault = "has invalid brackets or an invalid port"
     if fault:
@@ -309,7 +309,7 @@ def _is_loopback(name: str) -> bool:
         return False
 
 
-def _fault(endpoint: str, parts: SplitResult, name: str, host: str) -> str:
+def _find_endpoint_fault(endpoint: str, parts: SplitResult, name: str, host: str) -> str:
     """Return the reason why keys are not sent to an address, as a clause without its subject; empty
     if they may be sent.
 

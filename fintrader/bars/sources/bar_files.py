@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars, concat
-from fintrader.bars.sources.cells import Column, first_line, one_kind, table_bars
+from fintrader.bars.sources.cells import Column, check_zones_alike, convert_table, first_line
 from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
 from fintrader.bars.sources.listing import BarFile, files_of, kind_of
 from fintrader.bars.sources.presets import SPELLINGS, plain
@@ -65,7 +65,7 @@ def fold_warnings() -> Iterator[None]:
 def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()) -> Bars:
     """Read all rows of all files at a path, of `symbols` only if there are any. Raises BarError for
     what cannot be read, DataError if there is no file."""
-    return read_rows(own_files(settings, path), settings, symbols)
+    return read_rows(select_files(settings, path), settings, symbols)
 
 
 def read_rows(
@@ -78,11 +78,11 @@ def read_rows(
     )
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
-        bars = bars.take(np.isin(bars.symbol, wanted)).without_unused()
+        bars = bars.take(np.isin(bars.symbol, wanted)).drop_unused_symbols()
     return bars
 
 
-def own_files(
+def select_files(
     settings: FilesSettings, path: str, is_known: Callable[[BarFile], bool] = lambda _: False
 ) -> list[BarFile]:
     """List the files of `files_of` that have the settings' columns; the log names the others.
@@ -115,7 +115,7 @@ def share_layout(
             lacking[file] = 0
             continue
         try:
-            lacking[file] = len(_missing(present_columns(file, settings), settings))
+            lacking[file] = len(_list_missing(present_columns(file, settings), settings))
         except BarError as error:
             errors[file] = error
     kinds = {file.kind for file, count in lacking.items() if count < 2}
@@ -148,7 +148,7 @@ def iterate(
     of the row that follows. is_alone: True if there is no other file: then one without prices
     raises BarError, otherwise it is named in the log. Raises BarError for what cannot be read.
     """
-    if after is not None and _blank_from(file.path, after[0]):
+    if after is not None and _is_blank_from(file.path, after[0]):
         return
     names = column_names(settings)
     has_row = has_price = after is not None
@@ -172,11 +172,11 @@ def iterate(
                 rows, table = _drop_blank(rows, table)
             if settings.time_format is None:
                 times = table[names["ts"]].slice(0, 1)
-                zoned = one_kind(Column(times, names["ts"], file.name, rows[:1]), zoned)
+                zoned = check_zones_alike(Column(times, names["ts"], file.name, rows[:1]), zoned)
             if wide:
-                bars = _joined(table, wide, settings, file.name, rows, date)
+                bars = _convert_wide(table, wide, settings, file.name, rows, date)
             else:
-                bars = table_bars(
+                bars = convert_table(
                     table, settings, origin=file.name, rows=rows, symbol=symbol, date=date
                 )
             has_row = True
@@ -222,7 +222,7 @@ def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[
     return {symbol: columns for symbol, columns in sorted(found.items()) if len(columns) == needed}
 
 
-def _joined(
+def _convert_wide(
     table: pa.Table,
     wide: dict[str, dict[str, str]],
     settings: FilesSettings,
@@ -244,7 +244,7 @@ def _joined(
         part = pa.table(own).take(pa.array(index))
         if len(index):
             parts.append(
-                table_bars(
+                convert_table(
                     part, settings, origin=origin, rows=rows[index], symbol=symbol, date=date
                 )
             )
@@ -252,7 +252,7 @@ def _joined(
     return bars.take(np.argsort(bars.row, kind="stable")) if bars.row is not None else bars
 
 
-def _blank_from(path: str, offset: int) -> bool:
+def _is_blank_from(path: str, offset: int) -> bool:
     """Report whether a file has only empty lines from a byte on."""
     with Path(path).open("rb") as file:
         file.seek(offset)
@@ -266,11 +266,11 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
     """
     if file.kind != "csv" or file.member is not None or file.packing:
         return
-    with readable(file):
+    with explain_errors(file):
         fs, inside = open_file_system(file.path)
         if fs.tail(inside, 2).strip(b"\0")[-1:] in (b"", b"\n", b"\r"):
             return
-        encoding = _encoding(fs.head(inside, _HEADER_BYTES)) or "utf-8"
+        encoding = _guess_encoding(fs.head(inside, _HEADER_BYTES)) or "utf-8"
         lines = fs.tail(inside, _HEADER_BYTES).decode(encoding, errors="replace").splitlines()
     if lines and _is_prose(lines[-1], settings.delimiter):
         return
@@ -320,7 +320,7 @@ def _refuse_lacking(file: BarFile, present: list[str], settings: FilesSettings) 
             f"{file.name}: no column matches data.source.wide {settings.wide}; it has"
             f" {', '.join(present)}"
         )
-    for role, name in _missing(present, settings).items():
+    for role, name in _list_missing(present, settings).items():
         raise BarError(
             f"{file.name}: no column {name!r}; it has {', '.join(present)}. Name your"
             f" columns under data.source.columns (--data.source.columns.{role}), or let"
@@ -334,7 +334,7 @@ def _refuse_lacking(file: BarFile, present: list[str], settings: FilesSettings) 
         )
 
 
-def _missing(present: list[str], settings: FilesSettings) -> dict[str, str]:
+def _list_missing(present: list[str], settings: FilesSettings) -> dict[str, str]:
     """Return our name -> the settings' name of each column that the file lacks."""
     is_wide = bool(wide_columns(settings, present))
     return {
@@ -348,7 +348,7 @@ def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
     """Return the names of a file's columns, unchecked. For a CSV they are its first line, unless
     `settings.header` has as many names. Raises BarError when the file cannot be read."""
     if file.kind != "csv":
-        with readable(file), _open_typed(file, settings.header) as (names, _):
+        with explain_errors(file), _open_typed(file, settings.header) as (names, _):
             return list(names)
     line = csv_line(file, settings.skip_rows)
     fields = next(csv.reader([line], delimiter=settings.delimiter))
@@ -359,7 +359,7 @@ def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
 def read_head(file: BarFile, rows: int) -> pd.DataFrame:
     """Read the first rows of a file that is no CSV; columns without names get numbers. Raises
     BarError when it cannot be read."""
-    with readable(file), _open_typed(file) as (names, read):
+    with explain_errors(file), _open_typed(file) as (names, read):
         first = next(read(names, rows), None)
         # the index that pandas stored stays a column, as other readers see it
         table = pd.DataFrame() if first is None else first.to_pandas(ignore_metadata=True)
@@ -386,7 +386,7 @@ def csv_head(file: BarFile, size: int) -> str:
     """Return the first lines of a CSV as text, at most `size` bytes, without compression. Raises
     BarError when the file is no text."""
     head = b""
-    with readable(file), _open_text(file) as stream:
+    with explain_errors(file), _open_text(file) as stream:
         while len(head) < size:
             piece = bytes(stream.read(size - len(head)))
             head += piece
@@ -402,7 +402,7 @@ def csv_head(file: BarFile, size: int) -> str:
 
 
 @contextlib.contextmanager
-def readable(file: BarFile) -> Iterator[None]:
+def explain_errors(file: BarFile) -> Iterator[None]:
     """Turn the errors of readers into BarError, which names the file and a remedy."""
     try:
         yield
@@ -441,7 +441,7 @@ def _open_table(
         yield present, partial(_read_csv, file, settings, present if after else [], after)
         return
     with contextlib.ExitStack() as held:
-        with readable(file):
+        with explain_errors(file):
             present, read = held.enter_context(_open_typed(file, settings.header))
         yield present, partial(_read_typed, file, read)
 
@@ -450,7 +450,7 @@ def _read_typed(
     file: BarFile, read: Any, texts: list[str], numeric: list[str]
 ) -> Iterator[tuple[Array, pa.Table]]:
     done = 0
-    with readable(file):
+    with explain_errors(file):
         for table in read([*dict.fromkeys([*texts, *numeric])], BATCH_ROWS):
             yield np.arange(done, done + len(table)), table
             done += len(table)
@@ -487,7 +487,7 @@ def _read_csv(
 
     types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numeric, pa.float64())
     done = 0
-    with readable(file):
+    with explain_errors(file):
         try:
             for table in read(types):
                 yield number(table), table
@@ -535,7 +535,7 @@ def _open_typed(file: BarFile, header: Sequence[str] = ()) -> Any:
     return open_typed(file.kind, stream, header)
 
 
-def _encoding(head: bytes) -> str | None:
+def _guess_encoding(head: bytes) -> str | None:
     """Guess the encoding of a text from its first bytes; None for UTF-8."""
     if head[:2] in _BOMS:
         return _BOMS[head[:2]]
@@ -547,11 +547,11 @@ def _encoding(head: bytes) -> str | None:
     except UnicodeDecodeError as error:
         is_cut = error.reason == "unexpected end of data"
         is_text = len(head.translate(None, _CONTROL)) == len(head)
-        return _old_encoding(head) if is_text and not is_cut else None
+        return _guess_old_encoding(head) if is_text and not is_cut else None
     return None
 
 
-def _old_encoding(head: bytes) -> str:
+def _guess_old_encoding(head: bytes) -> str:
     """Return the encoding in which the first lines contain a known name of a column; cp1252 if none
     does."""
     known = {word for words in SPELLINGS.values() for word in words if not word.isascii()}
@@ -567,7 +567,7 @@ def _open_text(file: BarFile, after: int = 0) -> Any:
     """Open a text as a stream of UTF-8 without compression; `after`: number of bytes to skip."""
     stream = _unpack(file)
     head = bytes(stream.read(_HEADER_BYTES))
-    encoding = _encoding(head)
+    encoding = _guess_encoding(head)
     if file.packing:
         stream = _unpack(file)
     else:

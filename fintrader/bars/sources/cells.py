@@ -130,14 +130,14 @@ class Column:
         text: pd.Series[Any] = self.text.to_pandas()
         return text
 
-    def unfit(self, said: str) -> BarError:
-        """Return the BarError for a column that is wrong as a whole; `said` completes the sentence
+    def unfit(self, reason: str) -> BarError:
+        """Return the BarError for a column that is wrong as a whole; `reason` completes the sentence
         that begins with the column."""
-        return BarError(f"{self.origin}: column {self.name!r} {said}")
+        return BarError(f"{self.origin}: column {self.name!r} {reason}")
 
-    def fault(self, at: int, said: str) -> BarError:
-        """Return the BarError for the cell of row number `at` of the table; `said` is its text."""
-        return BarError(f"{self.origin}, row {self.rows[at]}, column {self.name!r}: {said}")
+    def fault(self, at: int, reason: str) -> BarError:
+        """Return the BarError for the cell of row number `at` of the table; `reason` is its text."""
+        return BarError(f"{self.origin}, row {self.rows[at]}, column {self.name!r}: {reason}")
 
     def refuse(self, bad: pd.Series[bool], what: str) -> None:
         """Raise BarError for the first cell that `bad` `[R]` marks; `what` completes `CELL is`."""
@@ -148,7 +148,7 @@ class Column:
             )
 
 
-def table_bars(
+def convert_table(
     table: pa.Table,
     settings: FilesSettings,
     *,
@@ -173,12 +173,12 @@ def table_bars(
 
     names = column_names(settings)
     if "symbol" in names:
-        codes, tickers = _symbols(column(names["symbol"]), settings.uppercase)
+        codes, tickers = _read_symbols(column(names["symbol"]), settings.uppercase)
     else:
         codes = np.zeros(table.num_rows, dtype=np.int32)
         tickers = (symbol.upper() if settings.uppercase else symbol,)
-    days = _date_text(column(names["date"])) if "date" in names else date
-    ts = _times(column(names["ts"]), days, settings)
+    days = _read_dates(column(names["date"])) if "date" in names else date
+    ts = _read_times(column(names["ts"]), days, settings)
     parts = split_sum(names.get("volume"), table.column_names)
     numeric = {name: name for name in settings.extra} | {name: names[name] for name in PRICES}
     numeric |= {f"volume {part}": part for part in parts}
@@ -196,7 +196,7 @@ def table_bars(
     )
 
 
-def one_kind(column: Column, zoned: bool | None) -> bool | None:
+def check_zones_alike(column: Column, zoned: bool | None) -> bool | None:
     """Report whether times as text contain a zone: all must be like the first one, or as `zoned`
     says of the rows before.
 
@@ -220,7 +220,7 @@ def one_kind(column: Column, zoned: bool | None) -> bool | None:
     return expected
 
 
-def _symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
+def _read_symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
     kind = column.cells.type
     encodes_text = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
     cells = column.cells if encodes_text else column.text
@@ -241,14 +241,16 @@ def _symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
     return rank[codes], tuple(order)
 
 
-def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSettings) -> Array:
+def _read_times(
+    column: Column, days: pa.ChunkedArray | str | None, settings: FilesSettings
+) -> Array:
     """Convert a column of times to the starts of bars, `[R]` int64 nanoseconds since 1970 UTC.
     days: dates of the rows, if the column has the time of day only."""
     kind = column.cells.type
     if re.fullmatch(SINCE, settings.time_format or ""):
-        ns = _count_days(column, settings)
+        ns = _read_day_counts(column, settings)
     elif settings.time_format in ("epoch", LOCAL, *UNITS):
-        ns = _count_times(column, UNITS.get(settings.time_format), days, settings)
+        ns = _read_counts(column, UNITS.get(settings.time_format), days, settings)
     elif column.is_text or days is not None:
         text = column.text
         if days is not None:
@@ -257,7 +259,7 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
             text = pc.binary_join_element_wise(days, text, " ")
         ns = _parse_times(replace(column, cells=text), settings)
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        ns = _epoch(column, column.cells, settings)
+        ns = _to_utc(column, column.cells, settings)
     else:
         raise column.unfit(
             f"is {kind}, not a time; store times, or ISO 8601 text, or say what it counts"
@@ -266,7 +268,7 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
     if settings.label in ("day", "eve"):
         late = pd.Timedelta(hours=12 if settings.label == "eve" else 0)
         midnight = (to_wall(ns, settings.timezone) + late).normalize()
-        ns = _epoch(column, midnight, settings)
+        ns = _to_utc(column, midnight, settings)
     if settings.label == "end":  # rounded up, since some sources end bars a millisecond early
         return -(-ns // _SECOND) * _SECOND - settings.bar_minutes * MINUTE_NS
     return ns
@@ -281,7 +283,9 @@ def _read_moments(column: Column, settings: FilesSettings) -> Array:
     filled = is_filled.to_numpy()
     moments = np.full(len(filled), np.nan)
     column = replace(column, cells=column.cells.filter(pa.array(filled)), rows=column.rows[filled])
-    ns = _times(column, None, settings.model_copy(update={"label": "start", "time_format": None}))
+    ns = _read_times(
+        column, None, settings.model_copy(update={"label": "start", "time_format": None})
+    )
     wall = to_wall(ns, settings.timezone)
     is_date = wall == wall.normalize()
     if not is_date.all():  # among times a midnight is a time, and only text can show a mere date
@@ -290,15 +294,15 @@ def _read_moments(column: Column, settings: FilesSettings) -> Array:
     return moments
 
 
-def _count_days(column: Column, settings: FilesSettings) -> Array:
+def _read_day_counts(column: Column, settings: FilesSettings) -> Array:
     """Read days or seconds since a day, in local time of the settings' zone. Returns `[R]` int64
     nanoseconds since 1970 UTC."""
     written = str(settings.time_format)
-    days = _numbers(column, settings) / (86_400 if written.startswith("seconds") else 1)
+    days = _read_column(column, settings) / (86_400 if written.startswith("seconds") else 1)
     days += first_day(written)
     column.refuse(pd.Series(~(np.abs(days) < 100_000)), f"no time in {written}")
     seconds = np.round(days * 86_400).astype("datetime64[s]")  # fractions of a day are inexact
-    return _epoch(column, seconds.astype("datetime64[ns]"), settings)
+    return _to_utc(column, seconds.astype("datetime64[ns]"), settings)
 
 
 def first_day(written: str) -> int:
@@ -308,14 +312,14 @@ def first_day(written: str) -> int:
     return int(np.datetime64(day, "D").astype(int))
 
 
-def _date_text(days: Column) -> pa.ChunkedArray:
+def _read_dates(days: Column) -> pa.ChunkedArray:
     kind = days.cells.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return pc.strftime(days.cells, format="%Y-%m-%d")
     return days.text
 
 
-def _count_times(
+def _read_counts(
     column: Column, unit: int | None, days: pa.ChunkedArray | str | None, settings: FilesSettings
 ) -> Array:
     """Read times that are counts: since 1970 UTC, or since midnight of their day in the settings'
@@ -334,7 +338,7 @@ def _count_times(
             whole = column.text if column.is_text else column.cells
             counts = whole.cast(pa.int64()).to_numpy()
     if counts is None:
-        numbers = _numbers(column, settings)
+        numbers = _read_column(column, settings)
         column.refuse(pd.Series(numbers).isna(), "no number")
         counts = np.round(numbers).astype(np.int64)
         if unit is None and (counts != numbers).any():  # seconds with a fraction
@@ -346,11 +350,11 @@ def _count_times(
         column.refuse(far, f"no time in {settings.time_format} since 1970; {remedy}")
         times = counts * scale
         is_local = settings.time_format == LOCAL
-        return _epoch(column, times.astype("datetime64[ns]"), settings) if is_local else times
+        return _to_utc(column, times.astype("datetime64[ns]"), settings) if is_local else times
     dates = [days] * len(counts) if isinstance(days, str) else days.to_pylist()
     known = {text: np.datetime64(pd.Timestamp(text), "ns") for text in set(dates)}
     midnight = np.array([known[text] for text in dates], dtype="datetime64[ns]")
-    return _epoch(column, midnight + counts * np.timedelta64(unit, "ns"), settings)
+    return _to_utc(column, midnight + counts * np.timedelta64(unit, "ns"), settings)
 
 
 def _parse_times(column: Column, settings: FilesSettings) -> Array:
@@ -361,7 +365,7 @@ def _parse_times(column: Column, settings: FilesSettings) -> Array:
     if written == MINGUO:
         text = text.str.replace(r"^\d+", lambda year: str(1911 + int(year[0])), regex=True)
         written = "%Y/%m/%d"
-    zoned = bool(one_kind(column, None)) if written is None else "%z" in written
+    zoned = bool(check_zones_alike(column, None)) if written is None else "%z" in written
     try:
         parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
     except (ValueError, re.error) as error:
@@ -369,7 +373,7 @@ def _parse_times(column: Column, settings: FilesSettings) -> Array:
             f"has no times in {written!r}; correct data.source.time_format"
         ) from error
     column.refuse(parsed.isna(), f"no time like {written or '2016-01-04 09:30'}")
-    return _epoch(column, parsed, settings)
+    return _to_utc(column, parsed, settings)
 
 
 def _parse_named_zones(column: Column, settings: FilesSettings) -> Array:
@@ -410,7 +414,7 @@ def carries_zone(times: pd.Series[Any]) -> bool:
     return bool(times.astype(str).str.contains(_ZONE).all())
 
 
-def _epoch(column: Column, stamps: Any, settings: FilesSettings) -> Array:
+def _to_utc(column: Column, stamps: Any, settings: FilesSettings) -> Array:
     """Convert timestamps to `[R]` int64 nanoseconds since 1970 UTC; those without a zone are in the
     settings' zone."""
     try:
@@ -438,7 +442,7 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     """
     _refuse_ambiguous(columns, settings)
     factor = settings.columns.get("factor")
-    values = {name: _numbers(column, settings) for name, column in columns.items()}
+    values = {name: _read_column(column, settings) for name, column in columns.items()}
     untraded = np.zeros(len(values["close"]), dtype=bool)
     if set(values) > {*PRICES}:  # some sources write days without trade as zeros and the last close
         volume = sum(np.nan_to_num(values[name]) for name in values if name not in PRICES)
@@ -475,7 +479,7 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     return values
 
 
-def _numbers(column: Column, settings: FilesSettings) -> Array:
+def _read_column(column: Column, settings: FilesSettings) -> Array:
     """Read a column as `[R]` float64, NaN for empty cells; times become nanoseconds
     (`_read_moments`)."""
     if column.holds_times:
@@ -537,5 +541,5 @@ def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> No
 
 def first_line(error: BaseException) -> str:
     """Return the first line of a library's error, without the text that it quotes from the file."""
-    said = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return re.sub(r"(got \d+): .*", r"\1", said)
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return re.sub(r"(got \d+): .*", r"\1", reason)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fintrader.bars.bars import COLUMNS, Bars, wrap_columns
-from fintrader.bars.sources.alpaca import checked_endpoint, restrict
+from fintrader.bars.sources.alpaca import check_endpoint, restrict
 from fintrader.bars.sources.announced import Adjustment
 from fintrader.bars.sources.vendor import Busy, Vendor
 from fintrader.bars.sources.vendor_settings import CcxtSettings
@@ -63,7 +63,7 @@ class Ccxt(Vendor):
         self.settings = settings
         address = os.environ.get(ENDPOINT)
         if address and client is None:
-            endpoint = checked_endpoint(address, "localhost", DataError)
+            endpoint = check_endpoint(address, "localhost", DataError)
             restrict(self._client.session, endpoint, self._client.timeout / 1000)
         offered = self._client.timeframes or {}
         if not self._client.has.get("fetchOHLCV") or settings.interval not in offered:

@@ -25,7 +25,7 @@ from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, Bars, concat
 from fintrader.bars.calendar import day_starts
 from fintrader.bars.chunks import Chunk, Collection, encode
 from fintrader.bars.clean import refuse_bad_rows
-from fintrader.bars.sources.bar_files import BATCH_ROWS, iterate, own_files
+from fintrader.bars.sources.bar_files import BATCH_ROWS, iterate, select_files
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
@@ -78,7 +78,7 @@ class FilesFeed(Feed):
         self.calendar = calendar
         self.store = store
         self.files, self._contents = _read_contents(settings, path, store)
-        self.inputs = file_inputs(self.files, [content.sha256 for content in self._contents])
+        self.inputs = identify_files(self.files, [content.sha256 for content in self._contents])
 
     def prepare(self, progress: Progress | None = None) -> None:
         """Cut the files that are not in the store yet into chunks. Raises BarError for a bad row
@@ -96,7 +96,7 @@ class FilesFeed(Feed):
         return [self._open(part.name, part.sha256) for part in self._plan_parts()]
 
     def _plan_parts(self) -> Iterator[_Part]:
-        days, alone = days_together(self.files)
+        days, alone = separate_daily_files(self.files)
         for one in alone:
             file = self.files[one]
             content = self._contents[one]
@@ -204,7 +204,7 @@ def _saving() -> Iterator[_Save]:
         saved.result()
 
 
-def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
+def identify_files(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
     """Return the identity of the bars of files: their names and SHA-256 hashes."""
     return {
         "kind": "files",
@@ -247,7 +247,7 @@ def _read_contents(
             version = file.version()
             return version is not None and before.get(_key(file), [])[::3] == [version, layout]
 
-        files = own_files(settings, path, is_known)
+        files = select_files(settings, path, is_known)
         contents = []
         for file in files:
             version = file.version()
@@ -276,7 +276,7 @@ def _key(file: BarFile) -> str:
     return f"{file.path}:{file.member or ''}"
 
 
-def days_together(files: Sequence[BarFile]) -> tuple[list[int], list[int]]:
+def separate_daily_files(files: Sequence[BarFile]) -> tuple[list[int], list[int]]:
     """Return the numbers of the files of one day each, in order of their dates, and the numbers of
     all other files."""
     dates = {}
@@ -320,14 +320,14 @@ def ingest(
 
     def store(key: tuple[str, str]) -> int:
         bars = concat(waiting.pop(key))
-        left = _keep(collection, *key, bars, earlier.get(key, []))
+        left = _reuse_chunks(collection, *key, bars, earlier.get(key, []))
         if len(left):
             collection.add(*key, left, {"file": bars.origin})
         return len(bars)
 
     with (progress or SILENT).task(f"read {name}", unit="rows") as task:
         for batch in batches:
-            parts = _by_symbol_and_month(batch)
+            parts = _split_by_symbol_and_month(batch)
             for key, part in parts.items():
                 waiting.setdefault(key, []).append(part)
                 held += len(part)
@@ -401,7 +401,7 @@ def continue_from(collection: Collection, before: Collection) -> None:
     collection.next_row = before.next_row
 
 
-def _keep(
+def _reuse_chunks(
     collection: Collection, symbol: str, month: str, bars: Bars, earlier: list[Chunk]
 ) -> Bars:
     """Reuse the `earlier` chunks with which these rows begin as chunks of the month; return the
@@ -422,7 +422,7 @@ def _keep(
     return bars.take(slice(done, len(bars)))
 
 
-def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
+def _split_by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
     """Split rows by (symbol, month of the UTC date like 2016-01); each part keeps its order."""
     day = batch.ts // (DAY_MINUTES * MINUTE_NS)
     first = int(day.min())

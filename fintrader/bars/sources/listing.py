@@ -42,8 +42,8 @@ def files_of(settings: FilesSettings, path: str) -> list[BarFile]:
     called = [file for file in found if settings.read_name(file.place) is not None]
     if not called:
         raise DataError(
-            f"{path}: no file name matches data.source.name_pattern {pattern}, for example"
-            f" {found[0].place}; correct the pattern"
+            f"{path}: no file there is called like {pattern} (data.source.name_pattern); correct"
+            f" the pattern: the first file is {found[0].place}"
         )
     return called
 
@@ -81,7 +81,11 @@ def list_files(path: str, *, text: bool = False) -> list[BarFile]:
             f"{path}: no bar file there; give a Parquet or CSV file, a folder or a pattern"
             " (--data.path)"
         )
-    return [file for name in found for file in _open(name if is_url(name) else scheme + name, text)]
+    return [
+        file
+        for name in found
+        for file in _list_bar_files(name if is_url(name) else scheme + name, text)
+    ]
 
 
 def _select(names: Iterable[str], text: bool) -> list[str]:
@@ -102,7 +106,7 @@ def _select(names: Iterable[str], text: bool) -> list[str]:
     )
 
 
-def _open(path: str, text: bool) -> list[BarFile]:
+def _list_bar_files(path: str, text: bool) -> list[BarFile]:
     """Return the bar files of one path or URL: the file itself, or the members of a zip archive.
     Raises DataError for an unknown kind, BarError for an archive that cannot be read or has no
     table."""
@@ -121,7 +125,7 @@ def _open(path: str, text: bool) -> list[BarFile]:
     if kind != "zip":
         return [BarFile(name, kind, path)]
     try:
-        with _archive(path) as archive:
+        with _open_archive(path) as archive:
             members = [
                 name for name in _select(archive.namelist(), text) if kind_of(name, text) != "zip"
             ]
@@ -138,7 +142,7 @@ def _open(path: str, text: bool) -> list[BarFile]:
 
 
 @contextlib.contextmanager
-def _archive(path: str) -> Iterator[zipfile.ZipFile]:
+def _open_archive(path: str) -> Iterator[zipfile.ZipFile]:
     """Open a zip archive, local or at a URL; only the needed parts are read."""
     fs, inside = open_file_system(path)
     with fs.open(inside, "rb") as file, zipfile.ZipFile(file) as archive:
@@ -180,7 +184,7 @@ class BarFile:
         """Return the file as pyarrow takes it: a local path, or a file object. Raises OSError when
         it cannot be opened, StorageError for a URL that cannot be used."""
         if self.member is not None:
-            with _archive(self.path) as archive:
+            with _open_archive(self.path) as archive:
                 return pa.BufferReader(archive.read(self.member))
         if is_url(self.path):
             fs, path = open_file_system(self.path)

@@ -58,7 +58,9 @@ def open_typed(
 
             yield list(parquet.schema_arrow.names), read_parquet
             return
-        names, whole = {"feather": _feather, "json": _json, "excel": _excel}[kind](stream)
+        names, whole = {"feather": _read_feather, "json": _read_json, "excel": _read_excel}[kind](
+            stream
+        )
         if names == [str(number) for number in range(len(header))]:
             names = list(header)
 
@@ -74,7 +76,7 @@ def open_typed(
 _Table = tuple[list[str], Iterable[pa.RecordBatch]]
 
 
-def _feather(stream: Any) -> _Table:
+def _read_feather(stream: Any) -> _Table:
     is_file = bytes(stream.read(6)) == b"ARROW1"
     stream.seek(0)
     if not is_file:
@@ -84,7 +86,7 @@ def _feather(stream: Any) -> _Table:
     return file.schema.names, map(file.get_batch, range(file.num_record_batches))
 
 
-def _json(stream: Any) -> _Table:
+def _read_json(stream: Any) -> _Table:
     text = bytes(stream.read()).decode("utf-8-sig")
     try:
         content = json.loads(text)
@@ -248,7 +250,7 @@ def _add_index(table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def _excel(stream: Any) -> _Table:
+def _read_excel(stream: Any) -> _Table:
     """Read the only sheet that contains a table. Raises TableError if several sheets contain one,
     or openpyxl is missing."""
     try:

@@ -81,8 +81,7 @@ class Busy(Exception):
         """cause: the client's error, by which `is_offline` is decided: no server was reached."""
         super().__init__(reason)
         # requests, curl_cffi and Python each have their own ConnectionError
-        names = {kind.__name__ for kind in type(cause).__mro__}
-        self.is_offline = "ConnectionError" in names
+        self.is_offline = "ConnectionError" in [kind.__name__ for kind in type(cause).__mro__]
 
 
 class RateLimit:
