@@ -30,7 +30,7 @@ _HOUR = 60 * MINUTE_NS
 _LONGEST = _HOUR
 """Bars longer than this are too few a day to show where a session begins."""
 _AUCTION = 5 * MINUTE_NS
-"""The closing auction's trade is printed at most so long after the close."""
+"""Longest time after the close at which the closing auction's trade is printed."""
 _LENGTHS = (2, 3, 4, 5, 6, 10, 12, 13, 15, 20, 26, 30, 39, 60, 65, 78, 90, 120, 130, 180, 195, 240)
 _JUMP = 4.0
 """Least ratio of the volume at the open to that of the bar before, for symbols that trade before

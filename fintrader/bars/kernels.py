@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 _LANES = 256
-"""Number of bars processed together: so many fit into the processor's first-level cache."""
+"""Number of bars processed together, which fit into the processor's first-level cache."""
 _njit = njit(error_model="numpy", cache=True, no_cfunc_wrapper=True)
 """numba's `njit`. `numpy`: a division by zero gives inf or NaN instead of an error;
 `no_cfunc_wrapper`: no wrapper for C is compiled, since none is used."""
@@ -34,7 +34,7 @@ def moving_sum(values: Any, window: int, skipped: int) -> Any:
     """
     length = len(values)
     result = np.empty(length)
-    tails = np.full(window + 1, np.nan)  # nothing lies tails the first block
+    tails = np.full(window + 1, np.nan)  # there is no block before the first
     tails[window] = 0.0  # the window is exactly one block
     for start in range(-(skipped % window), length, window):
         stop = min(start + window, length)

@@ -188,7 +188,7 @@ def propose(
     """Find the calendar and zone that fit the bars best. The times of `bars` were read as if they
     were UTC.
 
-    zones: to be tried for these times, one alone for times that carry a zone; step: length of a
+    zones: to be tried for these times, a single one if the times contain a zone; step: length of a
     bar, minutes; spans: first and last time (nanoseconds) of each part of the data that was read,
     because nothing is known of the time between.
 

@@ -37,7 +37,7 @@ _UNIT = np.float32(30)
 _LEAST_SCORE = 5.0
 """Least score S: chance exceeds it with a probability of at most four in a million."""
 _SLIGHT = 5.0
-"""Rise of log L that chance explains: so much is cut off at both ends of a run."""
+"""Rise of log L that chance explains; bars at the ends of a run that add less are cut off."""
 _CHANCE = 1e-3
 """Probability of one false alarm in a whole market, shared by all tests (Bonferroni)."""
 _LEAST_SILENCE = 0.005
@@ -216,9 +216,9 @@ def _measure_openings(days: Sequence[Days], suspect: Array) -> Array:
     """Rate the first bar of each suspect day, `[N, S]`: 0 for the volume of a usual opening, 1 for
     that of a usual second bar.
 
-    Usual are the symbol's own other days, or those of all symbols if it has fewer than five. NaN on
-    other days, and where a usual opening has less than twice the volume of a second bar. Where
-    `Days.unopened` is known, it is taken instead.
+    The usual volumes are those of the symbol's other days, or of all symbols' if it has fewer than
+    five. The result is NaN on days that are not suspect, and if a usual opening has less than twice
+    the volume of a second bar. Where `Days.unopened` is known, it is the result.
     """
     away = np.full(suspect.shape, np.nan)
     usual = [one.ends[:2, ~suspect[row, one.session]] for row, one in enumerate(days)]

@@ -19,12 +19,12 @@ from fintrader.bars.evidence import measure_shift
 from fintrader.results.market_description import Fault
 
 _FEW_BARS = 5
-"""Days with more bars are compared by their closes; with so few, equal closes may be chance, and
-whole rows are compared."""
+"""Most bars of a day that is compared by whole rows, since few equal closes may be chance. Longer
+days are compared by their closes."""
 _RUN_DAYS = 3
 """Number of consecutive repeated days that are no chance, however coarse the prices."""
 _PAUSE_BARS = 4
-"""Steps of more than so many bar lengths separate two phases of trading."""
+"""Number of bar lengths; a longer step separates two phases of trading."""
 SCALE_JUMP = 70.0
 """Least ratio of two consecutive prices that no market produces."""
 _EXCURSION_BARS = 180
