@@ -222,7 +222,7 @@ def accumulate_growth(
     return bars, np.cumprod([1.0, *steps])
 
 
-def hold_through(
+def adjust_for_events(
     bars: SymbolBars, happened: Events, grid: SessionGrid
 ) -> tuple[SymbolBars, SymbolBars, list[tuple[int, float, float]]]:
     """Apply a symbol's events to its bars. Returns the bars with prices as traded, the bars with

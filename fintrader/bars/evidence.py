@@ -294,16 +294,16 @@ class SessionEvidence:
         self._others += len(days.steps)
         if not len(days.session):
             return days
-        of = f"{bars.origin}: the bars of {bars.symbols[0]}"
-        self._refuse_length(days, of)
+        subject = f"{bars.origin}: the bars of {bars.symbols[0]}"
+        self._refuse_length(days, subject)
         votes = label_votes(days)
-        self._refuse_label(votes, days.step, of)
+        self._refuse_label(votes, days.step, subject)
         moved = measure_displacements(days)
         found = defaultdict[int, Counter[int]](Counter)
         for season, by in zip(self._season[days.session].tolist(), moved.tolist(), strict=True):
             found[season][by] += 1
             self._moved[season][by] += 1
-        self._refuse_zone(found, of)
+        self._refuse_zone(found, subject)
         self._votes = sum_votes([self._votes, votes])
         return days
 
@@ -319,7 +319,7 @@ class SessionEvidence:
                 f" {self._whole}"
             )
 
-    def _refuse_length(self, days: BarsByDay, of: str) -> None:
+    def _refuse_length(self, days: BarsByDay, subject: str) -> None:
         found = days.minutes
         grid = self.grid.bar_minutes
         if found is None:
@@ -332,7 +332,7 @@ class SessionEvidence:
         ):
             usual = int(np.median(days.steps))
             raise BarError(
-                f"{of} stand {usual} minute{'s' * (usual > 1)} apart, and data.source.bar_minutes"
+                f"{subject} stand {usual} minute{'s' * (usual > 1)} apart, and data.source.bar_minutes"
                 f" says {declared}; set data.source.bar_minutes to {usual}"
             )
         fits = found <= grid and (grid % found == 0 or grid >= self._whole)
@@ -342,23 +342,23 @@ class SessionEvidence:
             )
             settings += [] if fits else [f"data.bar_minutes to {found} or a multiple of it"]
             raise BarError(
-                f"{of} stand {found} minutes apart, so they are bars of {found} minutes"
+                f"{subject} stand {found} minutes apart, so they are bars of {found} minutes"
                 + ("" if fits else f", which cannot be spread over bars of {grid}")
                 + f"; set {' and '.join(settings)}, or keep only bars of one length"
             )
 
-    def _refuse_label(self, votes: Votes, step: int, of: str) -> None:
+    def _refuse_label(self, votes: Votes, step: int, subject: str) -> None:
         label = votes.displaced()
         if label is None:
             return
         found = f"late on {votes.end}" if label == "end" else f"early on {votes.early}"
         raise BarError(
-            f"{of} begin and end one bar too {found} of {votes.days} days, as if their times were"
+            f"{subject} begin and end one bar too {found} of {votes.days} days, as if their times were"
             f" the {label}s of bars; set data.source.label to {label}"
             + (", or correct data.source.timezone" if step >= _STEP else "")
         )
 
-    def _refuse_zone(self, found: dict[int, Counter[int]], of: str) -> None:
+    def _refuse_zone(self, found: dict[int, Counter[int]], subject: str) -> None:
         """Raise BarError if more than half of all days are displaced, or at least 90 % of the days
         of one season (sessions with one opening time in UTC) by the same amount."""
         total = sum(found.values(), Counter[int]())
@@ -381,7 +381,7 @@ class SessionEvidence:
             2 * counts[0] > sum(counts.values()) for counts in found.values()
         )
         raise BarError(
-            f"{of} stand {abs(minutes)} minutes {'after' if minutes > 0 else 'before'} the sessions"
+            f"{subject} stand {abs(minutes)} minutes {'after' if minutes > 0 else 'before'} the sessions"
             f" of {self.grid.calendar} on {count} of {days} days"
             + (
                 ", all those of one season: their clock knows no daylight saving, or another one"

@@ -225,9 +225,9 @@ def propose(
             if rank is not None:
                 span = slice(table.base - first, table.base - first + len(table.rows))
                 sessions = [mask[span] for mask in masks]
-                one = _judge(calendar, name, (*rank, is_end), table, sessions, has_volume)
+                hypothesis = _judge(calendar, name, (*rank, is_end), table, sessions, has_volume)
                 rare = 0.0 if not is_end else _RARE if step >= 5 else _ALIKE / 2
-                found.append(replace(one, cost=one.cost + rare))
+                found.append(replace(hypothesis, cost=hypothesis.cost + rare))
     if not found:
         raise DataError("no calendar covers the years of these bars; name one with --calendar")
     return _choose(found, is_daily, has_volume)

@@ -15,7 +15,7 @@ from fintrader.bars.clean import SymbolBars, aggregate_to_grid, clean, fill_sile
 from fintrader.bars.companies import Interval
 from fintrader.bars.corporate_actions import (
     add_announced,
-    hold_through,
+    adjust_for_events,
     load_actions,
     place_actions,
     undo_adjustment,
@@ -102,7 +102,7 @@ def read_all(
             column_of[symbol] = column
             happened = place_actions(reader.actions, [symbol], grid)[symbol]
             own = delay_extras(fill_silent_bars(merged, grid, reader.sessions_over), settings, grid)
-            held, adjusted, events = hold_through(own, happened, grid)
+            held, adjusted, events = adjust_for_events(own, happened, grid)
             reader.events[symbol] = events
             table = ft.symbol_features(adjusted, names, later, np.float32)
             columns.fill(column, held, table, events)

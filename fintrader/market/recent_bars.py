@@ -17,7 +17,12 @@ import pandas as pd
 from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.clean import SymbolBars, aggregate_to_grid, fill_silent_bars, merge_rows
-from fintrader.bars.corporate_actions import Action, accumulate_growth, hold_through, place_actions
+from fintrader.bars.corporate_actions import (
+    Action,
+    accumulate_growth,
+    adjust_for_events,
+    place_actions,
+)
 from fintrader.market.features import mean_return
 from fintrader.market.reading import count_finished
 
@@ -234,7 +239,7 @@ class RecentBars:
         if len(merged) == 0:
             return
         own = fill_silent_bars(merged, self.grid, finished)
-        held, adjusted, events = hold_through(own, happened, self.grid)
+        held, adjusted, events = adjust_for_events(own, happened, self.grid)
         rows = slice(first + own.first, first + min(own.stop, self.size))
         count = rows.stop - rows.start
         columns = {name: getattr(adjusted, name) for name in (*COLUMNS, "tradable")}

@@ -325,14 +325,14 @@ def ranked_with_tomorrows_members():
 
 
 def split_before_its_date():
-    honest = reading.hold_through
+    honest = reading.adjust_for_events
 
     def adjusted(bars, happened, grid):
         traded, smooth, events = honest(bars, happened, grid)
         factor = np.prod([split for _, split, _ in events])
         return traded, replace(smooth, close=smooth.close / factor), events
 
-    reading.hold_through = adjusted
+    reading.adjust_for_events = adjusted
 
 
 def _one_ahead(values):

@@ -52,7 +52,7 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
     far = max(10 * _TICK, float(np.median(own[:, 1] - own[:, 2])) / 2)
     in_place = np.abs(ratio(0) - scale)
     away = in_place > far
-    other = away.sum(axis=1) >= 3
+    is_unlike = away.sum(axis=1) >= 3
     prints = np.log(days.openings) - table[days.session, :1] - scale
     is_print = np.abs(prints) < _TICK
     known = np.isfinite(prints[:, len(LAGS) // 2])
@@ -61,7 +61,7 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
         same = np.abs(ratio(lag) - scale)
         moved = (same[:, :3] < _TICK).all(axis=1) & (same[:, 3] < far)
         moved &= (in_place > 5 * _TICK).sum(axis=1) >= 2
-        other &= ~moved
+        is_unlike &= ~moved
         detail = f"its prices are those of the daily bar one session {way}"
         found += [
             days.report_fault("misaligned", day, detail) for day in np.flatnonzero(moved).tolist()
@@ -84,7 +84,7 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
     else:
         found += [
             days.report_fault("unlike_daily", day, f"{np.expm1(centre[day]):+.1%}")
-            for day in np.flatnonzero(other).tolist()
+            for day in np.flatnonzero(is_unlike).tolist()
         ]
     opened = np.where(known, ~is_print[:, len(LAGS) // 2], np.nan)
     return replace(days, unopened=opened), found

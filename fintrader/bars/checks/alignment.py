@@ -49,30 +49,30 @@ _LEAST_SURPRISE = 0.02
 def find_misaligned(days: Sequence[Days]) -> Iterator[Fault]:
     """Find runs of bars whose returns agree better with the other symbols' returns some bars
     earlier or later than with those at the same time."""
-    for length in {one.length for one in days if one.length > 0}:
-        alike = [one for one in days if one.length == length]
+    for length in {summary.length for summary in days if summary.length > 0}:
+        alike = [summary for summary in days if summary.length == length]
         if len(alike) < 2:
             continue
-        total = np.sum([one.moves for one in alike], axis=0, dtype=np.int32)
+        total = np.sum([summary.moves for summary in alike], axis=0, dtype=np.int32)
         steps = {1, 2, 3} | {minutes // length for minutes in _LAG_MINUTES if minutes > 3 * length}
         lags = sorted({sign * step for step in steps for sign in (-1, 1)}, key=abs)
         # a run may begin at any bar, so each bar counts as a test
-        tests = len(lags) * sum(int(one.bars.sum()) for one in alike)
-        for one in alike:
-            own = one.moves / _UNIT
+        tests = len(lags) * sum(int(summary.bars.sum()) for summary in alike)
+        for summary in alike:
+            own = summary.moves / _UNIT
             runs = sorted(_find_runs(own, total / _UNIT - own, lags, np.log(tests / _CHANCE)))
-            explained = np.zeros(len(one.session), dtype=bool)
+            explained = np.zeros(len(summary.session), dtype=bool)
             for _, lag, *places in reversed(runs):
-                first, last = np.searchsorted(one.place, places, side="right") - 1
+                first, last = np.searchsorted(summary.place, places, side="right") - 1
                 if not explained[first : last + 1].any():
                     explained[first : last + 1] = True
                     minutes = abs(lag) * length
                     detail = (
                         f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag > 0 else 'late'}"
                     )
-                    until = f", to {one.dates[last]}" if last > first else ""
-                    count = one.bars[first : last + 1].sum()
-                    yield one.report_fault("misaligned", first, detail + until, count)
+                    until = f", to {summary.dates[last]}" if last > first else ""
+                    count = summary.bars[first : last + 1].sum()
+                    yield summary.report_fault("misaligned", first, detail + until, count)
 
 
 def _find_runs(
@@ -123,14 +123,14 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
 
     sessions: number of the grid's sessions.
     """
-    days = [one for one in days if one.length > 0]
+    days = [summary for summary in days if summary.length > 0]
     if not days:
         return
-    silence = np.array([_rate_silence(one) for one in days])
+    silence = np.array([_rate_silence(summary) for summary in days])
     for name, end in (("first", 0), ("last", 1)):
         lost = np.full((len(days), sessions), np.nan, dtype=np.float32)
-        for row, one in enumerate(days):
-            lost[row, one.session] = one.silent[end] > 0
+        for row, summary in enumerate(days):
+            lost[row, summary.session] = summary.silent[end] > 0
         tests = 2 * (len(days) + sessions)
         expected = np.isfinite(lost) * silence[:, None]
         whole = _is_unlikely(lost, expected, 0, tests, 0.5)
@@ -147,13 +147,13 @@ def find_missing_edges(days: Sequence[Days], sessions: int) -> Iterator[Fault]:
                 detail = "early: its last bar is missing, and its first bar is not the opening"
                 yield days[row].report_fault("misaligned", day, detail)
             suspect &= ~early
-        for one, rate in zip(days, silence, strict=True):
-            yield from _find_moved(one, rate, end)
+        for summary, rate in zip(days, silence, strict=True):
+            yield from _find_moved(summary, rate, end)
         for row in np.flatnonzero(suspect.any(axis=1)).tolist():
-            one = days[row]
-            hit = np.flatnonzero(suspect[row, one.session])
-            detail = f"the {name} bar, on {len(hit)} of {len(one.session)} days"
-            yield one.report_fault("missing_edge", hit[0], detail, len(hit))
+            summary = days[row]
+            hit = np.flatnonzero(suspect[row, summary.session])
+            detail = f"the {name} bar, on {len(hit)} of {len(summary.session)} days"
+            yield summary.report_fault("missing_edge", hit[0], detail, len(hit))
 
 
 def _find_moved(days: Days, silence: float, end: int) -> Iterator[Fault]:
@@ -180,8 +180,8 @@ def _find_unopened(days: Sequence[Days], lost: Array, expected: Array, tests: in
     lost, expected: `[N, S]` 1 where the last bar is missing, and the probability of that.
     """
     prints = np.full(lost.shape, np.nan)
-    for row, one in enumerate(days):
-        prints[row, one.session] = one.unopened
+    for row, summary in enumerate(days):
+        prints[row, summary.session] = summary.unopened
     usual = np.where(lost == 0, prints, np.nan)
     rate = np.nansum(usual, axis=1) / np.maximum(np.isfinite(usual).sum(axis=1), 1)
     both = lost * prints
@@ -190,7 +190,8 @@ def _find_unopened(days: Sequence[Days], lost: Array, expected: Array, tests: in
 
 
 def _rate_silence(days: Days) -> float:
-    """Return the share of places between a day's first and last bar that have no bar."""
+    """Return the share of places between a day's first and last bar that have no bar; at least
+    `_LEAST_SILENCE`."""
     silent = days.places - days.silent.sum(axis=0) - days.bars
     return max(float(silent.sum() / days.places.sum()), _LEAST_SILENCE)
 
@@ -221,17 +222,17 @@ def _measure_openings(days: Sequence[Days], suspect: Array) -> Array:
     the volume of a second bar. Where `Days.unopened` is known, it is the result.
     """
     away = np.full(suspect.shape, np.nan)
-    usual = [one.ends[:2, ~suspect[row, one.session]] for row, one in enumerate(days)]
+    usual = [summary.ends[:2, ~suspect[row, summary.session]] for row, summary in enumerate(days)]
     every = np.concatenate(usual, axis=1)
-    for row, one in enumerate(days):
-        hit = suspect[row, one.session]
+    for row, summary in enumerate(days):
+        hit = suspect[row, summary.session]
         own = usual[row] if usual[row].shape[1] >= 5 else every
         if hit.any() and own.shape[1] >= 5:
             first, second = np.median(own, axis=1)
             if first - second > np.log(2):
-                away[row, one.session[hit]] = (first - one.ends[0, hit]) / (first - second)
-        hit &= np.isfinite(one.unopened)
-        away[row, one.session[hit]] = one.unopened[hit]
+                away[row, summary.session[hit]] = (first - summary.ends[0, hit]) / (first - second)
+        hit &= np.isfinite(summary.unopened)
+        away[row, summary.session[hit]] = summary.unopened[hit]
     return away
 
 

@@ -107,10 +107,10 @@ def _future(bars: Bars, now: float | None) -> Array:
 def find_price_faults(bars: Bars, grid: SessionGrid) -> Iterator[Fault]:
     """Find extreme, repeated and contradictory prices and volumes in valid bars, sorted by symbol
     and time, which all lie inside the sessions of `grid`."""
-    for one in bars.by_symbol().values():
-        if len(one) >= 2:
-            session = grid.session[grid.locate(one.ts)]
-            yield from _check_symbol(one, session, grid.dates[session])
+    for part in bars.by_symbol().values():
+        if len(part) >= 2:
+            session = grid.session[grid.locate(part.ts)]
+            yield from _check_symbol(part, session, grid.dates[session])
 
 
 def _check_symbol(bars: Bars, session: Array, dates: Array) -> Iterator[Fault]:

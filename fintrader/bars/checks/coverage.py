@@ -60,8 +60,9 @@ def _find_absences(
         if share[number] == 0 and not dead[bars].all():
             yield Fault("missing_session", name, day, len(dead[bars]))
         elif 0 < share[number] < 0.5 * usual:
-            minutes = f"{share[number]:.0%} of the minutes"
-            yield Fault("thin_day", name, day, int(count[number]), minutes)
+            yield Fault(
+                "thin_day", name, day, int(count[number]), f"{share[number]:.0%} of the bars"
+            )
     # missing bars before the symbol's first one or after its end are no gap
     listed = np.flatnonzero(traded)
     live = np.arange(listed[0], listed[-1] + 1 if has_ended else grid.num_bars)
@@ -69,8 +70,9 @@ def _find_absences(
     for start, stop in list_runs(~traded[live], grid.session[live]):
         if stop - start >= 5 and (stop - start) * _log_silence(usual) < UNLIKELY:
             day = str(grid.dates[grid.session[live[start]]])
-            clock = _name_clock(grid, live[start])
-            yield Fault("gap", name, day, stop - start, f"from {clock} UTC")
+            yield Fault(
+                "gap", name, day, stop - start, f"from {_name_clock(grid, live[start])} UTC"
+            )
 
 
 def _name_clock(grid: SessionGrid, bar: int) -> str:

@@ -70,7 +70,7 @@ def read_waiver(text: str) -> Waiver:
 
 
 class Gate:
-    """Checks the bars of a build symbol by symbol, and decides in the end if the build may go
+    """Checks the bars of a build symbol by symbol, and decides at the end whether the build may go
     on."""
 
     def __init__(

@@ -34,21 +34,21 @@ def compare_days(
 ) -> list[Fault]:
     """Find faults that show only across days or symbols. sessions: number of the grid's sessions;
     declared: symbol -> its declared splits and dividends."""
-    nights = [_measure_nights(one, declared[one.symbol]) for one in days]
+    nights = [_measure_nights(summary, declared[summary.symbol]) for summary in days]
     moves = np.full((len(days), sessions), np.nan, dtype=np.float32)
-    for row, (one, night) in enumerate(zip(days, nights, strict=True)):
-        moves[row, one.session] = np.where(one.gaps == 1, night, np.nan)
+    for row, (summary, night) in enumerate(zip(days, nights, strict=True)):
+        moves[row, summary.session] = np.where(summary.gaps == 1, night, np.nan)
     market = np.zeros(sessions)
     common = np.isfinite(moves).sum(axis=0) >= _FEWEST
     market[common] = np.nanmedian(moves[:, common], axis=0)
     level = np.cumsum(market)
     found = [*_find_foreign(days), *_find_swapped(days, moves)]
     explained = {(fault.symbol, fault.day) for fault in found}
-    for row, one in enumerate(days):
-        nights[row][1:] -= np.diff(level[one.session])
-        faults = _find_night_faults(one, nights[row], declared[one.symbol])
+    for row, summary in enumerate(days):
+        nights[row][1:] -= np.diff(level[summary.session])
+        faults = _find_night_faults(summary, nights[row], declared[summary.symbol])
         found += [fault for fault in faults if (fault.symbol, fault.day) not in explained]
-        found += _find_volume_scales(one)
+        found += _find_volume_scales(summary)
     return found + list(_find_paid_twice(days, nights, declared))
 
 
@@ -71,15 +71,17 @@ def _find_swapped(days: Sequence[Days], moves: Array) -> Iterator[Fault]:
     far = np.abs(moves) > 0.15
     for session in np.flatnonzero(far.sum(axis=0) >= 2).tolist():
         for pair in itertools.combinations(np.flatnonzero(far[:, session]).tolist(), 2):
-            one, other = (days[row] for row in pair)
-            at, its = (int(np.searchsorted(two.session, session)) for two in (one, other))
+            first, second = (days[row] for row in pair)
+            first_day, second_day = (
+                int(np.searchsorted(summary.session, session)) for summary in (first, second)
+            )
             crossed = (
-                np.log(one.open[at] / other.close[its - 1]),
-                np.log(other.open[its] / one.close[at - 1]),
+                np.log(first.open[first_day] / second.close[second_day - 1]),
+                np.log(second.open[second_day] / first.close[first_day - 1]),
             )
             if np.abs(crossed).max() < 0.15 * np.abs(moves[list(pair), session]).min():
-                yield one.report_fault("foreign_day", at, f"goes on from {other.symbol}")
-                yield other.report_fault("foreign_day", its, f"goes on from {one.symbol}")
+                yield first.report_fault("foreign_day", first_day, f"goes on from {second.symbol}")
+                yield second.report_fault("foreign_day", second_day, f"goes on from {first.symbol}")
 
 
 def _find_paid_twice(
@@ -93,29 +95,31 @@ def _find_paid_twice(
     normal in right data. A dividend with a yield of many s is tested alone.
     """
     terms = []
-    for one, night in zip(days, nights, strict=True):
+    for summary, night in zip(days, nights, strict=True):
         usual = 1.4826 * float(np.nanmedian(np.abs(night))) if len(night) > 5 else 0.0
         before = (-_WEEK, 0.0)
-        for session, (_, dividend) in declared[one.symbol].items():
-            day = int(np.searchsorted(one.session, session))
-            inside = 0 < day < len(night) and one.session[day] == session
+        for session, (_, dividend) in declared[summary.symbol].items():
+            day = int(np.searchsorted(summary.session, session))
+            inside = 0 < day < len(night) and summary.session[day] == session
             if dividend == 0 or not inside:
                 continue
             if session - before[0] < _WEEK and abs(dividend - before[1]) < 0.01 * dividend:
-                detail = f"{dividend:g} USD again after {session - before[0]} sessions"
-                yield one.report_fault("paid_twice", day, detail, 1)
+                again = f"{dividend:g} USD again after {session - before[0]} sessions"
+                yield summary.report_fault("paid_twice", day, again, 1)
             before = session, dividend
-            if usual > 0 and one.gaps[day] == 1:
-                paid = dividend / float(one.close[day - 1]) / usual
+            if usual > 0 and summary.gaps[day] == 1:
+                paid = dividend / float(summary.close[day - 1]) / usual
                 left = night[day] / usual
                 if paid > SURE and paid / 2 < left < 2 * paid:
-                    yield one.report_fault("paid_twice", day, f"{dividend:g} USD, and no fall", 1)
+                    yield summary.report_fault(
+                        "paid_twice", day, f"{dividend:g} USD, and no fall", 1
+                    )
                 else:
-                    terms.append((paid * np.clip(left, -4, 4), paid**2, one.dates[day]))
+                    terms.append((paid * np.clip(left, -4, 4), paid**2, summary.dates[day]))
     score = sum(term[0] for term in terms) / np.sqrt(sum(term[1] for term in terms) or 1.0)
     if score > SURE:
-        detail = f"of {len(terms)} dividends together"
-        yield Fault("paid_twice", "", str(min(term[2] for term in terms)), len(terms), detail)
+        first = str(min(term[2] for term in terms))
+        yield Fault("paid_twice", "", first, len(terms), f"of {len(terms)} dividends together")
 
 
 def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[Fault]:
@@ -264,14 +268,14 @@ def _is_new_unit(days: Days, day: int) -> bool:
 def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
     """Find days on which a symbol has the prices of another one, if the two differ on most of their
     common days."""
-    import pandas as pd  # late: settings load this module, and no pandas
+    import pandas as pd  # imported here: settings load this module, and not pandas
 
     if not days:
         return
     columns = {
-        "session": np.concatenate([one.session for one in days]),
-        "content": np.concatenate([one.content for one in days]),
-        "owner": np.repeat(np.arange(len(days)), [len(one.session) for one in days]),
+        "session": np.concatenate([summary.session for summary in days]),
+        "content": np.concatenate([summary.content for summary in days]),
+        "owner": np.repeat(np.arange(len(days)), [len(summary.session) for summary in days]),
     }
     table = pd.DataFrame(columns).query("content != 0")
     twice = table[table.duplicated(["session", "content"], keep=False)]
@@ -281,19 +285,19 @@ def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
             pairs.setdefault(pair, set()).add(int(same.session.iloc[0]))
     for pair, session in _find_pasted(days):
         pairs.setdefault(pair, set()).add(session)
-    for (one, other), sessions in pairs.items():
-        common = len(np.intersect1d(days[one].session, days[other].session))
+    for (first, second), sessions in pairs.items():
+        common = len(np.intersect1d(days[first].session, days[second].session))
         if 2 * len(sessions) < common:  # else one company under its old and its new ticker
             for number in sorted(sessions):
-                stranger, donor = _order_by_fit(days[one], days[other], number)
+                stranger, donor = _order_by_fit(days[first], days[second], number)
                 day = int(np.searchsorted(stranger.session, number))
                 yield stranger.report_fault("foreign_day", day, f"same as {donor.symbol}")
 
 
 def _find_pasted(days: Sequence[Days]) -> Iterator[tuple[tuple[int, int], int]]:
     """Find pairs of symbols with a block of equal closes, and the session of the block."""
-    for length in {one.length for one in days if one.length > 0}:
-        rows = np.array([row for row, one in enumerate(days) if one.length == length])
+    for length in {summary.length for summary in days if summary.length > 0}:
+        rows = np.array([row for row, summary in enumerate(days) if summary.length == length])
         table = np.stack([days[row].blocks for row in rows])
         order = np.argsort(table, axis=0, kind="stable")
         ordered = np.take_along_axis(table, order, axis=0)
@@ -304,7 +308,7 @@ def _find_pasted(days: Sequence[Days]) -> Iterator[tuple[tuple[int, int], int]]:
             yield (first, second), int(days[first].session[day])
 
 
-def _order_by_fit(one: Days, other: Days, number: int) -> tuple[Days, Days]:
+def _order_by_fit(first: Days, second: Days, number: int) -> tuple[Days, Days]:
     """Order two symbols with equal bars in a session: first the one whose days before and after fit
     them less, which is the one with the other's bars."""
 
@@ -316,4 +320,4 @@ def _order_by_fit(one: Days, other: Days, number: int) -> tuple[Days, Days]:
         ]
         return max(moves, default=0.0)
 
-    return (one, other) if distance(one) > distance(other) else (other, one)
+    return (first, second) if distance(first) > distance(second) else (second, first)

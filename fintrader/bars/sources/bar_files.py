@@ -45,8 +45,8 @@ _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
 
 @contextlib.contextmanager
 def fold_warnings() -> Iterator[None]:
-    """Hold back the warnings of bars, and log them at the end: of those that differ only in their
-    numbers and names, the first, with the number of the others."""
+    """Hold back the warnings about bars, and log them at the end. Of several with the same text but
+    other numbers or names, only the first is logged, with the number of the others."""
     seen: dict[str, dict[str, None]] = {}
 
     def keep_back(record: logging.LogRecord) -> bool:
@@ -98,8 +98,8 @@ def share_layout(
     settings: FilesSettings,
     is_known: Callable[[BarFile], bool] = lambda _: False,
 ) -> tuple[list[BarFile], list[str]]:
-    """Return the files that have the settings' columns, and one text on each of the others; if no
-    file has them, return all files.
+    """Return the files that have the settings' columns, and a text on each of the others that says
+    why it is left out; if no file has the columns, return all files.
 
     A file that lacks a single column stays: it has the right layout with a fault, which an error
     names when the file is read. A file that cannot be read stays too, unless it is blank or no file
@@ -145,8 +145,8 @@ def iterate(
     """Yield the rows of one file in its order, up to some hundred thousand at a time.
 
     after: number of bytes to skip at the beginning of a CSV (`BarFile.appendable`), and the number
-    of the row that follows. is_alone: True if there is no other file: then one without prices
-    raises BarError, otherwise it is named in the log. Raises BarError for what cannot be read.
+    of the row that follows. is_alone: True if there is no other file: a file without prices then
+    raises BarError, otherwise the log names it. Raises BarError for what cannot be read.
     """
     if after is not None and _is_blank_from(file.path, after[0]):
         return

@@ -125,7 +125,7 @@ class CompanyFeed(Feed):
         return filled[0] if len(filled) == 1 else replace(concat(filled), row=None).sorted()
 
     def _find_spans(self, company: Company) -> list[Name]:
-        """List the tickers of the source, and their days, under which a company's bars are, in
+        """List the tickers under which the source has a company's bars, each with its days, in
         order of preference."""
         there = set(self.feed.symbols) - set(self._aliases)
         tickers = [
@@ -155,8 +155,8 @@ class CompanyFeed(Feed):
         return max(ranked)[-1]
 
     def _is_alias_of(self, ticker: str, company: Company) -> bool:
-        """Report whether a ticker stands for a company, which had it on some of the source's days,
-        or else at any time."""
+        """Report whether an alias's ticker stands for a company: the last one that had it on some
+        of the source's days, or else at any time."""
         ever = self._bearers.get(ticker, [])
         then = [pair for pair in ever if overlaps(pair[0][1:], *self._days)]
         return [one for _, one in then or ever][-1:] == [company]

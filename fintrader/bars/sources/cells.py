@@ -28,7 +28,7 @@ _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
 """Pattern of the end of a time, as text, that contains an offset from UTC."""
 EMPTY = ("", "null", "none", "nan", "nat", "na", "n/a", "#n/a", "-", "--", ".")
 """Cells, in lower case, that count as empty in columns of numbers; in a column of tickers they are
-tickers."""
+valid tickers."""
 _MARKS = "[,' \u00a0\u202f]"
 """Separators of thousands."""
 _MONEY = f"(?:{MONEY})"
@@ -486,7 +486,7 @@ def _read_column(column: Column, settings: FilesSettings) -> Array:
         return _read_moments(column, settings)
     if not column.is_text:
         cells = column.cells
-        if cells.type == pa.float32():  # by way of text: 1.10235 becomes 1.10235, not 1.1023499...
+        if cells.type == pa.float32():  # by way of text, or 1.10235 would become 1.1023499...
             cells = cells.cast(pa.string())
         try:
             return np.asarray(cells.cast(pa.float64()).to_numpy())

@@ -62,7 +62,8 @@ EXCHANGES = {
 
 
 def is_path(word: str) -> bool:
-    """Report whether a word is a path, a glob pattern or a URL, existing or not, and no ticker."""
+    """Report whether a word is a path, a glob pattern or a URL: it exists, or it has the form of
+    one and not that of a ticker."""
     if Path(word).exists() or is_url(word) or kind_of(word, text=True) is not None:
         return True
     return not is_ticker(word) or ("/" in word and Path(word).parent.is_dir())

@@ -103,7 +103,7 @@ def _read_json(stream: Any) -> _Table:
 def _to_frame(content: Any) -> pd.DataFrame:
     """Turn JSON into a table; columns without names get numbers.
 
-    Understood are: a list of rows, which are objects (name -> cell) or lists of cells; such a list
+    Accepted forms: a list of rows, which are objects (name -> cell) or lists of cells; such a list
     below a key like `bars`, or below each symbol or day; lists that are columns, some of which may
     lie deeper than the times; and the output of pandas' `to_json` (orient columns, index, split).
     Raises TableError for anything else.

@@ -46,8 +46,8 @@ from fintrader.storage.objects import ObjectStore
 log = logging.getLogger("fintrader.bars")
 ResultT = TypeVar("ResultT")
 _SAVE_SECONDS = 20.0
-"""Seconds between two writes of the manifest, which a killed download loses at most; for the
-members of an index a write takes a second."""
+"""Seconds between two writes of the manifest; a killed download loses the bars of at most this
+time. For the members of an index a write takes a second."""
 TIMEOUT_SECONDS = 20.0
 """Seconds to wait for an answer before the request is repeated; a page takes a second or two."""
 
@@ -224,8 +224,8 @@ class VendorFeed(Feed):
         self._months = list(self._edges)
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Request the bars and actions that the store lacks. Raises DataError, as without network,
-        for wrong keys, a rate limit or an unknown ticker."""
+        """Request the bars and actions that the store lacks. Raises DataError without a network,
+        and for wrong keys, a rate limit or an unknown ticker."""
         with self._open_stored().objects.lock():
             self._collection = self._open_stored()
             self._announced = Announced(self._collection.objects)
