@@ -248,7 +248,7 @@ def _read_manifest(home: ObjectStore, name: str) -> ChunkManifest:
 def verify_store(root: ObjectStore) -> list[str]:
     """Check all manifests and chunks of a store. Returns one line for each that is missing or
     damaged; empty if there is none."""
-    found: dict[str, None] = {}  # no line twice: manifests share chunks
+    problems: dict[str, None] = {}  # no line twice: manifests share chunks
     for name in root.list_names():
         match = _MANIFEST.fullmatch(name)
         if match is None:
@@ -257,14 +257,14 @@ def verify_store(root: ObjectStore) -> list[str]:
         try:
             collection = Collection.load(home, match["name"])
         except DataError as error:
-            found[str(error)] = None
+            problems[str(error)] = None
             continue
         for chunk in collection.list_chunks():
             try:
                 collection.read(chunk)
             except DataError as error:
-                found[str(error)] = None
-    return list(found)
+                problems[str(error)] = None
+    return list(problems)
 
 
 def list_unnamed(home: ObjectStore, manifests: Container[str] | None = None) -> list[str]:

@@ -104,13 +104,13 @@ def _next_day(last: str) -> dt.date:
 
 
 def _read_names() -> dict[str, list[Name]]:
-    found: dict[str, list[Name]] = {}
+    names: dict[str, list[Name]] = {}
     for row in _read_table("tickers.csv"):
         start = dt.date.fromisoformat(row["from"]) if row["from"] else EVER
-        found.setdefault(row["company"], []).append(
+        names.setdefault(row["company"], []).append(
             Name(row["ticker"], start, _next_day(row["to"]))
         )
-    return found
+    return names
 
 
 def read_interval(row: Mapping[str, str]) -> Interval:
@@ -121,10 +121,10 @@ def read_interval(row: Mapping[str, str]) -> Interval:
 
 
 def _read_nasdaq100() -> dict[str, list[Interval]]:
-    found: dict[str, list[Interval]] = {}
+    members: dict[str, list[Interval]] = {}
     for row in _read_table("nasdaq100.csv"):
-        found.setdefault(row["company"], []).append(read_interval(row))
-    return found
+        members.setdefault(row["company"], []).append(read_interval(row))
+    return members
 
 
 def _read_constitution(index: str, names: dict[str, list[Name]]) -> dict[str, list[Interval]]:
@@ -148,7 +148,7 @@ def _read_constitution(index: str, names: dict[str, list[Name]]) -> dict[str, li
         if not any(name.ticker in (old, new) for spans in names.values() for name in spans):
             names[new] = [Name(old, EVER, day.date()), Name(new, day.date(), NEVER)]
     history = index_constitution.history(index)
-    found: dict[str, list[Interval]] = {}
+    members: dict[str, list[Interval]] = {}
     for symbol, first, last in zip(
         history["symbol"], history["opt-in"], history["opt-out"], strict=True
     ):
@@ -160,5 +160,5 @@ def _read_constitution(index: str, names: dict[str, list[Name]]) -> dict[str, li
         now = [key for key, name in held if name.start <= then < name.stop]
         last_of = [key for key, name in held if name == names[key][-1]]
         key = (now or last_of or [str(symbol)])[0]
-        found.setdefault(key, []).append((first.date(), stop))
-    return found
+        members.setdefault(key, []).append((first.date(), stop))
+    return members

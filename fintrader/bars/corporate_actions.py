@@ -151,10 +151,10 @@ def place_actions(
 
     Raises DataError for a day within the grid's range on which the exchange is closed.
     """
-    found: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in symbols}
+    placed: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in symbols}
     for action in sorted(actions, key=lambda action: action.day):
         day = np.datetime64(action.day)
-        if action.symbol not in found or not grid.dates[0] <= day <= grid.dates[-1]:
+        if action.symbol not in placed or not grid.dates[0] <= day <= grid.dates[-1]:
             continue
         session = int(np.searchsorted(grid.dates, day))
         if grid.dates[session] != day:
@@ -162,10 +162,10 @@ def place_actions(
                 f"{action.symbol}: {action.day} is no session of {grid.calendar}; give the ex-date"
                 " of the action"
             )
-        events = found[action.symbol]
+        events = placed[action.symbol]
         split, dividend = events.get(session, (1.0, 0.0))
         events[session] = split * action.split, dividend + action.dividend_usd
-    return found
+    return placed
 
 
 MOST_PAID = 1.0 - 1e-6

@@ -299,11 +299,11 @@ class SessionEvidence:
         votes = label_votes(days)
         self._refuse_label(votes, days.step, subject)
         moved = measure_displacements(days)
-        found = defaultdict[int, Counter[int]](Counter)
+        shifts = defaultdict[int, Counter[int]](Counter)
         for season, by in zip(self._season[days.session].tolist(), moved.tolist(), strict=True):
-            found[season][by] += 1
+            shifts[season][by] += 1
             self._moved[season][by] += 1
-        self._refuse_zone(found, subject)
+        self._refuse_zone(shifts, subject)
         self._votes = sum_votes([self._votes, votes])
         return days
 
@@ -320,14 +320,14 @@ class SessionEvidence:
             )
 
     def _refuse_length(self, days: BarsByDay, subject: str) -> None:
-        found = days.minutes
+        length = days.minutes
         grid = self.grid.bar_minutes
-        if found is None:
+        if length is None:
             return
         declared = self.minutes
         if (
             declared is not None
-            and found == 1 < declared
+            and length == 1 < declared
             and np.mean(days.steps % declared != 0) > 0.05
         ):
             usual = int(np.median(days.steps))
@@ -335,14 +335,14 @@ class SessionEvidence:
                 f"{subject} stand {usual} minute{'s' * (usual > 1)} apart, and data.source.bar_minutes"
                 f" says {declared}; set data.source.bar_minutes to {usual}"
             )
-        fits = found <= grid and (grid % found == 0 or grid >= self._whole)
-        if found > 1 and (not fits or (declared is not None and declared < found)):
+        fits = length <= grid and (grid % length == 0 or grid >= self._whole)
+        if length > 1 and (not fits or (declared is not None and declared < length)):
             settings = (
-                [f"data.source.bar_minutes to {found}"] if declared not in (None, found) else []
+                [f"data.source.bar_minutes to {length}"] if declared not in (None, length) else []
             )
-            settings += [] if fits else [f"data.bar_minutes to {found} or a multiple of it"]
+            settings += [] if fits else [f"data.bar_minutes to {length} or a multiple of it"]
             raise BarError(
-                f"{subject} stand {found} minutes apart, so they are bars of {found} minutes"
+                f"{subject} stand {length} minutes apart, so they are bars of {length} minutes"
                 + ("" if fits else f", which cannot be spread over bars of {grid}")
                 + f"; set {' and '.join(settings)}, or keep only bars of one length"
             )
@@ -351,21 +351,21 @@ class SessionEvidence:
         label = votes.displaced()
         if label is None:
             return
-        found = f"late on {votes.end}" if label == "end" else f"early on {votes.early}"
+        when = f"late on {votes.end}" if label == "end" else f"early on {votes.early}"
         raise BarError(
-            f"{subject} begin and end one bar too {found} of {votes.days} days, as if their times were"
+            f"{subject} begin and end one bar too {when} of {votes.days} days, as if their times were"
             f" the {label}s of bars; set data.source.label to {label}"
             + (", or correct data.source.timezone" if step >= _STEP else "")
         )
 
-    def _refuse_zone(self, found: dict[int, Counter[int]], subject: str) -> None:
+    def _refuse_zone(self, shifts: dict[int, Counter[int]], subject: str) -> None:
         """Raise BarError if more than half of all days are displaced, or at least 90 % of the days
         of one season (sessions with one opening time in UTC) by the same amount."""
-        total = sum(found.values(), Counter[int]())
+        total = sum(shifts.values(), Counter[int]())
         days = sum(total.values())
         displaced = days - total[0]
         seasons = []
-        for counts in found.values():
+        for counts in shifts.values():
             by, count = counts.most_common(1)[0]
             if by and count >= 3 and count * 10 >= 9 * sum(counts.values()):
                 seasons.append((by, count))
@@ -377,8 +377,8 @@ class SessionEvidence:
         else:
             return
         minutes = by // MINUTE_NS
-        season = len(seasons) < len(found) and any(
-            2 * counts[0] > sum(counts.values()) for counts in found.values()
+        season = len(seasons) < len(shifts) and any(
+            2 * counts[0] > sum(counts.values()) for counts in shifts.values()
         )
         raise BarError(
             f"{subject} stand {abs(minutes)} minutes {'after' if minutes > 0 else 'before'} the sessions"

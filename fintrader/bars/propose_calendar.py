@@ -208,7 +208,7 @@ def propose(
     ]
     first = min(table.base for _, _, table in tables)
     stop = max(table.base + len(table.rows) for _, _, table in tables)
-    found = []
+    hypotheses = []
     for calendar in calendars:
         if is_daily and calendar in (FX, NASDAQ_NIGHT) and len(calendars) > 1:
             continue  # they have the same days as 24/5 and XNAS
@@ -227,10 +227,10 @@ def propose(
                 sessions = [mask[span] for mask in masks]
                 hypothesis = _judge(calendar, name, (*rank, is_end), table, sessions, has_volume)
                 rare = 0.0 if not is_end else _RARE if step >= 5 else _ALIKE / 2
-                found.append(replace(hypothesis, cost=hypothesis.cost + rare))
-    if not found:
+                hypotheses.append(replace(hypothesis, cost=hypothesis.cost + rare))
+    if not hypotheses:
         raise DataError("no calendar covers the years of these bars; name one with --calendar")
-    return _choose(found, is_daily, has_volume)
+    return _choose(hypotheses, is_daily, has_volume)
 
 
 def _list_labels(bars: Bars, step: int) -> tuple[bool, ...]:
@@ -262,16 +262,17 @@ def _rank_zone(
     return (zone not in (home, "UTC"), zone != usual)
 
 
-def _choose(found: list[Hypothesis], is_daily: bool, has_volume: bool) -> Proposal:
-    least = min(one.cost for one in found)
+def _choose(hypotheses: list[Hypothesis], is_daily: bool, has_volume: bool) -> Proposal:
+    least = min(one.cost for one in hypotheses)
     # if any hypothesis that is not refuted has no rows outside its sessions, choose among those
-    whole = [one for one in found if one.cost < least + _CLEAR[is_daily] and not one.outside]
-    least = min(one.cost for one in whole or found)
+    whole = [one for one in hypotheses if one.cost < least + _CLEAR[is_daily] and not one.outside]
+    least = min(one.cost for one in whole or hypotheses)
     best = min(
-        (one for one in whole or found if one.cost <= least + _ALIKE), key=lambda one: one.rank
+        (one for one in whole or hypotheses if one.cost <= least + _ALIKE), key=lambda one: one.rank
     )
     likely = sorted(
-        (one for one in found if one.cost < best.cost + _CLEAR[is_daily]), key=lambda one: one.cost
+        (one for one in hypotheses if one.cost < best.cost + _CLEAR[is_daily]),
+        key=lambda one: one.cost,
     )
     others = dict.fromkeys(one.calendar for one in likely if one.calendar != best.calendar)
     zones = dict.fromkeys(

@@ -56,14 +56,14 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
     prints = np.log(days.openings) - table[days.session, :1] - scale
     is_print = np.abs(prints) < _TICK
     known = np.isfinite(prints[:, len(LAGS) // 2])
-    found = []
+    faults = []
     for way, lag in (("later", 1), ("earlier", -1)):
         same = np.abs(ratio(lag) - scale)
         moved = (same[:, :3] < _TICK).all(axis=1) & (same[:, 3] < far)
         moved &= (in_place > 5 * _TICK).sum(axis=1) >= 2
         is_unlike &= ~moved
         detail = f"its prices are those of the daily bar one session {way}"
-        found += [
+        faults += [
             days.report_fault("misaligned", day, detail) for day in np.flatnonzero(moved).tolist()
         ]
     for column, lag in enumerate(LAGS):
@@ -74,17 +74,17 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
                 detail = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag < 0 else 'late'}"
                 until = f" to {days.dates[stop - 1]}, by the opening prints of daily bars"
                 count = days.bars[start:stop].sum()
-                found.append(days.report_fault("misaligned", start, detail + until, count))
+                faults.append(days.report_fault("misaligned", start, detail + until, count))
     differs = np.flatnonzero(away.any(axis=1))
     if len(differs) >= _FEWEST and len(differs) > _RARE * len(own):
         detail = f"on {len(differs)} of {np.isfinite(centre).sum()} days"
-        found.append(
+        faults.append(
             days.report_fault("unlike_daily", differs[0], detail, days.bars[differs].sum())
         )
     else:
-        found += [
+        faults += [
             days.report_fault("unlike_daily", day, f"{np.expm1(centre[day]):+.1%}")
             for day in np.flatnonzero(is_unlike).tolist()
         ]
     opened = np.where(known, ~is_print[:, len(LAGS) // 2], np.nan)
-    return replace(days, unopened=opened), found
+    return replace(days, unopened=opened), faults

@@ -32,7 +32,7 @@ def find_row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Faul
     ordered = bars.take(order)
     again[order] = ordered.repeats()
     conflicting[order] = ordered.contradictions()
-    found = {
+    masks = {
         "not_finite_price": ~np.isfinite(prices).all(axis=0),
         "zero_price": (prices == 0).any(axis=0),
         "negative_price": (prices < 0).any(axis=0),
@@ -47,7 +47,7 @@ def find_row_faults(bars: Bars, days: Array, now: float | None) -> Iterator[Faul
         "exact_duplicate": again & ~conflicting,
         "conflicting_duplicate": conflicting,
     }
-    for kind, mask in found.items():
+    for kind, mask in masks.items():
         yield from group_by_day(kind, bars, mask, days)
 
 
@@ -126,11 +126,11 @@ def _check_symbol(bars: Bars, session: Array, dates: Array) -> Iterator[Fault]:
     stale = np.zeros(len(close), dtype=bool)
     for start, stop in list_runs(same):
         stale[start:stop] = stop - start >= 9  # ten equal bars
-    found = {
+    masks = {
         "wick": reach > max(0.1, 50 * float(np.median(high / low - 1))),
         "zero_volume": (volume == 0) & (high > low),
         "volume_outlier": volume > 20_000 * max(float(np.median(volume)), 1.0),
         "stale_run": stale,
     }
-    for kind, mask in found.items():
+    for kind, mask in masks.items():
         yield from group_by_day(kind, bars, mask, dates)

@@ -118,14 +118,14 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
     """
     length = bar_length(bars, 0)
     length = length if length < DAY_MINUTES // 2 else 0
-    found = list(_find_shifted(bars, grid, length))
+    faults = list(_find_shifted(bars, grid, length))
     whole = bars
     at = grid.locate(bars.ts)
     if (at < 0).any():
         bars = bars.take(at >= 0)
         at = at[at >= 0]
     if len(bars) == 0:
-        return None, found
+        return None, faults
     counts = np.bincount(grid.session[at])
     number = np.flatnonzero(counts)
     counts = counts[number]
@@ -163,14 +163,14 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
         openings=_pick_openings(whole, grid.begin[number], length),
         unopened=np.full(len(number), np.nan),
     )
-    found += _find_scale_jumps(bars, days)
-    found += _find_repeated(days)
-    found += _find_excursions(bars, days) if len(bars) > 1 else []
+    faults += _find_scale_jumps(bars, days)
+    faults += _find_repeated(days)
+    faults += _find_excursions(bars, days) if len(bars) > 1 else []
     if length > 0:
-        found += _find_spread_out(bars, days, grid)
+        faults += _find_spread_out(bars, days, grid)
         for find in (_find_reversed, _find_frozen, _find_last_jump, _find_middles, _find_adjusted):
-            found += find(bars, days)
-    return days, found
+            faults += find(bars, days)
+    return days, faults
 
 
 def _pick_openings(bars: Bars, begin: Array, length: int) -> Array:
@@ -244,7 +244,7 @@ def _hash_days(bars: Bars, first: Array, stop: Array) -> Array:
 
     first, stop: `[D]` first row of each day, and the row after its last.
     """
-    found = np.zeros(len(first), dtype=np.int64)
+    hashes = np.zeros(len(first), dtype=np.int64)
     inner = [(price > bars.low) & (price < bars.high) for price in (bars.open, bars.close)]
     # bars with only one or two different prices are often equal by chance
     different = 1 + (bars.high > bars.low) + (inner[0] | inner[1])
@@ -253,11 +253,11 @@ def _hash_days(bars: Bars, first: Array, stop: Array) -> Array:
         if end - begin > _FEW_BARS:
             # days whose price hardly moves are often equal by chance
             if end - begin >= 30 and np.count_nonzero(close[1:] != close[:-1]) >= 10:
-                found[day] = hash(close.tobytes())
+                hashes[day] = hash(close.tobytes())
         elif (different[begin:end] >= 3).all():
             rows = [getattr(bars, name)[begin:end] for name in (*PRICES, "volume")]
-            found[day] = hash(np.concatenate(rows).tobytes())
-    return found
+            hashes[day] = hash(np.concatenate(rows).tobytes())
+    return hashes
 
 
 def _hash_blocks(close: Array, place: Array, places: int) -> Array:
@@ -267,14 +267,14 @@ def _hash_blocks(close: Array, place: Array, places: int) -> Array:
     # the sum of products wraps around, which makes it a hash
     weights = np.random.default_rng(0).integers(1 << 62, size=BLOCK_PLACES, dtype=np.uint64)
     bits = np.ascontiguousarray(close, dtype=np.float64).view(np.uint64)
-    found = np.add.reduceat(bits * weights[place % BLOCK_PLACES], first)
+    hashes = np.add.reduceat(bits * weights[place % BLOCK_PLACES], first)
     # prices that move by a few ticks only are often equal by chance
     reach = np.maximum.reduceat(close, first) - np.minimum.reduceat(close, first)
     steps = np.abs(np.diff(close))
     is_wide = reach > 5 * steps[steps > 0].min(initial=np.inf)
     whole = np.diff(first, append=len(close)) == BLOCK_PLACES
     blocks = np.zeros(places // BLOCK_PLACES + 1, dtype=np.uint64)
-    blocks[number[first]] = np.where(whole & is_wide, found, 0)
+    blocks[number[first]] = np.where(whole & is_wide, hashes, 0)
     return blocks
 
 
@@ -306,12 +306,12 @@ def _find_repeated_runs(content: Array) -> Array:
     """Return the numbers of the days in runs of at least `_RUN_DAYS` days that repeat an earlier run in
     the same order."""
     seen: dict[bytes, int] = {}
-    found: list[int] = []
+    repeated: list[int] = []
     for start, part in enumerate(np.lib.stride_tricks.sliding_window_view(content, _RUN_DAYS)):
         is_distinct = part.all() and len(np.unique(part)) == _RUN_DAYS
         if is_distinct and start - seen.setdefault(part.tobytes(), start) >= _RUN_DAYS:
-            found += range(start, start + _RUN_DAYS)
-    return np.array(found, dtype=np.int64)
+            repeated += range(start, start + _RUN_DAYS)
+    return np.array(repeated, dtype=np.int64)
 
 
 def _repeats_by_chance(days: Days) -> bool:

@@ -133,11 +133,11 @@ class Gate:
         """List all faults of the bars of these symbols, sorted by kind, symbol and day."""
         days = [self._days[name] for name in symbols if name in self._days]
         declared = place_actions(self.actions, [day.symbol for day in days], self.grid)
-        found = [fault for name in symbols for fault in self._faults.get(name, [])]
-        found += compare_days(days, self.grid.num_sessions, declared)
-        found += find_misaligned(days)
-        found += find_missing_edges(days, self.grid.num_sessions)
-        return sorted(_classify_between_bars(found, days, self.grid))
+        faults = [fault for name in symbols for fault in self._faults.get(name, [])]
+        faults += compare_days(days, self.grid.num_sessions, declared)
+        faults += find_misaligned(days)
+        faults += find_missing_edges(days, self.grid.num_sessions)
+        return sorted(_classify_between_bars(faults, days, self.grid))
 
     def judge(self, symbols: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
         """Return the waived and the doubtful faults (`DOUBTFUL`) of a market of these symbols.
@@ -145,13 +145,13 @@ class Gate:
         Raises BarError if other faults stop the build; its message names them, their symbols and
         days, and the waivers that would let them pass.
         """
-        found = self.faults(symbols)
-        stopping = [fault for fault in found if fault.kind in STOPPING]
+        faults = self.faults(symbols)
+        stopping = [fault for fault in faults if fault.kind in STOPPING]
         waived = [fault for fault in stopping if self._may_pass(fault)]
         standing = [fault for fault in stopping if not self._may_pass(fault)]
         if standing:
             raise BarError(_explain_refusal(standing))
-        doubtful = [fault for fault in found if fault.kind in DOUBTFUL]
+        doubtful = [fault for fault in faults if fault.kind in DOUBTFUL]
         if doubtful:
             log.warning(
                 "kept, but doubtful: %s; see `fintrader data quality`", name_faults(doubtful)
@@ -176,12 +176,12 @@ class Gate:
 
 
 def _classify_between_bars(
-    found: Sequence[Fault], days: Sequence[Days], grid: SessionGrid
+    faults: Sequence[Fault], days: Sequence[Days], grid: SessionGrid
 ) -> Iterator[Fault]:
     """Yield the faults, and change `between_bars` to `shifted_day` on days on which not all symbols
     have it."""
-    alike = Counter(fault.day for fault in found if fault.kind == "between_bars")
-    for fault in found:
+    alike = Counter(fault.day for fault in faults if fault.kind == "between_bars")
+    for fault in faults:
         if fault.kind == "between_bars":
             session = np.searchsorted(grid.dates, np.datetime64(fault.day))
             if alike[fault.day] < sum(session in day.session for day in days):
@@ -231,24 +231,24 @@ def find_faults(
     their length; actions: known splits and dividends; daily: symbol -> daily bars of another
     source; now: seconds since 1970, by default the present.
     """
-    found: list[Fault] = []
+    faults: list[Fault] = []
     traded: dict[str, Array] = {}
     gate = Gate(grid, (), actions, daily=daily)
     for raw in parts:
-        found += find_row_faults(raw, exchange_days(grid.calendar, raw.ts), now)
+        faults += find_row_faults(raw, exchange_days(grid.calendar, raw.ts), now)
         bars = raw.take(mask_valid_rows(raw, now)).sorted()
         bars = bars.take(~bars.repeats())
         gate.see(bars)
-        found += find_placement_faults(bars, grid, exchange_days(grid.calendar, bars.ts))
+        faults += find_placement_faults(bars, grid, exchange_days(grid.calendar, bars.ts))
         at = grid.locate(bars.ts)
-        found += find_price_faults(bars.take(at >= 0), grid)
+        faults += find_price_faults(bars.take(at >= 0), grid)
         traded[bars.symbols[0]] = mask = np.zeros(grid.num_bars, dtype=bool)
         mask[at[at >= 0]] = True
     gate_faults = gate.faults([*traded])
     shifted = {(fault.symbol, fault.day) for fault in gate_faults if fault.kind == "shifted_day"}
-    found = [
+    faults = [
         fault
-        for fault in found
+        for fault in faults
         if fault.kind != "outside_session" or (fault.symbol, fault.day) not in shifted
     ]
-    return sorted([*found, *gate_faults, *find_coverage_faults(traded, grid)])
+    return sorted([*faults, *gate_faults, *find_coverage_faults(traded, grid)])

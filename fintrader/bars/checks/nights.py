@@ -42,14 +42,14 @@ def compare_days(
     common = np.isfinite(moves).sum(axis=0) >= _FEWEST
     market[common] = np.nanmedian(moves[:, common], axis=0)
     level = np.cumsum(market)
-    found = [*_find_foreign(days), *_find_swapped(days, moves)]
-    explained = {(fault.symbol, fault.day) for fault in found}
+    faults = [*_find_foreign(days), *_find_swapped(days, moves)]
+    explained = {(fault.symbol, fault.day) for fault in faults}
     for row, summary in enumerate(days):
         nights[row][1:] -= np.diff(level[summary.session])
-        faults = _find_night_faults(summary, nights[row], declared[summary.symbol])
-        found += [fault for fault in faults if (fault.symbol, fault.day) not in explained]
-        found += _find_volume_scales(summary)
-    return found + list(_find_paid_twice(days, nights, declared))
+        night_faults = _find_night_faults(summary, nights[row], declared[summary.symbol])
+        faults += [fault for fault in night_faults if (fault.symbol, fault.day) not in explained]
+        faults += _find_volume_scales(summary)
+    return faults + list(_find_paid_twice(days, nights, declared))
 
 
 def _measure_nights(days: Days, declared: Events) -> Array:

@@ -149,7 +149,9 @@ class Alpaca(Vendor):
         address = os.environ.get(ENDPOINT, f"https://{DATA_HOST}")
         endpoint = check_endpoint(address, DATA_HOST, DataError)
         try:
-            found = getattr(importlib.import_module(f"alpaca.data.historical.{module}"), name)
+            client_class = getattr(
+                importlib.import_module(f"alpaca.data.historical.{module}"), name
+            )
         except ImportError:
             raise DataError(
                 f"the source alpaca needs alpaca-py: {install_command('alpaca')}"
@@ -160,7 +162,7 @@ class Alpaca(Vendor):
             raise DataError(
                 "alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment"
             )
-        client = found(key, secret, raw_data=True, url_override=endpoint)
+        client = client_class(key, secret, raw_data=True, url_override=endpoint)
         client._retry = 0  # `VendorFeed` repeats requests itself, with doubling waits
         restrict(client._session, endpoint, self.timeout_seconds, self._pace)
         return client

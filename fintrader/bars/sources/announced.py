@@ -80,8 +80,8 @@ class Announced:
         for action in sorted(actions, key=lambda action: (action.symbol, action.day)):
             if action.symbol in rows:
                 rows[action.symbol].append((str(action.day), action.split, action.dividend_usd))
-        for name, found in rows.items():
-            self._tickers[name] = TickerActions(str(first), str(asked), tuple(found))
+        for name, ticker_rows in rows.items():
+            self._tickers[name] = TickerActions(str(first), str(asked), tuple(ticker_rows))
         self._objects.put(_FILE, seal(to_json(StoredActions(self._tickers))))
 
     def list_actions(self, ticker: str) -> list[Action]:
@@ -124,7 +124,7 @@ def select_for_accounts(
 ) -> list[Action]:
     """Select the actions that the prices are not adjusted for. If prices are adjusted for splits,
     dividends are converted to USD per share of the day `basis`."""
-    found = []
+    selected = []
     for action in actions:
         split = action.split if adjustment in ("raw", "dividend") else 1.0
         dividend = action.dividend_usd if adjustment in ("raw", "split") else 0.0
@@ -134,5 +134,5 @@ def select_for_accounts(
             dividend /= scale(actions, action.day, basis) * own
         rest = action.model_copy(update={"split": split, "dividend_usd": dividend})
         if rest.effects():
-            found.append(rest)
-    return found
+            selected.append(rest)
+    return selected

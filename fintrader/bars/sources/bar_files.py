@@ -130,9 +130,9 @@ def share_layout(
         for file, is_shared in shared.items()
         if not is_shared
     ]
-    found = [file for file in files if shared[file]]
-    tables = [file for file in found if kind_of(file.place)]  # text files count if alone
-    return tables or found, left_out
+    selected = [file for file in files if shared[file]]
+    tables = [file for file in selected if kind_of(file.place)]  # text files count if alone
+    return tables or selected, left_out
 
 
 def iterate(
@@ -211,15 +211,17 @@ def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[
         .replace(r"\{symbol\}", "(?P<symbol>.+?)")
         .replace(r"\{field\}", f"(?P<field>{'|'.join(map(re.escape, roles))})")
     )
-    found: dict[str, dict[str, str]] = {}
+    by_symbol: dict[str, dict[str, str]] = {}
     for column in present:
         match = re.fullmatch(body, column)
         if match and column not in (settings.names.get("ts"), settings.names.get("date")):
             symbol = match["symbol"].upper() if settings.uppercase else match["symbol"]
             own = roles[match.groupdict().get("field", "")]
-            found.setdefault(symbol, {}).update(dict.fromkeys(own, column))
+            by_symbol.setdefault(symbol, {}).update(dict.fromkeys(own, column))
     needed = sum(map(len, roles.values()))
-    return {symbol: columns for symbol, columns in sorted(found.items()) if len(columns) == needed}
+    return {
+        symbol: columns for symbol, columns in sorted(by_symbol.items()) if len(columns) == needed
+    }
 
 
 def _convert_wide(

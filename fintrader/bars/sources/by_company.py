@@ -66,20 +66,20 @@ class CompanyFeed(Feed):
         first, last = (session_date(self.calendar, ts) for ts in self.feed.span())
         self._days = first, last
         spans = {company.key: self._find_spans(company) for company in self._companies}
-        used = {span.ticker for found in spans.values() for span in found}
+        used = {span.ticker for own_spans in spans.values() for span in own_spans}
         others = [name for name in self.feed.symbols if name not in used]
         self._by_symbol = {name: [Name(name, EVER, NEVER)] for name in others}
         # they have no company, even if a member had the ticker before or will have it later
         self.companies = dict.fromkeys(others, "")
         for company in sorted(self._companies, key=lambda one: one.names[-1].stop, reverse=True):
-            found = spans[company.key]
-            if not found:
+            own_spans = spans[company.key]
+            if not own_spans:
                 continue
-            wanted = [span.ticker for span in found if span.ticker in self._wanted]
-            name = (wanted or [max(found, key=lambda span: span.start).ticker])[0]
+            wanted = [span.ticker for span in own_spans if span.ticker in self._wanted]
+            name = (wanted or [max(own_spans, key=lambda span: span.start).ticker])[0]
             if name in self._by_symbol:  # the company that had the ticker last keeps it
                 name = company.key
-            self._by_symbol[name] = found
+            self._by_symbol[name] = own_spans
             self.companies[name] = company.key
         if self._as_of is None:
             self._warn_of_members(others, spans)

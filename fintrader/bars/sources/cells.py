@@ -165,11 +165,11 @@ def convert_table(
     """
 
     def column(name: str) -> Column:
-        found = Column(table[name], name, origin, rows)
-        if found.cells.null_count:
-            empty = int(np.flatnonzero(pc.is_null(found.cells).to_numpy())[0])
-            raise found.fault(empty, "the cell is empty; fill it or remove the row")
-        return found
+        result = Column(table[name], name, origin, rows)
+        if result.cells.null_count:
+            empty = int(np.flatnonzero(pc.is_null(result.cells).to_numpy())[0])
+            raise result.fault(empty, "the cell is empty; fill it or remove the row")
+        return result
 
     names = column_names(settings)
     if "symbol" in names:

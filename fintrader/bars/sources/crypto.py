@@ -93,12 +93,12 @@ class Ccxt(Vendor):
         `fetch`."""
         length = self.settings.bar_minutes * 60_000
         span = first // _NS, stop // _NS
-        found = {}
+        bars = {}
         for symbol in symbols:
             rows = fetch_pages(functools.partial(self._request, symbol), span, length, self.page)
             if rows:
-                found[symbol] = convert_rows(rows, symbol, f"ccxt {self.settings.exchange}")
-        return found
+                bars[symbol] = convert_rows(rows, symbol, f"ccxt {self.settings.exchange}")
+        return bars
 
     def _request(self, symbol: str, since: int) -> list[Any]:
         """Request a page of bars, and leave out those that have not closed by the server's
@@ -111,7 +111,7 @@ class Ccxt(Vendor):
             if symbol not in self._client.markets:
                 hint = _suggest(symbol, self._client.markets, "pairs are written like BTC/USDT")
                 raise DataError(f"{where} has no pair {symbol!r}; {hint}, or name another exchange")
-            found: list[Any] = self._client.fetch_ohlcv(
+            rows: list[Any] = self._client.fetch_ohlcv(
                 symbol, self.settings.interval, since, self.page
             )
         except errors.NetworkError as error:  # its text quotes the URL, so it is not shown
@@ -128,9 +128,9 @@ class Ccxt(Vendor):
             ) from None
         date = (self._client.last_response_headers or {}).get("Date")
         if not date:
-            return found
+            return rows
         clock = parsedate_to_datetime(date).timestamp() * 1000
-        return [row for row in found if row[0] + self.settings.bar_minutes * 60_000 <= clock]
+        return [row for row in rows if row[0] + self.settings.bar_minutes * 60_000 <= clock]
 
 
 def open_exchange(name: str) -> Any:

@@ -281,9 +281,9 @@ def separate_daily_files(files: Sequence[BarFile]) -> tuple[list[int], list[int]
     all other files."""
     dates = {}
     for number, file in enumerate(files):
-        found = list(_DATE.finditer(file.place))
-        if found:
-            dates[number] = found[-1][0].replace("-", "")
+        matches = list(_DATE.finditer(file.place))
+        if matches:
+            dates[number] = matches[-1][0].replace("-", "")
     if len(set(dates.values())) < _FEWEST_DAYS:
         return [], list(range(len(files)))
     days = sorted(dates, key=lambda number: (dates[number], files[number].place))

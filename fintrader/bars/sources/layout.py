@@ -138,10 +138,10 @@ class FilesSettings(Settings):
             .replace(r"\{symbol\}", "(?P<symbol>[^/]+?)")
             .replace(r"\{date\}", r"(?P<date>\d{4}-?\d\d-?\d\d)")
         )
-        found = re.fullmatch(rf"(?:.*/)?{body}{ENDINGS}", place, re.IGNORECASE)
-        if found is None:
+        match = re.fullmatch(rf"(?:.*/)?{body}{ENDINGS}", place, re.IGNORECASE)
+        if match is None:
             return None
-        groups = found.groupdict()
+        groups = match.groupdict()
         symbol = fixed.removesuffix("}") or groups.get("symbol") or ""
         date = (groups.get("date") or "").replace("-", "")
         return symbol.upper() if self.uppercase else symbol, date or None

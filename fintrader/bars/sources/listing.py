@@ -36,14 +36,14 @@ def files_of(settings: FilesSettings, path: str) -> list[BarFile]:
     """List the bar files at a path whose names match the settings' `name_pattern`, sorted; text
     files (.txt, .dat, .asc) are included if it is set. Raises DataError when there is none."""
     pattern = settings.name_pattern
-    found = list_files(path, text=pattern is not None)
+    files = list_files(path, text=pattern is not None)
     if pattern is None:
-        return found
-    called = [file for file in found if settings.read_name(file.place) is not None]
+        return files
+    called = [file for file in files if settings.read_name(file.place) is not None]
     if not called:
         raise DataError(
             f"{path}: no file there is called like {pattern} (data.source.name_pattern); correct"
-            f" the pattern: the first file is {found[0].place}"
+            f" the pattern: the first file is {files[0].place}"
         )
     return called
 
@@ -59,14 +59,14 @@ def list_files(path: str, *, text: bool = False) -> list[BarFile]:
     try:
         if fs.isdir(inside):
             fs.ls(inside)  # `find` would skip a folder that may not be read
-            found = _select(fs.find(inside), text)
+            names = _select(fs.find(inside), text)
         elif any(mark in inside for mark in "*?["):
-            found = _select(fs.glob(inside), text)
+            names = _select(fs.glob(inside), text)
         else:
-            found = [inside]
+            names = [inside]
             fs.info(inside)  # `exists` would be False for a file that may not be read
     except FileNotFoundError:
-        found = []
+        names = []
     except PermissionError:
         raise DataError(
             f"{path} may not be read (Permission denied); ask for the right to read it"
@@ -76,14 +76,14 @@ def list_files(path: str, *, text: bool = False) -> list[BarFile]:
             f"{path}: {type(error).__name__}; check the URL, the network and the credentials"
         ) from None
     scheme = f"{path.partition('://')[0]}://" if is_url(path) else ""
-    if not found:
+    if not names:
         raise DataError(
             f"{path}: no bar file there; give a Parquet or CSV file, a folder or a pattern"
             " (--data.path)"
         )
     return [
         file
-        for name in found
+        for name in names
         for file in _list_bar_files(name if is_url(name) else scheme + name, text)
     ]
 
@@ -177,8 +177,8 @@ class BarFile:
     @property
     def packing(self) -> str | None:
         """The ending that names the compression, such as gz; None without compression."""
-        found = re.search(rf"\.({PACKINGS})$", self.member or self.path, re.IGNORECASE)
-        return found and found[1].lower()
+        match = re.search(rf"\.({PACKINGS})$", self.member or self.path, re.IGNORECASE)
+        return match and match[1].lower()
 
     def open(self) -> Any:
         """Return the file as pyarrow takes it: a local path, or a file object. Raises OSError when
@@ -256,10 +256,10 @@ class BarFile:
 def kind_of(name: str, text: bool = False) -> str | None:
     """Return the kind of a file, a key of `layout.KINDS`, by the ending of its name; None for
     anything else. With `text`, .txt, .dat and .asc count as csv."""
-    found = re.search(rf"\.(\w+?)(?:\.({PACKINGS}))?$", name, re.IGNORECASE)
-    if found is None:
+    match = re.search(rf"\.(\w+?)(?:\.({PACKINGS}))?$", name, re.IGNORECASE)
+    if match is None:
         return None
-    word = found[1].lower()
+    word = match[1].lower()
     word = "csv" if text and word in ("txt", "dat", "asc") else word
     kind = next((kind for kind, words in KINDS.items() if word in words.split("|")), None)
-    return kind if kind in ("csv", "json") or not found[2] else None
+    return kind if kind in ("csv", "json") or not match[2] else None

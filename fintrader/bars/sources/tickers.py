@@ -91,9 +91,9 @@ def read_pair(word: str, *, is_certain: bool = False) -> str | None:
     quotes = {"/": _MONEY, "-": _STABLE, "": _STABLE}
     for sign, quote in quotes.items():
         quote = _MONEY if is_certain else quote
-        found = re.fullmatch(rf"([A-Z0-9]{{2,12}}?){sign}({quote})", word, re.IGNORECASE)
-        if found is not None:
-            return f"{found[1]}/{found[2]}".upper()
+        match = re.fullmatch(rf"([A-Z0-9]{{2,12}}?){sign}({quote})", word, re.IGNORECASE)
+        if match is not None:
+            return f"{match[1]}/{match[2]}".upper()
     return None
 
 

@@ -263,7 +263,7 @@ def _read_excel(stream: Any) -> _Table:
         book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(error) from None
-    found = {}
+    tables = {}
     for sheet in book.worksheets:
         sheet.reset_dimensions()  # the size that the file states may be wrong
         below = (row for row in sheet.iter_rows(values_only=True) if set(row) != {None})
@@ -272,14 +272,14 @@ def _read_excel(stream: Any) -> _Table:
         while filled and 2 * filled[0] < filled[-1]:  # lines above the table
             del head[0], filled[0]
         if len(head) > 1 and filled[0] > 1:
-            found[sheet.title] = head, below
-    named = {title: one for title, one in found.items() if _is_header(map(str, one[0][0]))}
-    found = named or found
-    if len(found) > 1:
+            tables[sheet.title] = head, below
+    named = {title: one for title, one in tables.items() if _is_header(map(str, one[0][0]))}
+    tables = named or tables
+    if len(tables) > 1:
         raise TableError(
-            f"it has tables in several sheets ({', '.join(found)}); save each as a file of its own"
+            f"it has tables in several sheets ({', '.join(tables)}); save each as a file of its own"
         )
-    head, rows = next(iter(found.values()), ([()], iter(())))
+    head, rows = next(iter(tables.values()), ([()], iter(())))
     # an empty column may stand before the table
     places = [
         at for at, cells in enumerate(itertools.zip_longest(*head[:2])) if set(cells) != {None}

@@ -145,8 +145,8 @@ class Vendor:
         Raises Busy for a failure that may pass, Refused for an unknown ticker, and DataError for
         other failures.
         """
-        found = {name: self.fetch_ticker(name, first, last) for name in symbols}
-        return {name: bars for name, bars in found.items() if bars is not None}
+        answers = {name: self.fetch_ticker(name, first, last) for name in symbols}
+        return {name: bars for name, bars in answers.items() if bars is not None}
 
     def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
         """Request the bars of one ticker, for a vendor that takes one ticker per request; None
@@ -408,7 +408,7 @@ class VendorFeed(Feed):
         """Drop the stored bars of tickers in `wanted` that are outdated (`is_outdated`); return
         True if there were any."""
         collection = self._collection
-        found = False
+        has_outdated = False
         for name in wanted:
             days = [chunk.asked for chunk in collection.list_chunks(name)]
             actions = self._announced.list_actions(name)
@@ -416,8 +416,8 @@ class VendorFeed(Feed):
                 for book in (collection.chunks, collection.through, collection.unconfirmed):
                     book.pop(name, None)
                 collection.twice.pop(name, None)
-                found = True
-        return found
+                has_outdated = True
+        return has_outdated
 
     def _cut_batches(self, names: list[str]) -> list[list[str]]:
         size = self.vendor.batch
@@ -464,10 +464,10 @@ class VendorFeed(Feed):
 
     def _request_bars(self, request: Request) -> None:
         collection = self._collection
-        found = self._fetch(request)
+        answers = self._fetch(request)
         asked = {"asked": str(self.today), **self.vendor.identity}
         for name in request.symbols:
-            bars = self._keep_sessions(found[name]) if name in found else None
+            bars = self._keep_sessions(answers[name]) if name in answers else None
             if bars is not None:
                 months = self._grid.dates[self._grid.session[self._grid.locate(bars.ts)]]
                 months = months.astype("datetime64[M]")
@@ -492,10 +492,10 @@ class VendorFeed(Feed):
             if self._listed:
                 raise
             alone = request.symbols if len(request.symbols) > 1 else ()
-            found: dict[str, Bars] = {}
+            answers: dict[str, Bars] = {}
             for name in alone:
-                found |= self._fetch(request._replace(symbols=[name]))
-            return found
+                answers |= self._fetch(request._replace(symbols=[name]))
+            return answers
 
     def _request(self, ask: Callable[..., ResultT], request: Request) -> ResultT:
         """Make a request, and repeat it after each Busy with doubling waits. Raises DataError if
@@ -504,7 +504,7 @@ class VendorFeed(Feed):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # clients warn about their dependencies
-                    found = ask(*request)
+                    answer = ask(*request)
             except Busy as busy:
                 reason = busy
                 if busy.is_offline and not self._is_reached and attempt:
@@ -519,7 +519,7 @@ class VendorFeed(Feed):
                 ) from None
             else:
                 self._is_reached = True
-                return found
+                return answer
         state = (
             "does not answer" if self._is_reached or not reason.is_offline else "is out of reach"
         )

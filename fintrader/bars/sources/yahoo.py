@@ -53,18 +53,18 @@ class Yahoo(Vendor):
         return {"1m": 5 * 390, "5m": 42 * 78}.get(self.settings.interval)
 
     def list_traps(self) -> dict[str, str]:
-        found = {
+        traps = {
             "prices": "adjusted for splits, not for dividends, which data.source.actions pays to"
             " the accounts",
         }
         days = _DAYS_KEPT.get(self.settings.interval)
         if days is not None:
-            found["reach"] = (
+            traps["reach"] = (
                 f"yahoo keeps bars of {self.settings.bar_minutes} minutes for {days} days; older"
                 " ones are only in the store"
             )
-            found["volume"] = "of the first and the last bar of a session lacks the auctions"
-        return {**found, "terms": "Yahoo gives no guarantee and may refuse; for research"}
+            traps["volume"] = "of the first and the last bar of a session lacks the auctions"
+        return {**traps, "terms": "Yahoo gives no guarantee and may refuse; for research"}
 
     def earliest(self, today: dt.date) -> dt.date | None:
         days = _DAYS_KEPT.get(self.settings.interval)
@@ -93,7 +93,7 @@ class Yahoo(Vendor):
         return wrap_columns(symbol, ts, columns, "yahoo")
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
-        found = []
+        actions = []
         for name in symbols:
             table = self._request(name, first, last + dt.timedelta(days=1), "1d", actions=True)
             if not len(table):
@@ -107,8 +107,8 @@ class Yahoo(Vendor):
                 paid = float(dividend) * later
                 action = Action(symbol=name, day=stamp.date(), split=ratio, dividend_usd=paid)
                 if action.effects():
-                    found.append(action)
-        return found
+                    actions.append(action)
+        return actions
 
     def _request(
         self, symbol: str, first: dt.date, stop: dt.date, interval: str, actions: bool = False
