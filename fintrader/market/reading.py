@@ -207,7 +207,7 @@ class Reader:
                 settings.calendar, dates[0].item(), dates[-1].item(), settings.bar_minutes
             )
         daily = {} if feed.daily is None else read_daily(feed.daily, feed.symbols)
-        self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up, daily=daily)
+        self.gate = Gate(regular, settings.waive, self.actions, is_active=not made_up, daily=daily)
         self.repairs: dict[str, dict[str, int]] = {}
         """Number of repaired rows of each symbol, by kind."""
         self.rows: dict[str, int] = {}

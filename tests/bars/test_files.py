@@ -259,8 +259,8 @@ def test_a_build_parses_a_file_once(kind, tmp_path, monkeypatch):
     else:
         table.to_excel(path, index=False)
     parsed = []
-    build = typed._build
-    monkeypatch.setattr(typed, "_build", lambda *args: parsed.append(1) or build(*args))
+    build = typed._build_table
+    monkeypatch.setattr(typed, "_build_table", lambda *args: parsed.append(1) or build(*args))
     assert len(read(path)) == len(table)
     assert len(parsed) == 1
 

@@ -79,14 +79,14 @@ class Gate:
         waive: Sequence[str],
         actions: Sequence[Action] = (),
         *,
-        closed: bool = True,
+        is_active: bool = True,
         daily: Mapping[str, Bars] | None = None,
     ) -> None:
-        """actions: declared splits and dividends; closed: False lets all bars pass unchecked, as
+        """actions: declared splits and dividends; is_active: False lets all bars pass unchecked, as
         for a synthetic market; daily: symbol -> daily bars of another source, to compare with."""
         self.grid = grid
         self.actions = actions
-        self.closed = closed
+        self.is_active = is_active
         self.waivers = [read_waiver(text) for text in waive]
         self.daily = daily or {}
         self._days: dict[str, Days] = {}
@@ -95,7 +95,7 @@ class Gate:
     def settle(self, raw: Bars) -> Bars:
         """Record one symbol's broken ranges (`find_broken_ranges`); drop waived rows that
         contradict an earlier row of the same time, and return the others."""
-        if self.closed and len(raw):
+        if self.is_active and len(raw):
             days = exchange_days(self.grid.calendar, raw.ts)
             self._faults.setdefault(raw.symbols[0], []).extend(find_broken_ranges(raw, days))
         kind = "conflicting_duplicate"
@@ -119,7 +119,7 @@ class Gate:
     def see(self, bars: Bars) -> None:
         """Check one symbol's bars: prices as traded, valid and sorted, including bars outside of
         the sessions."""
-        if not self.closed or len(bars) == 0:
+        if not self.is_active or len(bars) == 0:
             return
         days, faults = check_days(bars, self.grid)
         self._faults.setdefault(bars.symbols[0], []).extend(faults)

@@ -130,12 +130,12 @@ class Column:
         text: pd.Series[Any] = self.text.to_pandas()
         return text
 
-    def unfit(self, reason: str) -> BarError:
+    def column_error(self, reason: str) -> BarError:
         """Return the BarError for a column that is wrong as a whole; `reason` completes the sentence
         that begins with the column."""
         return BarError(f"{self.origin}: column {self.name!r} {reason}")
 
-    def fault(self, at: int, reason: str) -> BarError:
+    def cell_error(self, at: int, reason: str) -> BarError:
         """Return the BarError for the cell of row number `at` of the table; `reason` is its text."""
         return BarError(f"{self.origin}, row {self.rows[at]}, column {self.name!r}: {reason}")
 
@@ -143,7 +143,7 @@ class Column:
         """Raise BarError for the first cell that `bad` `[R]` marks; `what` completes `CELL is`."""
         if bad.any():
             at = int(bad.to_numpy().argmax())
-            raise self.fault(
+            raise self.cell_error(
                 at, f"{self.cells[at].as_py()!r} is {what}; correct the row or remove it"
             )
 
@@ -168,7 +168,7 @@ def convert_table(
         result = Column(table[name], name, origin, rows)
         if result.cells.null_count:
             empty = int(np.flatnonzero(pc.is_null(result.cells).to_numpy())[0])
-            raise result.fault(empty, "the cell is empty; fill it or remove the row")
+            raise result.cell_error(empty, "the cell is empty; fill it or remove the row")
         return result
 
     names = column_names(settings)
@@ -212,7 +212,7 @@ def check_zones_alike(column: Column, zoned: bool | None) -> bool | None:
     if (carries != expected).any():
         at = int((carries != expected).argmax())
         own, others = ("no", "do") if expected else ("a", "do not")
-        raise column.fault(
+        raise column.cell_error(
             at,
             f"{column.cells[at].as_py()!r} carries {own} time zone, and the rows before it"
             f" {others}; write all times with a zone, or none",
@@ -234,7 +234,7 @@ def _read_symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ..
     for code, ticker in tickers.items():
         if not ticker:
             blank = int((codes == code).argmax())
-            raise column.fault(blank, "an empty text is no ticker; fill it or remove the row")
+            raise column.cell_error(blank, "an empty text is no ticker; fill it or remove the row")
     order = {ticker: place for place, ticker in enumerate(sorted({*tickers.values()}))}
     rank = np.zeros(len(named), dtype=np.int32)
     rank[used] = [order[ticker] for ticker in tickers.values()]
@@ -261,7 +261,7 @@ def _read_times(
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         ns = _to_utc(column, column.cells, settings)
     else:
-        raise column.unfit(
+        raise column.column_error(
             f"is {kind}, not a time; store times, or ISO 8601 text, or say what it counts"
             " (data.source.time_format: epoch)"
         )
@@ -331,7 +331,7 @@ def _read_counts(
     kind = column.cells.type
     is_exact = column.is_text or pa.types.is_integer(kind)
     if unit == 1 and not is_exact:
-        raise column.unfit(f"is {kind}, too coarse for nanoseconds; store whole numbers")
+        raise column.column_error(f"is {kind}, too coarse for nanoseconds; store whole numbers")
     counts = None
     if is_exact:  # a float could not represent nanoseconds since 1970 exactly
         with contextlib.suppress(pa.ArrowInvalid):
@@ -369,7 +369,7 @@ def _parse_times(column: Column, settings: FilesSettings) -> Array:
     try:
         parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
     except (ValueError, re.error) as error:
-        raise column.unfit(
+        raise column.column_error(
             f"has no times in {written!r}; correct data.source.time_format"
         ) from error
     column.refuse(parsed.isna(), f"no time like {written or '2016-01-04 09:30'}")
@@ -425,10 +425,10 @@ def _to_utc(column: Column, stamps: Any, settings: FilesSettings) -> Array:
         return np.asarray(stamps.cast(pa.timestamp("ns", tz="UTC")).cast(pa.int64()).to_numpy())
     except pa.ArrowInvalid as error:
         if "out of bounds" in str(error):
-            raise column.unfit(
+            raise column.column_error(
                 "has times outside of the years 1678 to 2261; correct them"
             ) from None
-        raise column.unfit(
+        raise column.column_error(
             f"has times that do not exist or are ambiguous in {settings.timezone}"
             f" ({first_line(error)}); correct data.source.timezone"
         ) from None
@@ -471,7 +471,7 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
             )
             values[name] = np.where(lacking, 0.0, values[name])
         elif lacking.any() and (name not in settings.extra or name == factor):
-            raise column.fault(
+            raise column.cell_error(
                 int(lacking.argmax()), "the cell is empty; fill it or remove the row"
             )
         if empty.any():
@@ -491,7 +491,7 @@ def _read_column(column: Column, settings: FilesSettings) -> Array:
         try:
             return np.asarray(cells.cast(pa.float64()).to_numpy())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            raise column.unfit(f"is {cells.type}, not numbers") from None
+            raise column.column_error(f"is {cells.type}, not numbers") from None
     numbers = parse_numbers(column.stripped, settings.decimal)
     column.refuse(numbers.isna() & ~is_empty(column.stripped), "no number")
     return np.asarray(numbers)
@@ -522,7 +522,9 @@ def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> No
     for name in [name for name in PRICES if columns[name].is_text]:
         cells = columns[name].stripped[~is_empty(columns[name].stripped)]
         if len(cells) and cells.str.fullmatch(r"\d+'([0-2]\d|3[01])[0257+]").all():
-            raise columns[name].unfit(f"has prices in 32nds, like {cells.iloc[0]}; write decimals")
+            raise columns[name].column_error(
+                f"has prices in 32nds, like {cells.iloc[0]}; write decimals"
+            )
     if settings.decimal == ",":
         return
     texts = {name: column.stripped for name, column in columns.items() if column.is_text}
@@ -533,7 +535,7 @@ def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> No
     for name, text in texts.items():
         cells = text[~is_empty(text)]
         if len(cells) and cells.str.fullmatch(r"\d{1,3},\d{3}").all():
-            raise columns[name].unfit(
+            raise columns[name].column_error(
                 f"has only numbers like {cells.iloc[0]}: if the comma is the decimal sign, set"
                 " data.source.decimal: ','; if it separates thousands, remove it from the file"
             )

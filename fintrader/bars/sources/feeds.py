@@ -83,7 +83,7 @@ class FilesFeed(Feed):
     def prepare(self, progress: Progress | None = None) -> None:
         """Cut the files that are not in the store yet into chunks. Raises BarError for a bad row
         (unless `is_raw`), and if no file holds a row."""
-        with _saving() as save:
+        with _save_in_background() as save:
             every = [self._complete(part, save, progress) for part in self._plan_parts()]
         self._collections = [collection for collection in every if collection.symbols]
         if not self._collections:
@@ -177,7 +177,7 @@ class FilesFeed(Feed):
 
 
 @contextlib.contextmanager
-def _saving() -> Iterator[_Save]:
+def _save_in_background() -> Iterator[_Save]:
     """Save collections in the background while the next file is read, several at once, since a disk
     flushes several in the time of one.
 

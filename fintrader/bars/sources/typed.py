@@ -93,14 +93,14 @@ def _read_json(stream: Any) -> _Table:
     except json.JSONDecodeError:  # it may have one JSON value on each line
         content = [json.loads(line) for line in text.splitlines() if line.strip()]
     try:
-        table = _to_frame(content)
+        table = _convert_json(content)
     except (AttributeError, TypeError):  # a number, say, in a table's place
         raise TableError(_NO_TABLE) from None
     cells = table.where(table.notna(), None)
-    return _build([str(name) for name in cells], (cells[name].tolist() for name in cells))
+    return _build_table([str(name) for name in cells], (cells[name].tolist() for name in cells))
 
 
-def _to_frame(content: Any) -> pd.DataFrame:
+def _convert_json(content: Any) -> pd.DataFrame:
     """Turn JSON into a table; columns without names get numbers.
 
     Accepted forms: a list of rows, which are objects (name -> cell) or lists of cells; such a list
@@ -109,24 +109,24 @@ def _to_frame(content: Any) -> pd.DataFrame:
     Raises TableError for anything else.
     """
     if isinstance(content, list):
-        return _frame_of_rows(content)
+        return _convert_rows(content)
     nested = {key: value for key, value in content.items() if isinstance(value, list | dict)}
     if not nested:
         return pd.DataFrame([content], dtype=object)
-    frame = _frame_of_columns(nested)
+    frame = _convert_columns(nested)
     if frame is not None:
         return _add_symbol(_find_symbol(content), frame)
     symbol = next(filter(None, map(_find_symbol, (content, *nested.values()))), None)
-    frame = _frame_of_leaves(content)
+    frame = _convert_leaves(content)
     if frame is not None:
         return _add_symbol(symbol, frame)
     tables = {key: value for key, value in nested.items() if not _is_flat(value)}
     for key, value in tables.items():
         if key.lower() in _WRAPPERS:
-            return _add_symbol(symbol, _to_frame(value))
+            return _add_symbol(symbol, _convert_json(value))
     if not tables:
         raise TableError(_NO_TABLE)
-    frames = {key: _to_frame(value) for key, value in tables.items()}
+    frames = {key: _convert_json(value) for key, value in tables.items()}
     # another table next to the bars may be about the page; keep those with prices
     frames = {key: one for key, one in frames.items() if _is_header(map(str, one))} or frames
     key = next(iter(frames))
@@ -146,7 +146,7 @@ def _is_symbol(key: str, content: Any) -> bool:
     return is_alone or re.fullmatch(r"[A-Z0-9.^=/:_-]+", key) is not None
 
 
-def _frame_of_rows(rows: list[Any]) -> pd.DataFrame:
+def _convert_rows(rows: list[Any]) -> pd.DataFrame:
     kinds = {*map(type, rows)}
     if not kinds <= {dict} and not kinds <= {list}:
         raise TableError(_NO_TABLE)
@@ -154,9 +154,11 @@ def _frame_of_rows(rows: list[Any]) -> pd.DataFrame:
         raise ValueError("its rows have several lengths")
     if kinds == {dict} and not _is_flat(rows[0]):
         lists = [cell for cell in rows[0].values() if isinstance(cell, list)]
-        holds_table = not all(map(_is_flat, lists)) or _frame_of_leaves(rows[0]) is not None
+        holds_table = not all(map(_is_flat, lists)) or _convert_leaves(rows[0]) is not None
         if len(rows) == 1 or holds_table:
-            return pd.concat(map(_to_frame, rows), ignore_index=True)  # one table for each symbol
+            return pd.concat(
+                map(_convert_json, rows), ignore_index=True
+            )  # one table for each symbol
         frame = pd.json_normalize(rows).astype(object)
         inner = [name for name, cell in rows[0].items() if isinstance(cell, dict)]
         prefix = f"{inner[0]}." if len(inner) == 1 else "mid."  # as Oanda writes
@@ -165,7 +167,7 @@ def _frame_of_rows(rows: list[Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, dtype=object)
 
 
-def _frame_of_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
+def _convert_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
     """Turn columns (name -> cells), or rows by label (label -> row), into a table; None for
     anything else."""
     names = nested.get("columns", nested.get("column_names"))
@@ -186,7 +188,7 @@ def _frame_of_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
     return _add_index(pd.DataFrame(nested, dtype=object))
 
 
-def _frame_of_leaves(content: Any) -> pd.DataFrame | None:
+def _convert_leaves(content: Any) -> pd.DataFrame | None:
     """Turn columns of which some lie deeper than others, as in Yahoo's charts, into a table.
     Columns are all lists that are as long as the longest list directly in `content`. None if they
     have no prices, or if two have the same name."""
@@ -288,12 +290,12 @@ def _read_excel(stream: Any) -> _Table:
 
     def build() -> Iterator[pa.RecordBatch]:
         columns = list(itertools.zip_longest(*head, *rows))
-        yield from _build(names, [columns[at][1:] for at in places])[1]
+        yield from _build_table(names, [columns[at][1:] for at in places])[1]
 
     return names, build()
 
 
-def _build(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Table:
+def _build_table(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Table:
     table = pa.table(dict(zip(names, map(_to_array, columns), strict=True)))
     return table.schema.names, table.to_batches()
 
