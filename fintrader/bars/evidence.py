@@ -332,8 +332,8 @@ class SessionEvidence:
         ):
             usual = int(np.median(days.steps))
             raise BarError(
-                f"{subject} stand {usual} minute{'s' * (usual > 1)} apart, and data.source.bar_minutes"
-                f" says {declared}; set data.source.bar_minutes to {usual}"
+                f"{subject} stand {usual} minute{'s' * (usual > 1)} apart, and"
+                f" data.source.bar_minutes says {declared}; set data.source.bar_minutes to {usual}"
             )
         fits = length <= grid and (grid % length == 0 or grid >= self._whole)
         if length > 1 and (not fits or (declared is not None and declared < length)):
@@ -353,8 +353,8 @@ class SessionEvidence:
             return
         when = f"late on {votes.end}" if label == "end" else f"early on {votes.early}"
         raise BarError(
-            f"{subject} begin and end one bar too {when} of {votes.days} days, as if their times were"
-            f" the {label}s of bars; set data.source.label to {label}"
+            f"{subject} begin and end one bar too {when} of {votes.days} days, as if their times"
+            f" were the {label}s of bars; set data.source.label to {label}"
             + (", or correct data.source.timezone" if step >= _STEP else "")
         )
 
@@ -381,10 +381,10 @@ class SessionEvidence:
             2 * counts[0] > sum(counts.values()) for counts in shifts.values()
         )
         raise BarError(
-            f"{subject} stand {abs(minutes)} minutes {'after' if minutes > 0 else 'before'} the sessions"
-            f" of {self.grid.calendar} on {count} of {days} days"
+            f"{subject} stand {abs(minutes)} minutes {'after' if minutes > 0 else 'before'} the"
+            f" sessions of {self.grid.calendar} on {count} of {days} days"
             + (
-                ", all those of one season: their clock knows no daylight saving, or another one"
+                ", all those of one season: their zone has no daylight saving, or another one"
                 if season
                 else ""
             )

@@ -171,7 +171,7 @@ def _compare_rarer(
 def _trades_at_weekends(bars: Bars) -> bool:
     """Report whether daily bars lie on weekends whose own and next week also have bars on Monday
     and Friday. Dates that are wrong by one day do not produce such weeks."""
-    # number the days of all symbols apart, by whole weeks, so that a number shows symbol and weekday
+    # whole weeks lie between the numbers of two symbols, so that a number shows symbol and weekday
     days = bars.ts // (DAY_MINUTES * MINUTE_NS) + bars.symbol * 7_000_000
     weekday = (days + 3) % 7  # 1970 began on a Thursday; 0 is Monday
     monday = days[weekday > 4] - weekday[weekday > 4]

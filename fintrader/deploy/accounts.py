@@ -388,7 +388,7 @@ class Accounts:
         texts += [f"{name} is not traded here: sell it by hand" for name in untraded if notable]
         if texts:
             self._alert("account", "; ".join(texts), now)
-        # While a part is beyond the cap, deposits enlarge that part, and withdrawals reduce it first.
+        # While a part is beyond the cap, deposits enlarge it, and withdrawals reduce it first.
         outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0
         before = self._equity_usd
         factor = max(before + usd - outside, 0.0) / before if before > 0.0 else 1.0

@@ -150,7 +150,8 @@ _LOW = tuple(
 )
 
 
-# The C library's tanh cannot be vectorised, but a ratio of two polynomials can: that of Eigen and XLA.
+# The C library's tanh cannot be vectorised, but a ratio of two polynomials can; it is that of Eigen
+# and XLA.
 @njit_layer
 def _tanh(x: Any) -> Any:
     """Approximate tanh within 4 units in the last place of float32."""
@@ -346,8 +347,8 @@ def _run_mlp(
         latent[i] = x[i]
 
 
-# Computes `heads.ActionHead.decode`. The highest logit is subtracted from all, so that the exponential
-# cannot overflow.
+# Computes `heads.ActionHead.decode`. The highest logit is subtracted from all, so that the
+# exponential cannot overflow.
 @njit_layer
 def _decode(k: int, plan: Any, numbers: Any, table: Any, latent: Any, action: Any) -> None:
     """Turn a latent into `action [N]`; `tilt` and `weights` read holdings and benchmark in

@@ -74,8 +74,8 @@ class Scratch(NamedTuple):
     """`[B]` int64: the block's bars."""
 
 
-# Eight weights stay in registers for a whole row of columns. By its strides, the matrix is read either
-# as stored (for outputs) or transposed (for gradients of inputs).
+# Eight weights stay in registers for a whole row of columns. By its strides, the matrix is read
+# either as stored (for outputs) or transposed (for gradients of inputs).
 @njit_layer
 def _add_product(w: Any, matrix: Any, x: Any, out: Any) -> None:
     """Add to each row o of `out [O, C]` the sum over i of w[i, o] times row i of `x [I, C]`.
