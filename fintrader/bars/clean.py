@@ -132,9 +132,9 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
         differs = bars.contradictions()
         if differs.any():
             raise BarError(
-                f"{bars.describe_row(int(differs.argmax()))}: a second, different row for the same symbol"
-                f" and time ({differs.sum()} such); keep one of them, or the first of all by"
-                " data.waive: [conflicting_duplicate]"
+                f"{bars.describe_row(int(differs.argmax()))}: a second, different row for the same"
+                f" symbol and time ({differs.sum()} such); keep one of them, or the first of all"
+                " by data.waive: [conflicting_duplicate]"
             )
         counts["exact_duplicates"] = int(again.sum())
         bars = bars.take(~again)
@@ -147,8 +147,8 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
 
 
 def aggregate_to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
-    """Aggregate sorted bars to the grid's bars (`merge_rows`); their `ts` becomes the number of
-    the grid's bar. Return them and the number of rows left out, by kind (`REPAIRS`).
+    """Aggregate sorted bars to the grid's bars (`merge_rows`); their `ts` becomes the number of the
+    grid's bar. Return them and the number of rows left out, by kind (`REPAIRS`).
 
     Raises BarError when more than half of the rows lie outside of both the sessions and the
     exchange's extended hours.
@@ -195,9 +195,9 @@ def merge_rows(bars: Bars) -> Bars:
 def fill_silent_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBars:
     """Fill the bars without a trade of one symbol with its last close.
 
-    merged: result of `aggregate_to_grid` for one symbol, with at least one bar. sessions_over: number of the
-    grid's sessions that are complete in the data. The symbol counts as ended if it has no bar in
-    the last of them; a session that is still running is no evidence.
+    merged: result of `aggregate_to_grid` for one symbol, with at least one bar. sessions_over:
+    number of the grid's sessions that are complete in the data. The symbol counts as ended if it
+    has no bar in the last of them; a session that is still running is no evidence.
     """
     from fintrader.bars import kernels
 
@@ -239,8 +239,8 @@ def refuse_bad_rows(bars: Bars) -> None:
     """Raise BarError for the first impossible price, volume, extra value or time."""
     if len(bars) and bars.ts.max() > time.time() * 1e9:
         raise BarError(
-            f"{bars.describe_row(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or"
-            " remove the row"
+            f"{bars.describe_row(int(bars.ts.argmax()))}: the bar lies in the future; correct its"
+            " time or remove the row"
         )
     refuse_bad_values(bars)
 

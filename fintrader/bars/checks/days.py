@@ -303,8 +303,8 @@ def _find_repeated(days: Days) -> Iterator[Fault]:
 
 
 def _find_repeated_runs(content: Array) -> Array:
-    """Return the numbers of the days in runs of at least `_RUN_DAYS` days that repeat an earlier run
-    in the same order."""
+    """Return the numbers of the days in runs of at least `_RUN_DAYS` days that repeat an earlier
+    run in the same order."""
     seen: dict[bytes, int] = {}
     repeated: list[int] = []
     for start, part in enumerate(np.lib.stride_tricks.sliding_window_view(content, _RUN_DAYS)):

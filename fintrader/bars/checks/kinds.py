@@ -37,8 +37,8 @@ misaligned: a symbol's bars are early or late against other symbols or daily bar
     bars are early, so that a symbol may show another's next return: stops the build; waived, kept
 bar_length: a day's bars stand further apart than the symbol's others, as if only every second or
     fifth were there: stops the build; waived, kept
-reversed_day: a day's bars are in reverse order, so that each close meets the open of the bar before:
-    stops the build; waived, kept
+reversed_day: a day's bars are in reverse order, so that each close meets the open of the bar
+    before: stops the build; waived, kept
 frozen_price: the price stays the same to the tick for half an hour or more while trades go on, as
     if the feed were frozen: stops the build; waived, kept
 repeated_day: a day's closes are those of another day: stops the build; waived, kept
@@ -46,8 +46,8 @@ foreign_day: a day's prices, or some of them, are those of another symbol: stops
     kept
 excursion_day: a whole day's prices differ from the days before and after by one factor, without the
     volume that such news brings: stops the build; waived, kept
-last_bar_jump: the symbol's last bar jumps further than any before it, and no later bar shows whether
-    the price returns: stops the build; waived, kept
+last_bar_jump: the symbol's last bar jumps further than any before it, and no later bar shows
+    whether the price returns: stops the build; waived, kept
 scale_jump: prices change by a factor of 70 or more from one bar to the next: stops the build;
     waived, kept
 volume_scale: from a day on volumes are at least 30 times larger or smaller than before, as in lots

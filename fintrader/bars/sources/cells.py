@@ -131,12 +131,13 @@ class Column:
         return text
 
     def column_error(self, reason: str) -> BarError:
-        """Return the BarError for a column that is wrong as a whole; `reason` completes the sentence
-        that begins with the column."""
+        """Return the BarError for a column that is wrong as a whole; `reason` completes the
+        sentence that begins with the column."""
         return BarError(f"{self.origin}: column {self.name!r} {reason}")
 
     def cell_error(self, at: int, reason: str) -> BarError:
-        """Return the BarError for the cell of row number `at` of the table; `reason` is its text."""
+        """Return the BarError for the cell of row number `at` of the table; `reason` is its
+        text."""
         return BarError(f"{self.origin}, row {self.rows[at]}, column {self.name!r}: {reason}")
 
     def refuse(self, bad: pd.Series[bool], what: str) -> None:
