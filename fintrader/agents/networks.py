@@ -2,11 +2,10 @@
 
 All accounts at a bar see the same market (`normalisation.Batch`). A trunk computes an embedding of
 every asset from the market's row alone, with weights that all assets share; information passes
-between assets through the mean of their embeddings (https://arxiv.org/abs/1703.06114). From the
-embeddings follow coefficients, with which latents are linear in the account's columns, and values
-quadratic. So an account costs only a few operations per asset, and the trunk, with an encoder of
-any depth, runs once per bar. Permuting the assets permutes the outputs, and training on one asset
-changes the function for all.
+between assets through the mean of their embeddings (https://arxiv.org/abs/1703.06114). Heads turn
+embeddings into coefficients: latents are linear in the account's columns, values quadratic. So an
+account costs a few operations per asset; the trunk, with an encoder of any depth, runs once per
+bar. Permuting the assets permutes the outputs; training on one asset changes the function for all.
 
 `network_kinds` makes these networks and those of the other kinds.
 
@@ -88,8 +87,7 @@ class Dense(nn.Module):
         return self.apply_with(x, self.weight)
 
     def apply_with(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Apply the layer to some of its inputs; weight: the rows of its weights for these
-        inputs."""
+        """Apply the layer to some of its inputs; `weight`: its weights for these inputs."""
         # The fused forms save a pass over the result, which matters in networks of this size.
         if weight.ndim == 2 and x.ndim == 2:
             return linear(x, weight, self.bias)
@@ -241,9 +239,8 @@ class Actor(nn.Module):
 def run_market_once(
     rows: Tensor, trunk: MarketTrunk, head: Dense, top: Dense | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply a trunk to rows of the market `[U, L*W]`, a head of K outputs to each asset's
-    embedding, and a second head (`top`) of E outputs to the mean of the embeddings. Returns `[K, U,
-    N]` and `[U, E]`, or None without a second head."""
+    """Apply a trunk to market rows `[U, L*W]`, a head of K outputs to each asset's embedding,
+    `[K, U, N]`, and, unless it is None, the head `top` of E outputs to their mean, `[U, E]`."""
     h, mean = trunk(rows)
     # The same as `head(h)`, but with each output contiguous in memory.
     each = torch.addmm(head.bias.unsqueeze(1), head.weight.t(), h.flatten(0, 1).t())
