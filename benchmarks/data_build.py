@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import finish, make_environment, read_arguments, run_child
 from fintrader.bars.calendar import SessionGrid, session_grid
-from fintrader.bars.clean import SymbolBars, clean, symbol_bars, to_grid
+from fintrader.bars.clean import SymbolBars, aggregate_to_grid, clean, fill_silent_bars
 from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.feeds import FilesFeed
 from fintrader.bars.sources.layout import FilesSettings
@@ -174,12 +174,12 @@ def time_best(work: Callable[[], Any]) -> float:
 
 def align(parts: list[Any], grid: SessionGrid) -> list[SymbolBars]:
     """Clean bars and put them on the exchange's grid."""
-    merged = (to_grid(clean(part)[0], grid)[0] for part in parts)
-    return [symbol_bars(one, grid, grid.num_sessions) for one in merged]
+    merged = (aggregate_to_grid(clean(part)[0], grid)[0] for part in parts)
+    return [fill_silent_bars(one, grid, grid.num_sessions) for one in merged]
 
 
 def clean_and_align(folder: Path, grid: SessionGrid) -> dict[str, Any]:
-    """Rows a second of `clean`, `to_grid` and `symbol_bars`."""
+    """Rows a second of `clean`, `aggregate_to_grid` and `fill_silent_bars`."""
     parts = read_eight(folder)
     rows = sum(len(part) for part in parts)
     return {"rows": rows, "rows_per_second": rows / time_best(lambda: align(parts, grid))}

@@ -1,7 +1,7 @@
 """Every error a user can cause has a type here, and a message that names the remedy.
 
-The command line prints such an error as one line and exits with status 2; anything else is a bug
-and shows its traceback. `reason` is the one word by which a lost pod's error is counted
+The command line prints such an error as one line and exits with status 2; any other error is a bug
+and shows its traceback. If an error ends a pod, the lost pod is counted under the error's `reason`
 (`tournament.spec.Reason`).
 """
 
@@ -25,7 +25,7 @@ OWN_FAILURES = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError),
     *(RuntimeError, TypeError, ValueError),
 )
-"""Errors by which a user's own function may fail."""
+"""Errors that a user's own function may raise."""
 
 
 class FintraderError(Exception):
@@ -56,7 +56,7 @@ class ReturnsError(DataError):
 
 
 class EnvError(FintraderError):
-    """The environment was called in a way that has no meaning (shape, dtype, order of calls)."""
+    """The environment was called wrongly: shape, dtype or order of calls."""
 
 
 class TrainingError(FintraderError):
@@ -103,11 +103,11 @@ class RunError(FintraderError):
 
 
 class UnsafePathError(RunError):
-    """A path leads out of its folder, or to a link, a pipe or a device in a file's place."""
+    """A path leads out of its folder, or to a link, a pipe or a device instead of a file."""
 
 
 class ReportError(FintraderError):
-    """A report cannot be read back, or its run cannot be made again here."""
+    """A report cannot be read back, or its run cannot be reproduced here."""
 
 
 class StorageError(FintraderError):
@@ -181,18 +181,19 @@ _SYNONYMS = {
     "equity": "equity_curve portfolio_value account_value",
     "returns": "daily pct_change",
 }
-"""Name here -> names of the same thing in other libraries."""
+"""Name in fintrader -> names of the same thing in other libraries."""
 _PLACES = {
     "seed": "it is an argument of TradingEnv and of train",
     "device": "it is an argument of TradingEnv",
     "cost_bps": "it is a field of EnvSettings: settings=EnvSettings(cost_bps=5)",
 }
-"""Names that users look for in the wrong place -> their place."""
+"""Name that users look for in the wrong place -> its right place."""
 
 
 def find_meant(name: str, known: Collection[str]) -> str | None:
-    """Find the known name that a misspelt name means: a synonym, a similar spelling, a name
-    with its words (`cash`, `initial_cash_usd`), or a name with these initials (`lr`)."""
+    """Find the known name that a misspelt name probably means: a synonym, a similar spelling, a
+    name that contains its words (`initial_cash_usd` for `cash`), or a name with its initials
+    (`learning_rate` for `lr`). None without one."""
     for meant, synonyms in _SYNONYMS.items():
         if meant in known and name in synonyms.split():
             return meant
@@ -210,7 +211,8 @@ def find_meant(name: str, known: Collection[str]) -> str | None:
 
 
 def suggest(name: str, known: Collection[str]) -> str:
-    """Suggest what a misspelt name meant, or list the `known` ones."""
+    """Return a hint for a misspelt name: the probable name, the place where it belongs, or a list
+    of all `known` names."""
     meant = find_meant(name, known)
     if meant is None:
         return _PLACES.get(name) or f"known: {', '.join(sorted(known)) or 'none'}"
@@ -218,8 +220,8 @@ def suggest(name: str, known: Collection[str]) -> str:
 
 
 def check_keywords(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function of the interface refuse a wrong call with a ConfigError, which names the
-    argument that was meant, instead of a TypeError."""
+    """Decorate a public function: a call with wrong arguments raises ConfigError, which names the
+    argument that was probably meant, instead of TypeError."""
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
     known = [one for one in signature.parameters if one != "self"]

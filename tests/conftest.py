@@ -85,7 +85,7 @@ def days_once():
 
         return property(day)
 
-    open_calendar = cache(calendar._calendar.__wrapped__)
+    open_calendar = cache(calendar._open_calendar.__wrapped__)
 
     def open_wide(name, first_year, last_year):
         if first_year >= 2000 and last_year <= 2025:
@@ -94,7 +94,7 @@ def days_once():
         return open_calendar(name, first_year, last_year)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calendar, "_calendar", open_wide)
+        patch.setattr(calendar, "_open_calendar", open_wide)
         for kind in {ExchangeCalendar, *_default_calendar_factories.values()}:
             if "day" in vars(kind):
                 patch.setattr(kind, "day", days_of(vars(kind)["day"]))

@@ -1,16 +1,16 @@
 """Networks that read the market once per bar (`market_once`, the default), and their layers.
 
-All accounts at a bar see the same market (`normalisation.Batch`). A trunk embeds every asset from
-the market's row alone, with weights that all assets share, and lets them see each other through the
-mean of their embeddings (https://arxiv.org/abs/1703.06114). Embeddings are turned into
-coefficients: latents are linear in the account's columns, values quadratic. An account then costs a
-few operations per asset; the trunk, with an encoder of any depth, runs once per bar. Permuting the
-assets permutes the outputs, and training on one asset changes the function for all.
+All accounts at a bar see the same market (`normalisation.Batch`). A trunk computes an embedding of
+every asset from the market's row alone, with weights that all assets share; information passes
+between assets through the mean of their embeddings (https://arxiv.org/abs/1703.06114). Heads turn
+embeddings into coefficients: latents are linear in the account's columns, values quadratic. So an
+account costs a few operations per asset; the trunk, with an encoder of any depth, runs once per
+bar. Permuting the assets permutes the outputs; training on one asset changes the function for all.
 
 `network_kinds` makes these networks and those of the other kinds.
 
-`batch_shape` is `()` for one network and `(K,)` for K networks in one: their weights are one
-tensor, applied by one batched matmul.
+`batch_shape` is `()` for one network, and `(K,)` for K networks in one module, whose weights are
+one tensor, applied by one batched matmul.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from fintrader.envs.observation import ObservationLayout, split_market, window_o
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
-    """Compute `x @ weight + bias`, `[R, out]`, of `x [R, in]`, then the activation (`none`, `relu`,
-    `tanh`)."""
+    """Compute `x @ weight + bias` of `x [R, in]`, then the activation (`none`, `relu`, `tanh`):
+    `[R, out]`."""
     out = x @ weight if bias is None else torch.addmm(bias, x, weight)
     if activation == "relu":
         return out.relu()
@@ -64,8 +64,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Dense(nn.Module):
-    """A linear layer; orthogonal weights (https://arxiv.org/abs/1312.6120) times `gain`, biases of
-    0."""
+    """A linear layer. It begins with orthogonal weights (https://arxiv.org/abs/1312.6120) times
+    `gain`, and biases of 0."""
 
     def __init__(
         self,
@@ -82,12 +82,12 @@ class Dense(nn.Module):
             nn.init.orthogonal_(matrix, gain)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map `[(*batch_shape,) R, in]` to `[*batch_shape, R, out]`; without the batch shape, all
-        networks read the same `x`."""
+        """Map `[(*batch_shape,) R, in]` to `[*batch_shape, R, out]`; if `x` lacks the batch shape,
+        all networks read the same `x`."""
         return self.apply_with(x, self.weight)
 
     def apply_with(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Apply the layer to some of its inputs; `weight` holds the rows of these inputs."""
+        """Apply the layer to some of its inputs; `weight`: its weights for these inputs."""
         # The fused forms save a pass over the result, which matters in networks of this size.
         if weight.ndim == 2 and x.ndim == 2:
             return linear(x, weight, self.bias)
@@ -97,7 +97,7 @@ class Dense(nn.Module):
 
 
 class Hidden(nn.Sequential):
-    """Optional normalisation, then the non-linearity."""
+    """The part of a layer after the linear map: optional normalisation, then the non-linearity."""
 
     def __init__(self, width: int, settings: NetworkSettings) -> None:
         norm = [nn.LayerNorm(width, elementwise_affine=False)] if settings.layer_norm else []
@@ -108,7 +108,7 @@ class Hidden(nn.Sequential):
 
 
 def join(*parts: Tensor) -> Tensor:
-    """Concatenate along the last dimension, the others broadcast."""
+    """Concatenate along the last dimension; the other dimensions are broadcast."""
     shape = broadcast_shapes(*(part.shape[:-1] for part in parts))  # type: ignore[no-untyped-call]
     return torch.cat([part.expand(*shape, part.shape[-1]) for part in parts], dim=-1)
 
@@ -182,7 +182,7 @@ class AssetInput(nn.Module):
         now = layout.num_features + 1 + 2 * layout.benchmark
         self.width = now + (past if encoder is None else ENCODER_WIDTH)
         """P: columns of an asset."""
-        # One column at least: without any, the first layer would have no matrix.
+        # At least one column, since the first layer needs a matrix.
         self.common_width = layout.num_context or 1
         """G: common columns."""
 
@@ -239,16 +239,16 @@ class Actor(nn.Module):
 def run_market_once(
     rows: Tensor, trunk: MarketTrunk, head: Dense, top: Dense | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply a trunk to rows of the market `[U, L*W]`, one head of K outputs to each asset's
-    embedding, `[K, U, N]`, and another of E outputs to their mean, `[U, E]`."""
+    """Apply a trunk to market rows `[U, L*W]`, a head of K outputs to each asset's embedding,
+    `[K, U, N]`, and, unless it is None, the head `top` of E outputs to their mean, `[U, E]`."""
     h, mean = trunk(rows)
-    # Equals `head(h)`, but each output is contiguous in memory.
+    # The same as `head(h)`, but with each output contiguous in memory.
     each = torch.addmm(head.bias.unsqueeze(1), head.weight.t(), h.flatten(0, 1).t())
     return each.view(-1, *h.shape[:2]), None if top is None else top(mean)
 
 
 class Coefficients(NamedTuple):
-    """Coefficients, at U bars and for each of `outputs`, of latents that are linear in the account:
+    """Coefficients of latents that are linear in the account, at U bars and for each of `outputs`:
     latent = constant + slope · held + account · columns."""
 
     constant: Tensor
@@ -261,7 +261,7 @@ class Coefficients(NamedTuple):
     """`[outputs, U, A, L]`, A = 0 for networks that do not read the account's columns."""
 
     def join_constants(self, k: int) -> Tensor:
-        """Get the part of output `k` that does not depend on the account, `[U, L]`."""
+        """Return the part of output `k` that does not depend on the account, `[U, L]`."""
         constant = self.constant[k]
         return constant if self.extra is None else torch.cat([constant, self.extra[k]], dim=-1)
 

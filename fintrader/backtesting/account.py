@@ -1,6 +1,6 @@
-"""The account that a strategy trades with in a backtest, and its log.
+"""The account with which a strategy trades in a backtest, and its log.
 
-The compiled functions of the environment (`envs.fast`) step it, with one call for each decision.
+The compiled functions of the environment (`envs.fast`) move it on, with one call for each decision.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Action = Tensor | Float32
 
 
 class Holdings(NamedTuple):
-    """Holdings to reach, which a rule may return instead of an action."""
+    """Holdings to reach, which a rule-based strategy may return instead of an action."""
 
     shares: Array
-    """`[N]`."""
+    """`[N]` shares."""
 
 
 def flatten_action(action: Action) -> Float32:
@@ -57,7 +57,7 @@ _NO_ACTION = np.zeros((0, 0), np.float32)
 
 
 class BacktestAccount:
-    """An account at a decision: a strategy reads it and gives it the next order."""
+    """An account at a decision: a strategy reads it and gives the next order (`act`)."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         settings = settings.model_copy(update={"start": "first", "episode_bars": None})
@@ -113,8 +113,8 @@ class BacktestAccount:
         capital: tuple[float, float],
         shares: Array,
     ) -> BacktestAccount:
-        """Make an account at the close of `bar` with cash, equity and `capital` in USD, and shares
-        `[N]`."""
+        """Make an account at the close of `bar`. cash, equity: USD; capital: highest and first
+        equity, USD; shares: `[N]`."""
         account = cls(market, settings)
         state = account._state
         state.bar[0] = bar
@@ -125,7 +125,7 @@ class BacktestAccount:
         return account
 
     def expect_bars(self) -> None:
-        """Let orders rest at the market's last bar, because a newer market will go on from it."""
+        """Let orders rest beyond the market's last bar, because a newer market will continue it."""
         self._state.end_bar[0] = self._end + 1
 
     @property
@@ -151,26 +151,26 @@ class BacktestAccount:
 
     @property
     def rows(self) -> Float32 | None:
-        """The market's part of every observation `[T, L*W]`; None unless observations are flat
-        float32 rows."""
+        """The market's part of the observation at each bar, `[T, L*W]`; None unless observations
+        are flat float32 rows."""
         plain = self.settings.observation == "flat" and self.view.table.dtype == torch.float32
         return self.view.rows.numpy() if plain else None
 
     def private(self) -> Float32:
-        """Observe the private part `[A + N]` (`envs.episodes.observe_private`); the next order
-        overwrites it."""
+        """Return the private part of the observation, `[A + N]` (`envs.episodes.observe_private`),
+        in an array that the next order overwrites."""
         if self._seen_at != self.bar:
             kernel.observe_account(self._buffers, self._prices, self._rules, self._seen)
             self._seen_at = self.bar
         return self._seen
 
     def observe(self) -> Any:
-        """Observe as the environment does: `[1, D]`, or a dict of parts if observations are
-        factored."""
+        """Return the observation as the environment gives it: `[1, D]`, or a dict of parts if
+        observations are factored."""
         return self.show(self.bar, self.private()[None])
 
     def show(self, bar: int, private: Float32) -> Any:
-        """Make the observations at a bar of accounts with these private parts `[B, A + N]`."""
+        """Make the observations, at one bar, of B accounts with the private parts `[B, A + N]`."""
         own = torch.from_numpy(private).to(self.view.table.dtype)
         if self.settings.observation == "factored":
             clock = torch.full((len(own),), bar, device=self._device)
@@ -190,7 +190,7 @@ class BacktestAccount:
 
     @property
     def prices(self) -> Array:
-        """Closes of the present bar `[N]` in USD; 0 where a symbol has no price."""
+        """Closes of the present bar, `[N]` USD; 0 where a symbol has no price."""
         return np.nan_to_num(self.market.close[self.bar].numpy().astype(np.float64))
 
     @property
@@ -204,8 +204,8 @@ class BacktestAccount:
         return [getattr(self._log, name)[first : self.num_trades] for name in _COLUMN_NAMES]
 
     def holdings(self, action: Action, *, exact: bool = False) -> Array:
-        """Size the holdings `[N]` that an action asks for, before volume and cash limit them;
-        `exact` ones are not rounded to whole shares."""
+        """Return the holdings `[N]` that an action asks for, before volume and cash limit them;
+        `exact`: not rounded to whole shares."""
         want = np.zeros((1, self.held.size))
         row = flatten_action(action)[None]
         rules = self._rules._replace(is_whole=False) if exact else self._rules
@@ -220,7 +220,7 @@ class BacktestAccount:
         return rows
 
     def lay_orders(self, action: Action) -> Array:
-        """Compute the resting orders `[R, N]` that an action would give, without placing them."""
+        """Return the resting orders `[R, N]` that an action would give, without placing them."""
         before = self.resting.copy()
         row = flatten_action(action)[None]
         kernel.lay_orders(row, self._buffers, self._prices, self._rules)
@@ -233,18 +233,19 @@ class BacktestAccount:
         self.resting[:] = orders
 
     def takes_orders(self, asset: int) -> bool:
-        """Return False before an asset's first bar, and from the bar that reaches its stop until
-        its position is closed."""
+        """Report whether an asset takes orders: not before its first bar, nor from the bar that
+        reaches its stop until its position is closed."""
         return bool(self.prices[asset] > 0 and abs(self.resting[-1, asset]) < LARGEST)
 
     def split_at(self, asset: int, bar: int | None = None) -> float:
-        """New shares for an old one at a bar, by default the present one."""
+        """Return the number of new shares for one old share at a bar, by default the present one; 1
+        without a split."""
         at = self.bar if bar is None else bar
         return float(self._prices.splits[self._prices.event_row[at], asset])
 
     def place(self, asset: int, side: int, shares: float, price: float) -> bool:
         """Replace an asset's bid (side 0) or ask (side 1) by an order for signed shares at a price
-        in USD. Returns False, changing nothing, where it takes no orders."""
+        in USD. Returns False and changes nothing if the asset takes no orders."""
         if not self.takes_orders(asset):
             return False
         self._count_cancelled(asset, side)
@@ -254,15 +255,15 @@ class BacktestAccount:
         return True
 
     def protect(self, asset: int, stop: float) -> bool:
-        """Set an asset's stop, USD, negative for a short position. Returns False, changing nothing,
-        where it takes no orders."""
+        """Set an asset's stop, USD, negative for a short position. Returns False and changes
+        nothing if the asset takes no orders."""
         if not self.takes_orders(asset):
             return False
         self.resting[-1, asset] = stop
         return True
 
     def cancel(self, asset: int) -> None:
-        """Cancel an asset's orders and its stop, where it takes any."""
+        """Cancel an asset's orders and its stop, if the asset takes orders."""
         if self.takes_orders(asset):
             for side in range(self.settings.num_sides):
                 self._count_cancelled(asset, side)
@@ -274,10 +275,10 @@ class BacktestAccount:
         self._log.filled[side, asset] = 0.0
 
     def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
-        """Order (None: nothing), wait `bars` (default: the decision interval), and return True if
-        the account has reached its end.
+        """Give an order (None: no order), wait for `bars` (default: the decision interval), and
+        return True if the account has reached its end.
 
-        `bars` may exceed the interval: the account is still checked for ruin after each interval.
+        If `bars` exceeds the interval, the account is still checked for ruin after each interval.
         """
         row = _NO_ACTION
         want = self._want
@@ -293,9 +294,9 @@ class BacktestAccount:
         return self._close(kernel.decide_and_wait(stop, row, want, *self._packed()))
 
     def follow(self, policy: Any, bars: int) -> bool:
-        """Let a bound policy (`PolicyModule.bind`) decide for about `bars` in one compiled call;
-        return True if the account has reached its end. An action that is not finite ends the
-        stretch before its order."""
+        """Let a bound policy (`PolicyModule.bind`) trade for `bars`, rounded up to whole decision
+        intervals, in one compiled call; return True if the account has reached its end. An action
+        that is not finite ends the call before its order."""
         interval = self.settings.decision_interval
         decisions = -(-min(bars, self._end - self.bar) // interval)
         self._make_room(decisions, decisions * interval)
@@ -304,8 +305,8 @@ class BacktestAccount:
         return self._close(is_ruined)
 
     def leave_out_each(self, decide: Callable[[int, Any], Float32]) -> Array:
-        """Trade with one copy of this account for each symbol, which never buys that symbol; return
-        the copies' equity `[N, T]`. `decide` maps a bar and the private parts `[N, A + N]` to
+        """Trade with N copies of this account, each of which never buys one of the symbols; return
+        the copies' equity `[N, T]`. decide: maps a bar and the private parts `[N, A + N]` to
         actions `[N, N]`, or to one row `[1, N]` for all copies."""
         count = self.market.num_assets
         accounts = tuple(np.repeat(part[None], count, axis=0) for part in self._buffers)
@@ -323,8 +324,8 @@ class BacktestAccount:
 
     def _make_room(self, decisions: int, bars: int) -> None:
         """Make room in the log for the trades of some decisions and bars."""
-        # Orders fill at most N times, or at each bar where they rest; a symbol ends at most once,
-        # and splits or is closed by a margin call at most once a bar.
+        # A decision's orders fill at most N times, or, if they rest, at each bar; a symbol ends at
+        # most once, and splits or is closed by a margin call at most once per bar.
         often = self._rules.maintenance_margin > 0.0 or self.view.has_events
         a_bar = 2 * often + self.settings.orders_rest * self.settings.num_sides
         room = self.num_trades + self.held.size * (1 + decisions + a_bar * bars)
@@ -335,7 +336,7 @@ class BacktestAccount:
             self._log = log._replace(**columns)
 
     def _packed(self) -> tuple[Any, ...]:
-        """Pack the account for `kernel.decide_and_wait`."""
+        """Return the account's arrays as `kernel.decide_and_wait` takes them."""
         return (self._buffers, self._prices, self._rules, self._log, self._seen)
 
     def _close(self, is_ruined: bool) -> bool:

@@ -1,1 +1,1 @@
-"""Bars as files and vendors deliver them, and the faults they may hold. No torch."""
+"""Bars as files and vendors deliver them, and the checks that find their faults. Needs no torch."""

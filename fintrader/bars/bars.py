@@ -36,13 +36,15 @@ class Bars:
     volume: Array
     """`[R]` float64, shares."""
     extras: Mapping[str, Array] = field(default_factory=dict)
-    """Further numeric columns `[R]` float64, known when the bar has closed."""
+    """Name -> further numeric column, `[R]` float64, known when the bar has closed."""
     row: Array | None = None
-    """`[R]` int64: number of the row in its file, for messages; None for bars of no file."""
+    """`[R]` int64: number of the row in its file, for messages; None for bars that come from no
+    file."""
     origin: str = "bars"
     """The source's name in messages, usually that of a file."""
     files: tuple[tuple[int, str], ...] = ()
-    """First row and name of each file, in order, if `row` counts on across files."""
+    """Number of the first row and name of each file, in order, where the numbers in `row` run on
+    from file to file."""
 
     def __len__(self) -> int:
         return len(self.ts)
@@ -56,20 +58,20 @@ class Bars:
         )
 
     def empty(self) -> Array:
-        """`[R]` bool: rows without any price, or with a high, a low and a volume of 0, which some
-        write where nothing traded."""
+        """`[R]` bool: rows without any price, and rows whose high, low and volume are 0, which some
+        sources write where nothing traded."""
         empty = np.ones(len(self), dtype=bool)
         for name in PRICES:
             empty &= np.isnan(getattr(self, name))
         return np.asarray(empty | ((self.high == 0) & (self.low == 0) & (self.volume == 0)))
 
     def without_empty(self) -> Bars:
-        """Drop the rows without any price."""
+        """Drop the rows that `empty` marks."""
         empty = self.empty()
         return self.take(~empty) if empty.any() else self
 
-    def without_unused(self) -> Bars:
-        """Drop the symbols without a row."""
+    def drop_unused_symbols(self) -> Bars:
+        """Drop the symbols that have no row."""
         used, codes = np.unique(self.symbol, return_inverse=True)
         return replace(
             self, symbol=codes.astype(np.int32), symbols=tuple(self.symbols[code] for code in used)
@@ -80,7 +82,7 @@ class Bars:
         return self if self.is_sorted() else self.take(np.lexsort((self.ts, self.symbol)))
 
     def by_symbol(self) -> dict[str, Bars]:
-        """Split sorted bars by symbol, without symbols that have no row."""
+        """Split sorted bars into one `Bars` per symbol; symbols without rows are left out."""
         edges = np.searchsorted(self.symbol, np.arange(len(self.symbols) + 1)).tolist()
         parts = map(self.take, itertools.starmap(slice, itertools.pairwise(edges)))
         return {
@@ -90,14 +92,14 @@ class Bars:
         }
 
     def repeats(self) -> Array:
-        """`[R]` bool: rows with the symbol and the time of the row before them."""
+        """`[R]` bool: rows with the same symbol and time as the row before."""
         again = np.zeros(len(self), dtype=bool)
         again[1:] = (np.diff(self.ts) == 0) & (np.diff(self.symbol) == 0)
         return again
 
     def contradictions(self) -> Array:
-        """`[R]` bool: rows of sorted bars that differ from the first one of their symbol and time;
-        NaN equals NaN."""
+        """`[R]` bool: rows of sorted bars whose values differ from the first row with the same
+        symbol and time; NaN equals NaN."""
         again = self.repeats()
         rows = np.flatnonzero(again)
         first = np.maximum.accumulate(np.where(again, 0, np.arange(len(self))))[rows]
@@ -112,9 +114,9 @@ class Bars:
         change = np.diff(self.symbol)
         return bool(np.all((change > 0) | ((change == 0) & (np.diff(self.ts) >= 0))))
 
-    def where(self, index: int, *, zoned: bool = True) -> str:
-        """`FILE, row R (SYMBOL at TIME)` for a message; `zoned=False` omits UTC, for a time read
-        from text without a zone."""
+    def describe_row(self, index: int, *, zoned: bool = True) -> str:
+        """Return `FILE, row R (SYMBOL at TIME UTC)` for a message; `zoned=False` omits UTC, for a
+        time that was read from text without a zone."""
         stamp = str(self.ts[index].astype("datetime64[ns]"))[:19]
         origin = self.origin
         row = int(self.row[index]) if self.row is not None else index
@@ -132,15 +134,16 @@ class Bars:
 def wrap_columns(
     symbol: str, ts: Array, columns: Mapping[str, Array], origin: str, **fields: Any
 ) -> Bars:
-    """Wrap one symbol's columns, by the names in `COLUMNS`, as bars."""
+    """Make `Bars` of one symbol. columns: name in `COLUMNS` -> `[R]`; fields: further fields of
+    `Bars`."""
     code = np.zeros(len(ts), dtype=np.int32)
     values: Any = {**columns, **fields}
     return Bars(ts=ts, symbol=code, symbols=(symbol,), origin=origin, **values)
 
 
 def concat(parts: Sequence[Bars]) -> Bars:
-    """Join bars; symbols are merged by name. Raises BarError for no part, and for parts whose extra
-    columns differ."""
+    """Join bars; symbols are merged by name. Raises BarError if there are no parts, or if their
+    extra columns differ."""
     if not parts:
         raise BarError("there are no bars at all; check the path and the date range")
     if len(parts) == 1:
@@ -152,7 +155,7 @@ def concat(parts: Sequence[Bars]) -> Bars:
         if set(part.extras) != names:
             raise BarError(
                 f"{part.origin}: extra columns {sorted(part.extras)} differ from {sorted(names)}"
-                " elsewhere"
+                " elsewhere; deliver the same extra columns everywhere"
             )
     recoded = [
         np.array([code[name] for name in part.symbols], dtype=np.int32)[part.symbol]
@@ -178,8 +181,9 @@ def concat(parts: Sequence[Bars]) -> Bars:
 
 
 def bar_length(bars: Bars, default: int = 1) -> int:
-    """Most frequent step between a symbol's bars (sorted), in minutes, if most steps are multiples
-    of it, else 1; `default` where no symbol has two bars within a day."""
+    """Bar length in minutes: the most frequent step between consecutive bars of a symbol if more
+    than 70 % of the steps are multiples of it, else 1; `default` where no symbol has two bars
+    within a day. The bars must be sorted."""
     steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
     steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
     if len(steps) == 0:

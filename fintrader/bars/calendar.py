@@ -1,7 +1,7 @@
-"""The exchange's minutes, and the train, validation and test windows on them.
+"""Grids of an exchange's sessions and minutes, and the train, validation and test windows.
 
-Sessions, half days and daylight saving come from exchange_calendars; windows are whole sessions
-that never overlap.
+Sessions, half days and daylight saving come from exchange_calendars. Windows consist of whole
+sessions and never overlap.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 QUARTER_NS = 15 * MINUTE_NS
-"""No zone's offset or change of clocks is finer, and nearly all sessions begin and end so."""
+"""A quarter of an hour: offsets and clock changes of all time zones are multiples of it, and nearly
+all sessions begin and end at one."""
 
 
 class Windows(NamedTuple):
-    """Half-open ranges of bars `[start, stop)`; an embargo lies before validation and before
-    test."""
+    """Half-open ranges of bars `[start, stop)`. An embargo separates train from validation, and
+    validation from test."""
 
     train: tuple[int, int]
     validation: tuple[int, int]
@@ -40,7 +41,7 @@ class Windows(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class SessionGrid:
     """All bars of a calendar between two dates: `S` sessions, `T` bars of `bar_minutes` (the last
-    of a session may be shorter), `Q` exchange minutes below them."""
+    bar of a session may be shorter), and the `Q` exchange minutes that the bars consist of."""
 
     calendar: str
     bar_minutes: int
@@ -49,22 +50,23 @@ class SessionGrid:
     minutes: Array
     """`[T]` int64: start of each bar, nanoseconds since 1970 UTC."""
     session: Array
-    """`[T]` int64: number of the session, 0 to S - 1."""
+    """`[T]` int64: number of each bar's session, 0 to S - 1."""
     exchange_minutes: Array
     """`[Q]` int64: start of each exchange minute, nanoseconds since 1970 UTC."""
     bar_of_minute: Array
-    """`[Q]` int64: the bar in which an exchange minute lies."""
+    """`[Q]` int64: number of the bar that contains each exchange minute."""
     open: Array
-    """`[S]` int64: when each regular session opens, also where the grid's hours are longer."""
+    """`[S]` int64: opening time of each regular session, nanoseconds since 1970 UTC, even if the
+    grid holds extended hours. With `clock` hours: start of the session's first bar."""
     close: Array
-    """`[S]` int64: when each regular session closes: the end of its last minute."""
+    """`[S]` int64: closing time of each regular session, which is the end of its last minute."""
     extended: tuple[int, int] | None
-    """Nanoseconds of trading before the open and after the close; None for a calendar without known
-    extended hours."""
+    """Length of extended hours before the open and after the close, in nanoseconds; None for a
+    calendar without known extended hours."""
 
     @property
     def num_bars(self) -> int:
-        """T."""
+        """Number of bars, T."""
         return len(self.minutes)
 
     @property
@@ -74,7 +76,7 @@ class SessionGrid:
 
     @cached_property
     def first_bar(self) -> Array:
-        """`[S + 1]` int64: the first bar of each session, and T at the end."""
+        """`[S + 1]` int64: number of the first bar of each session, followed by T."""
         return np.searchsorted(self.session, np.arange(self.num_sessions + 1))
 
     @cached_property
@@ -85,7 +87,7 @@ class SessionGrid:
         return pd.DatetimeIndex(self.minutes, tz="UTC").tz_convert(timezone_of(self.calendar))
 
     def cut(self, first: int, last: int) -> SessionGrid:
-        """Cut the grid of the sessions `first` to `last`, both included."""
+        """Return the grid of the sessions with the numbers `first` to `last`, both included."""
         bars = slice(*self.first_bar[[first, last + 1]])
         minutes = slice(*np.searchsorted(self.bar_of_minute, [bars.start, bars.stop]))
         days = slice(first, last + 1)
@@ -102,35 +104,38 @@ class SessionGrid:
 
     @property
     def session_minutes(self) -> Array:
-        """`[S]` int64: exchange minutes of each session (390, or 210 on a half day in New York)."""
+        """`[S]` int64: number of exchange minutes in each session (in New York 390, or 210 on a
+        half day)."""
         return np.bincount(self.session[self.bar_of_minute], minlength=self.num_sessions)
 
     @cached_property
     def begin(self) -> Array:
-        """`[S]` int64: start of the first minute of each session of the grid's hours."""
+        """`[S]` int64: start of each session's first minute in the grid, extended hours
+        included."""
         return np.asarray(self.minutes[self.first_bar[:-1]])
 
     @cached_property
     def end(self) -> Array:
-        """`[S]` int64: end of the last minute of each session of the grid's hours."""
+        """`[S]` int64: end of each session's last minute in the grid, extended hours included."""
         return np.asarray(self.exchange_minutes[np.cumsum(self.session_minutes) - 1] + MINUTE_NS)
 
     @cached_property
     def borders(self) -> Array:
-        """`[S + 1]` int64: `night_borders` of the grid's hours."""
+        """`[S + 1]` int64: `night_borders` of `begin` and `end`."""
         return night_borders(self.begin, self.end)
 
     @cached_property
     def _bar_at(self) -> Array:
-        """The bar of each minute from the grid's first to its last, -1 where the exchange is
-        closed; one more -1 at the end."""
+        """Number of the bar of every minute from the grid's first to its last, -1 while the
+        exchange is closed, and one more -1 at the end."""
         minute = (self.exchange_minutes - self.exchange_minutes[0]) // MINUTE_NS
         bars: Array = np.full(int(minute[-1]) + 2, -1)
         bars[minute] = self.bar_of_minute
         return bars
 
     def locate(self, ts: Array) -> Array:
-        """`[R]` int64: the bar that holds each time, -1 where the exchange is closed."""
+        """Return `[R]` int64: number of the bar that contains each time `ts` (nanoseconds since
+        1970 UTC), -1 while the exchange is closed."""
         minute = ts // MINUTE_NS
         minute -= self.exchange_minutes[0] // MINUTE_NS
         if len(minute) and not (minute.min() >= 0 and minute.max() < len(self._bar_at)):
@@ -138,8 +143,8 @@ class SessionGrid:
         return np.asarray(self._bar_at[minute])
 
     def early_or_late(self, ts: Array) -> Array:
-        """`[R]` bool: times before the open or after the close of a session, within its extended
-        hours."""
+        """Return `[R]` bool: True for times in extended hours, before the open or after the close
+        of a session; all False for a calendar without known extended hours."""
         if self.extended is None:
             return np.zeros(len(ts), dtype=bool)
         before, after = self.extended
@@ -149,8 +154,8 @@ class SessionGrid:
 
 
 def night_borders(begin: Array, end: Array) -> Array:
-    """`[S + 1]` int64: the middle of each night between sessions, and half a day before the first
-    session and after the last."""
+    """Return `[S + 1]` int64 nanoseconds: half a day before the first session, the middle of each
+    night between two sessions, and half a day after the last session."""
     half_day = 12 * 60 * MINUTE_NS
     middle = end[:-1] + (begin[1:] - end[:-1]) // 2
     return np.concatenate([[begin[0] - half_day], middle, [end[-1] + half_day]])
@@ -158,20 +163,22 @@ def night_borders(begin: Array, end: Array) -> Array:
 
 Hours = Literal["regular", "extended", "clock"]
 EXTENDED_MINUTES = {"XNYS": (330, 240)}
-"""Calendar (its first name in exchange_calendars, which XNAS, NYSE and others stand for) -> minutes
-of trading before the open and after the close: 04:00 to 20:00 in New York, and to 17:00 on a half
-day."""
+"""Calendar -> minutes of extended hours before the open and after the close. In New York trading
+runs from 04:00 to 20:00, on a half day to 17:00. exchange_calendars resolves aliases such as XNAS
+and NYSE to XNYS."""
 
 
 def session_grid(
     calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1, hours: Hours = "regular"
 ) -> SessionGrid:
-    """Lay the grid of all sessions from `start` to `end`, both included; with `extended` hours it
-    holds the minutes before the open and after the close too, with `clock` hours the bars begin at
-    multiples of their length after midnight, the first and the last of a session around its edges.
+    """Return the grid of all sessions from `start` to `end`, both included.
 
-    Raises DataError when the calendar is unknown, has no known extended hours, or holds no session
-    in the range.
+    With `extended` hours the grid also holds the minutes before the open and after the close. With
+    `clock` hours every bar begins at a multiple of its length after midnight, so that the first bar
+    of a session may begin before the open, and the last one may end after the close.
+
+    Raises DataError when the calendar is unknown or has no session in the range, and when extended
+    hours are wanted but not known.
     """
     if end < start:
         raise DataError(f"the range ends ({end}) before it begins ({start}); swap the two dates")
@@ -186,7 +193,7 @@ def session_grid(
     if hours == "extended":
         if not any(around):
             raise DataError(
-                f"data.hours: no extended hours are known of {calendar}; set it to regular"
+                f"data.hours: the extended hours of {calendar} are not known; set it to regular"
             )
         spans = [(early, late)]
     begin = spans[0][0]
@@ -216,13 +223,15 @@ def session_grid(
 
 
 def session_edges(calendar: str, start: dt.date, end: dt.date) -> tuple[Array, Array]:
-    """Return the sessions from `start` to `end`: their dates `[S]` datetime64[D], and `[6, S]`
-    int64 nanoseconds since 1970 UTC, which are the begin of extended hours, the open, the begin and
-    end of the break (both the close where there is none), the close, the end of extended hours.
+    """Return the sessions from `start` to `end`: their dates, `[S]` datetime64[D], and their times,
+    `[6, S]` int64 nanoseconds since 1970 UTC.
+
+    The six times are: start of extended hours, open, start of the lunch break, end of the lunch
+    break, close, end of extended hours. Without a lunch break its start and end equal the close.
 
     Raises DataError when the calendar is unknown or does not cover the range.
     """
-    exchange = _calendar(calendar, start.year, end.year)
+    exchange = _open_calendar(calendar, start.year, end.year)
     rows = exchange.sessions.slice_indexer(str(start), str(end))
     open_ = exchange.opens_nanos[rows]
     close = exchange.closes_nanos[rows]
@@ -235,23 +244,25 @@ def session_edges(calendar: str, start: dt.date, end: dt.date) -> tuple[Array, A
 
 
 def to_wall(ts: Array, zone: str) -> pd.DatetimeIndex:
-    """`[R]` the time that a zone's clocks show at each moment (nanoseconds since 1970 UTC)."""
+    """Return `[R]`: local time in a zone, without zone information, of moments in nanoseconds since
+    1970 UTC."""
     import pandas as pd
 
     return pd.DatetimeIndex(ts, tz="UTC").tz_convert(zone).tz_localize(None)
 
 
 def since_midnight(ts: Array, zone: str) -> Array:
-    """`[R]` int64: nanoseconds since midnight on a zone's clocks at each moment."""
+    """Return `[R]` int64: nanoseconds since local midnight in a zone, of moments in nanoseconds
+    since 1970 UTC."""
     return np.asarray(to_wall(ts, zone).asi8 % (1440 * MINUTE_NS))
 
 
 def day_starts(calendar: str, timezone: str, ts: Array) -> Array:
-    """`[R]` int64: times of daily bars, moved from midnight in `timezone` to the first minute of
-    the day's session.
+    """Return `[R]` int64: times of daily bars, moved from midnight in `timezone` to the open of
+    that day's session.
 
-    Days without a session stay at midnight, outside of all sessions. Unless all times are
-    midnights, they are returned unchanged.
+    A day without a session stays at midnight, which is outside of all sessions. If any time is not
+    a midnight, the bars are not daily and all times are returned unchanged.
     """
     if len(ts) == 0 or (ts % QUARTER_NS).any():
         return ts
@@ -265,22 +276,22 @@ def day_starts(calendar: str, timezone: str, ts: Array) -> Array:
 
 
 def session_date(calendar: str, ts: int) -> dt.date:
-    """The exchange's own date at a moment (nanoseconds since 1970 UTC)."""
+    """Return the exchange's date at a moment, nanoseconds since 1970 UTC."""
     day: dt.date = exchange_days(calendar, np.array([ts]))[0].item()
     return day
 
 
 def exchange_days(calendar: str, ts: Array) -> Array:
-    """`[R]` datetime64[D]: the exchange's own date at each moment. A session that opens the evening
-    before has the date of its close."""
+    """Return `[R]` datetime64[D]: the exchange's date at each moment, nanoseconds since 1970 UTC.
+    Sessions that open on the evening before have the date of their close."""
     import pandas as pd
 
     quarters, inverse = np.unique(ts // QUARTER_NS, return_inverse=True)
     stamps = quarters * QUARTER_NS
     if calendar not in _LATEST and len(stamps):
-        # these years: a grid of them is usually laid next
-        _calendar(calendar, *to_wall(stamps[[0, -1]], "UTC").year.tolist())
-    exchange = _calendar_of_any_years(calendar)
+        # open the calendar for the years of the data: their grid is usually built next
+        _open_calendar(calendar, *to_wall(stamps[[0, -1]], "UTC").year.tolist())
+    exchange = _open_calendar_of_any_years(calendar)
     wall = to_wall(stamps, exchange.tz)
     if exchange.open_offset < 0:
         wall += pd.Timedelta(hours=24 - exchange.open_times[-1][1].hour)
@@ -288,61 +299,64 @@ def exchange_days(calendar: str, ts: Array) -> Array:
 
 
 def timezone_of(calendar: str) -> str:
-    """The exchange's time zone as an IANA name: `America/New_York` for XNAS. Raises DataError for
-    an unknown calendar."""
-    return str(_calendar_of_any_years(calendar).tz)
+    """Return the exchange's time zone as an IANA name: `America/New_York` for XNAS. Raises
+    DataError for an unknown calendar."""
+    return str(_open_calendar_of_any_years(calendar).tz)
 
 
 def sessions_a_year(calendar: str) -> int:
-    """Sessions a year for annualised rates: 365 for a calendar with a session on every day of the
-    week, else 252, the convention for exchanges whatever their holidays. Raises DataError for an
-    unknown calendar."""
-    every_day = _calendar_of_any_years(calendar).weekmask == "1111111"
+    """Return the number of sessions per year for annualised rates: 365 for a calendar with sessions
+    on all seven weekdays, else 252 by convention, whatever the exchange's holidays. Raises
+    DataError for an unknown calendar."""
+    every_day = _open_calendar_of_any_years(calendar).weekmask == "1111111"
     return 365 if every_day else TRADING_DAYS
 
 
 _LATEST: dict[str, Any] = {}
-"""The last calendar opened under each name."""
+"""Name -> the calendar most recently opened under it."""
 
 
-def _calendar_of_any_years(name: str) -> Any:
-    """A calendar for properties that are the same in all years."""
-    return _LATEST[name] if name in _LATEST else _calendar(name, 2000, 2001)
+def _open_calendar_of_any_years(name: str) -> Any:
+    """Open a calendar of any years, to read properties that do not depend on the year."""
+    return _LATEST[name] if name in _LATEST else _open_calendar(name, 2000, 2001)
 
 
 @lru_cache(maxsize=32)
-def _calendar(name: str, first_year: int, last_year: int) -> Any:
-    # imported late: a second of start-up that most commands never need
+def _open_calendar(name: str, first_year: int, last_year: int) -> Any:
+    # imported here because it takes a second, and most commands never need it
     import exchange_calendars as xc
 
     if name in (FX, NASDAQ_NIGHT) and name not in xc.get_calendar_names():
-        for own in _define_own():
+        for own in _define_own_calendars():
             xc.register_calendar_type(own.name, own)
     try:
         _LATEST[name] = xc.get_calendar(name, start=f"{first_year}-01-01", end=f"{last_year}-12-31")
         return _LATEST[name]
     except xc.errors.InvalidCalendarName:
         raise DataError(
-            f"{name!r} is no exchange calendar; XNAS and XNYS are the usual ones"
+            f"{name!r} is no exchange calendar; give a name of exchange_calendars, such as XNAS or"
+            " XNYS"
         ) from None
     except ValueError as error:
         raise DataError(
-            f"calendar {name} does not cover {first_year} to {last_year} ({error})"
+            f"calendar {name} does not cover {first_year} to {last_year} ({error}); choose other"
+            " dates"
         ) from None
 
 
 FX = "FX"
-"""The market in currencies, whose week opens on Sunday at 17:00 in New York and closes on Friday at
-17:00; a day ends at 17:00. exchange_calendars has no such calendar: its 24/5 has no Sundays."""
+"""Calendar of the currency market: the week opens on Sunday at 17:00 New York time and closes on
+Friday at 17:00, and every day ends at 17:00. It is defined here because exchange_calendars has no
+such calendar: its 24/5 has no Sundays."""
 
 
 NASDAQ_NIGHT = "23/5"
-"""NASDAQ with its night session, by SR-NASDAQ-2025-109: a day begins at 21:00 in New York of the
-evening before and ends at 20:00, on a half day at 17:00 as extended hours do. XNAS has the regular
+"""Calendar of NASDAQ with its night session (SR-NASDAQ-2025-109): a day begins at 21:00 New York
+time of the evening before and ends at 20:00, on a half day at 17:00. XNAS has the regular
 session."""
 
 
-def _define_own() -> tuple[Any, ...]:
+def _define_own_calendars() -> tuple[Any, ...]:
     from exchange_calendars import ExchangeCalendar
     from exchange_calendars.exchange_calendar_xnys import XNYSExchangeCalendar
 
@@ -366,7 +380,8 @@ DateRange = tuple[dt.date, dt.date]
 
 
 class WindowSettings(Settings):
-    """Either three date ranges (both days included) or three fractions of the sessions."""
+    """Train, validation and test windows: three date ranges (first and last day included), or three
+    fractions of the sessions."""
 
     train: DateRange | None = None
     validation: DateRange | None = None
@@ -374,8 +389,8 @@ class WindowSettings(Settings):
     fractions: tuple[float, float, float] = (0.6, 0.2, 0.2)
     """Shares of the sessions for train, validation and test, when no dates are given."""
     embargo_sessions: int = Field(1, ge=0)
-    """Sessions that belong to no window before validation and before test; taken from the end of
-    the earlier one."""
+    """Sessions between two windows that belong to neither. They are taken from the end of the
+    earlier window, unless the dates already leave such a gap."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -397,8 +412,8 @@ class WindowSettings(Settings):
 
 
 def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
-    """Turn dates or fractions into ranges of bars. Raises DataError when a window is empty after
-    the embargo."""
+    """Turn dates or fractions into windows, as ranges of the grid's bars. Raises DataError when a
+    window is empty after the embargo."""
     if settings.train is not None and settings.validation is not None and settings.test is not None:
         given = np.array([settings.train, settings.validation, settings.test], "datetime64[D]")
         starts = np.searchsorted(grid.dates, given[:, 0]).tolist()

@@ -1,16 +1,17 @@
-"""Content-addressed chunks of bars: one Parquet file per source, symbol and month, and a manifest
-that vouches for it.
+"""Content-addressed chunks of bars: Parquet files by source, symbol and month, and a manifest with
+their hashes.
 
     <root>/<kind>/<identity>/manifest[-<first 16 of the file's SHA-256>].json
     <root>/<kind>/<identity>/<SYMBOL>/<YYYY-MM>-<first 12 of its SHA-256>.parquet
 
-The identity is a hash of everything that decides the bars: name and reading settings of a file,
-reading settings of a set of daily files, or a vendor's request. A file has a manifest for each
-content that it had; they share chunks, so a file that has grown adds only its new rows.
+The identity is a hash of everything that decides the bars: the name and reading settings of a file,
+the reading settings of a set of files of one day each, or a vendor's settings. A file has one
+manifest for each content that it ever had; these manifests share chunks, so only the new rows of a
+file that has grown are added.
 
-The manifest names every chunk with its SHA-256, its rows, the request it answers and when; it
-carries a hash of itself, and is written after the chunks that it names. A killed process leaves a
-manifest that is true, and the next build adds the missing chunks.
+For every chunk the manifest holds its SHA-256, its number of rows, the request that it answers and
+the time of storage. It also holds a hash of itself, and is written after the chunks that it names.
+So the manifest is valid even if the process is killed, and the next build adds the missing chunks.
 """
 
 from __future__ import annotations
@@ -39,59 +40,59 @@ _MANIFEST = re.compile(r"(?:(?P<folder>.*)/)?(?P<name>manifest(-[0-9a-f]{16})?\.
 
 @dataclass(frozen=True)
 class Chunk:
-    """A stored piece of one symbol's bars of a month."""
+    """A stored part of one symbol's bars of a month."""
 
     file: str
-    """Name in the collection."""
+    """Name of the chunk's file within the collection's folder."""
     sha256: str
     rows: int
     row: int | None
-    """Number of its first row in the source's file; None for bars of no file."""
+    """Number of its first row in the source's file; None for bars that come from no file."""
     first: int
-    """Time of its earliest bar, int64 nanoseconds; `last`: of its latest."""
+    """Time of its earliest bar, nanoseconds since 1970 UTC; `last`: of its latest."""
     last: int
     request: Mapping[str, JsonValue]
     """The file or the vendor's request that it answers."""
     time: str
-    """When it was stored, UTC."""
+    """Time at which it was stored, ISO 8601, UTC."""
 
     @property
     def asked(self) -> dt.date:
-        """The day as of which a vendor's prices are adjusted."""
+        """Day of the request to the vendor, as of which the prices are adjusted."""
         return dt.date.fromisoformat(str(self.request["asked"]))
 
 
 Chunks = dict[str, dict[str, tuple[Chunk, ...]]]
-"""symbol -> month -> chunks (several when a month came in more than one go)."""
+"""Symbol -> month -> its chunks: several if the month was stored in parts."""
 Spans = dict[str, dict[str, tuple[str, str]]]
-"""symbol -> month -> two days."""
+"""Symbol -> month -> two days."""
 
 
 @dataclass(kw_only=True)
 class ChunkManifest:
-    """Content of a manifest's file."""
+    """Content of a manifest file."""
 
     identity: Mapping[str, JsonValue]
     chunks: Chunks = field(default_factory=dict)
     through: Spans = field(default_factory=dict)
     """The first and the last day of each month that a vendor was asked for."""
     unconfirmed: Spans = field(default_factory=dict)
-    """Answers of a vendor without bars of a session: the day of the request, and the last session
-    that it asked for."""
+    """Requests that a vendor answered without bars of some session: the day of the request, and the
+    last session that it asked for."""
     twice: dict[str, dict[str, str]] = field(default_factory=dict)
-    """symbol -> month -> day on which a vendor answered twice without bars of a session."""
+    """Symbol -> month -> day on which a vendor answered twice without bars of some session."""
     complete: bool = False
-    """Everything that the identity names is stored (a file's whole content)."""
+    """True once all bars of the identity are stored: a file's whole content."""
     next_row: int | None = None
-    """The number that a further row of the file would have, once it is complete."""
+    """Number that the next row added to the file will have."""
     files: tuple[tuple[str, str, int], ...] = ()
-    """Name, SHA-256 of the content and number of the first row of each file, where several files
-    are one collection."""
+    """Name, SHA-256 of the content and number of the first row of each file; only where several
+    files form one collection."""
 
 
 @dataclass(kw_only=True)
 class Collection(ChunkManifest):
-    """The chunks of one identity."""
+    """The chunks of one identity, and its manifest."""
 
     objects: ObjectStore
     manifest: str = MANIFEST
@@ -104,8 +105,8 @@ class Collection(ChunkManifest):
         identity: Mapping[str, JsonValue],
         sha256: str | None = None,
     ) -> Collection:
-        """Open the stored chunks of an identity, which may be none. Of a file, `sha256` is that of
-        its content.
+        """Open the collection of an identity; it is empty if nothing is stored yet. sha256: hash of
+        the content, for the identity of a file.
 
         Raises DataError when the manifest is damaged.
         """
@@ -122,11 +123,12 @@ class Collection(ChunkManifest):
 
     @classmethod
     def load(cls, home: ObjectStore, name: str) -> Collection:
-        """Open a collection by the name of its manifest. Raises DataError when that is damaged."""
+        """Open a collection by the name of its manifest. Raises DataError when the manifest is
+        damaged."""
         return cls(objects=home, manifest=name, **vars(_read_manifest(home, name)))
 
     def open_others(self) -> Iterator[Collection]:
-        """Open the collections of the same files with another content. Raises DataError when a
+        """Open the collections of the same identity with another content. Raises DataError when a
         manifest is damaged."""
         for name in self.objects.list_names():
             match = _MANIFEST.fullmatch(name)
@@ -139,12 +141,13 @@ class Collection(ChunkManifest):
         return sorted(name for name, months in self.chunks.items() if any(months.values()))
 
     def span(self) -> tuple[int, int]:
-        """First and last time of all bars (int64 nanoseconds)."""
+        """Return the first and the last time of all bars, nanoseconds since 1970 UTC."""
         chunks = self.list_chunks()
         return min(chunk.first for chunk in chunks), max(chunk.last for chunk in chunks)
 
     def add(self, symbol: str, month: str, bars: Bars, request: Mapping[str, JsonValue]) -> None:
-        """Store one more chunk of a month. It counts once `save` has written the manifest."""
+        """Store a further chunk of a month. It becomes part of the collection once `save` has
+        written the manifest."""
         data = encode(bars)
         digest = hash_bytes(data)
         times = (bars.without_empty() or bars).ts
@@ -164,12 +167,12 @@ class Collection(ChunkManifest):
             self.keep(symbol, month, chunk)
 
     def keep(self, symbol: str, month: str, chunk: Chunk) -> None:
-        """Count a stored chunk as one of a month."""
+        """Name a stored chunk in the manifest, as one of a month."""
         months = self.chunks.setdefault(symbol, {})
         months[month] = (*months.get(month, ()), chunk)
 
     def save(self) -> None:
-        """Write the manifest: all added chunks count from now on."""
+        """Write the manifest, so that all added chunks become part of the collection."""
         body = {one.name: getattr(self, one.name) for one in fields(ChunkManifest)}
         body["format"] = FORMAT
         # plain `vars`: a manifest may hold ten thousand chunks, and is saved after each request
@@ -205,8 +208,8 @@ class Collection(ChunkManifest):
         ]
 
     def bars(self, symbol: str, months: Sequence[str] | None = None) -> Bars:
-        """All bars of a symbol in the order in which they came. Raises DataError when a chunk is
-        missing or damaged, or there is none."""
+        """Return all bars of a symbol in the source's order. Raises DataError when a chunk is
+        missing or damaged, and BarError when there is none."""
         chunks = self.list_chunks(symbol, months)
         origin = str(self.identity.get("name", self.objects))
         bars = concat([decode(self.read(chunk), symbol, origin, chunk.row) for chunk in chunks])
@@ -215,7 +218,7 @@ class Collection(ChunkManifest):
             bars = replace(bars, origin=f"{len(self.files)} files", files=files)
         if bars.row is None or bool((bars.row[1:] >= bars.row[:-1]).all()):
             return bars
-        # in the source's order, so that disorder is found and counted
+        # restore the source's order, so that rows out of order are found and counted
         return bars.take(np.argsort(bars.row, kind="stable"))
 
     def read(self, chunk: Chunk) -> bytes:
@@ -230,8 +233,8 @@ class Collection(ChunkManifest):
 
 
 def _read_manifest(home: ObjectStore, name: str) -> ChunkManifest:
-    """Read a manifest that `Collection.save` wrote. Raises DataError when its seal is broken, or it
-    has another format."""
+    """Read a manifest that `Collection.save` wrote. Raises DataError when its hash or its format is
+    wrong."""
     damaged = DataError(f"{home}/{name} is damaged; delete {home} and build again")
     body = unseal(home.get(name) or b"", damaged)
     if body.pop("format", None) != FORMAT:
@@ -243,8 +246,9 @@ def _read_manifest(home: ObjectStore, name: str) -> ChunkManifest:
 
 
 def verify_store(root: ObjectStore) -> list[str]:
-    """One line for everything in a store that differs from its hash; empty when all is well."""
-    found: dict[str, None] = {}  # each once: manifests share chunks
+    """Check all manifests and chunks of a store. Returns one line for each that is missing or
+    damaged; empty if there is none."""
+    problems: dict[str, None] = {}  # no line twice: manifests share chunks
     for name in root.list_names():
         match = _MANIFEST.fullmatch(name)
         if match is None:
@@ -253,21 +257,21 @@ def verify_store(root: ObjectStore) -> list[str]:
         try:
             collection = Collection.load(home, match["name"])
         except DataError as error:
-            found[str(error)] = None
+            problems[str(error)] = None
             continue
         for chunk in collection.list_chunks():
             try:
                 collection.read(chunk)
             except DataError as error:
-                found[str(error)] = None
-    return list(found)
+                problems[str(error)] = None
+    return list(problems)
 
 
 def list_unnamed(home: ObjectStore, manifests: Container[str] | None = None) -> list[str]:
     """List the objects of a collection's folder that none of these manifests (all by default)
-    names, including other manifests.
+    names, other manifests included.
 
-    Raises DataError for a damaged one.
+    Raises DataError for a damaged manifest.
     """
     names = home.list_names()
     named = {
@@ -281,8 +285,8 @@ def list_unnamed(home: ObjectStore, manifests: Container[str] | None = None) -> 
 
 
 def encode(bars: Bars) -> bytes:
-    """Bars of one symbol as a Parquet file, without the number of the first row; equal bars give
-    equal bytes."""
+    """Encode bars of one symbol as a Parquet file; equal bars give equal bytes. Numbers of rows are
+    stored relative to the first, and only if rows are missing between them."""
     columns = {"ts": pa.array(bars.ts, pa.timestamp("ns", tz="UTC"))}
     columns |= {name: pa.array(_shorten(getattr(bars, name))) for name in COLUMNS}
     columns |= {
@@ -305,7 +309,8 @@ def _shorten(values: Array) -> Array:
 
 
 def decode(data: bytes, symbol: str, origin: str, row: int | None = None) -> Bars:
-    """Read bars that `encode` wrote; `row` is the number of their first row, None if unknown."""
+    """Decode bars that `encode` wrote. row: number of their first row; None if they come from no
+    file."""
     table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     columns = {
         name: table[name].to_numpy().astype(np.int64 if name == "row" else np.float64, copy=False)
@@ -324,7 +329,7 @@ def decode(data: bytes, symbol: str, origin: str, row: int | None = None) -> Bar
 
 def _name_folder(symbol: str) -> str:
     name = urllib.parse.quote(symbol, safe="")
-    # neither a hidden folder, nor the folder above, nor the name of a manifest
+    # avoid a hidden folder, the folder above, and the name of a manifest
     if name.startswith("."):
         return "%2E" + name[1:]
     return name.replace(MANIFEST, MANIFEST.replace(".", "%2E"))

@@ -1,11 +1,14 @@
 """Cleaning: raw bars become bars on the exchange's grid.
 
-Repaired, counted and logged: rows out of order (sorted), exact duplicates (one is kept), rows while
-the exchange is closed (left out), a high or low that the bar's own open or close exceeds (widened
-to hold them), rows without a price (left out). Refused with a BarError that names file, row, column
-and remedy: two different rows for one symbol and time, a price that is zero, negative or not
-finite, a negative volume, a bar from the future, and data most of which lies outside the exchange's
-hours. A range with its low above the high is widened, too; many stop a build at the gate.
+Repaired and counted: rows out of order (sorted), exact duplicates (one row is kept), rows outside
+of trading hours (left out), rows without a price (left out), and a high or low that its bar's open
+or close exceeds, or a low above the high (the range is widened to include all four prices; if more
+than 1 % of a symbol's lows lie above the highs, `checks.gates` stops the build).
+
+Refused with a BarError that names the remedy and, for a single bad row, its file and number: two
+different rows for one symbol and time, a price that is zero, negative or not finite, a negative
+volume, a bar from the future, and data most of which lies outside the exchange's hours.
+
 `evidence` checks bars against their declared label, length and zone.
 """
 
@@ -30,30 +33,30 @@ REPAIRS = {
     "empty_rows": "rows without a price were left out",
     "shuffled_rows": "rows out of order were sorted",
     "exact_duplicates": "rows that repeat another exactly were dropped",
-    "outside_session": "rows while the exchange is closed were left out",
+    "outside_session": "rows outside of trading hours were left out",
     "extended_hours": (
         "rows before the open or after the close were left out (data.hours: extended keeps them)"
     ),
     "opening_print": "opening prints were made part of the first bar",
-    "ohlc_widened": "bars whose high or low did not hold their open and close were widened",
+    "ohlc_widened": "bars whose open or close lay outside of low and high were widened",
 }
 
 
 @dataclass(frozen=True, eq=False)
 class SymbolBars:
-    """One symbol on the grid, from its first bar to its last (or to the end of the grid if it goes
-    on), `L` bars. Of several symbols with the same bars the arrays are `[N, L]`, `session` and
-    `time` still `[L]`.
+    """One symbol's bars on the grid, `L` bars from its first to its last, or to the end of the grid
+    if the symbol is still listed. For several symbols with the same bars the arrays are `[N, L]`,
+    except `session` and `time`, which stay `[L]`.
 
-    Bars without a trade carry the last past close in all four prices, volume 0 and `tradable`
+    A bar without a trade has the last earlier close as all four prices, volume 0 and `tradable`
     False.
     """
 
     symbol: str
     first: int
-    """Bar of the grid at which it begins."""
+    """Number of the grid's bar at which the symbol begins."""
     ended: bool
-    """Its bars stop for good at least one full session before the grid's end."""
+    """True where the symbol's bars stop at least one whole session before the data ends."""
     open: Array
     """`[L]` float64, USD; `high`, `low` and `close` likewise."""
     high: Array
@@ -66,21 +69,21 @@ class SymbolBars:
     session: Array
     """`[L]` int64, number of the session."""
     extras: Mapping[str, Array]
-    """`[L]` float64 each, the last value known at each bar."""
+    """Name -> `[L]` float64: the last value known at each bar."""
     time: pd.DatetimeIndex
     """`[L]`: start of each bar, in the exchange's time zone."""
     skipped: int = 0
-    """Number of its bars before the first of these (`since`)."""
+    """Number of the symbol's earlier bars that `since` left out."""
     wanted: int = 0
-    """Number of last bars of which features are asked for; 0: of all."""
+    """Number of last bars for which features are needed; 0: all bars."""
 
     @cached_property
     def steps(self) -> Array:
-        """`[L]`: the logarithm of close / close before; 0 at the first bar."""
+        """`[L]`: log return of each bar, ln(close / close before); 0 at the first bar."""
         return np.diff(np.log(self.close), prepend=np.log(self.close[..., :1]))
 
     def since(self, row: int) -> SymbolBars:
-        """The bars from `row` on, as views."""
+        """Return the bars from number `row` on, as views of the same arrays."""
         names = [*COLUMNS, "tradable", "session", *(["time"] if len(self.time) else [])]
         part = {name: getattr(self, name)[..., row:] for name in names}
         extras = {name: values[..., row:] for name, values in self.extras.items()}
@@ -89,14 +92,14 @@ class SymbolBars:
         return cut
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return prices (adjusted forward), volume and extra columns as a table; index: `time`."""
-        import pandas as pd  # settings of features load none
+        """Return prices, volume and extra columns as a table with the index `time`."""
+        import pandas as pd  # imported here: settings load this module, and not pandas
 
         columns = {name: getattr(self, name) for name in COLUMNS}
         return pd.DataFrame(columns | dict(self.extras), index=self.time)
 
     def until(self, row: int) -> SymbolBars:
-        """Copy the bars before `row`, as if the symbol went on."""
+        """Copy the bars before number `row`, as of a symbol that is still listed."""
         names = [*COLUMNS, "tradable", "session", "time"]
         cut = {name: getattr(self, name)[:row].copy() for name in names}
         extras = {name: values[:row].copy() for name, values in self.extras.items()}
@@ -107,13 +110,14 @@ class SymbolBars:
 
     @property
     def stop(self) -> int:
-        """The bar of the grid after its last one."""
+        """Number of the grid's bar after the symbol's last one."""
         return self.first + len(self)
 
 
 def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
-    """Sort rows, drop duplicates and widen ranges; returns also the number of repairs by kind
-    (`REPAIRS`). Raises BarError (see the module)."""
+    """Sort rows, drop duplicates and rows without a price, and widen ranges; return the bars and
+    the number of repairs by kind (`REPAIRS`). Raises BarError for rows that the module's docstring
+    lists as refused."""
     counts = dict.fromkeys(REPAIRS, 0)
     rows = len(bars)
     bars = bars.without_empty()
@@ -128,9 +132,9 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
         differs = bars.contradictions()
         if differs.any():
             raise BarError(
-                f"{bars.where(int(differs.argmax()))}: a second, different row for the same symbol"
-                f" and time ({differs.sum()} such); keep one of them, or the first of all by"
-                " data.waive: [conflicting_duplicate]"
+                f"{bars.describe_row(int(differs.argmax()))}: a second, different row for the same"
+                f" symbol and time ({differs.sum()} such); keep one of them, or the first of all"
+                " by data.waive: [conflicting_duplicate]"
             )
         counts["exact_duplicates"] = int(again.sum())
         bars = bars.take(~again)
@@ -142,12 +146,12 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
     return replace(bars, high=high, low=low), counts
 
 
-def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
-    """Aggregate sorted bars to the grid's bars (`put_together`): `ts` becomes the number of the
-    bar. Returns also the number of rows left out, by kind (`REPAIRS`).
+def aggregate_to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
+    """Aggregate sorted bars to the grid's bars (`merge_rows`); their `ts` becomes the number of the
+    grid's bar. Return them and the number of rows left out, by kind (`REPAIRS`).
 
-    Raises BarError when more than half of the rows lie outside the sessions and the exchange's
-    extended hours.
+    Raises BarError when more than half of the rows lie outside of both the sessions and the
+    exchange's extended hours.
     """
     at = grid.locate(bars.ts)
     inside = at >= 0
@@ -163,12 +167,12 @@ def to_grid(bars: Bars, grid: SessionGrid) -> tuple[Bars, dict[str, int]]:
     if len(outside):
         bars = bars.take(inside)
         at = at[inside]
-    return put_together(replace(bars, ts=at, row=None)), left_out
+    return merge_rows(replace(bars, ts=at, row=None)), left_out
 
 
-def put_together(bars: Bars) -> Bars:
-    """Put sorted rows of one symbol and time together: open of the first row, highest high, lowest
-    low, close of the last row, summed volume, last value of the extras."""
+def merge_rows(bars: Bars) -> Bars:
+    """Merge sorted rows with the same symbol and time into one: open of the first row, highest
+    high, lowest low, close of the last row, total volume, last value of each extra column."""
     again = bars.repeats()
     if not again.any():
         return bars
@@ -188,13 +192,12 @@ def put_together(bars: Bars) -> Bars:
     )
 
 
-def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBars:
-    """Carry the last close through the silent bars of one symbol.
+def fill_silent_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBars:
+    """Fill the bars without a trade of one symbol with its last close.
 
-    `merged` comes from `to_grid` and holds at least one bar. The symbol has ended when at least one
-    whole session at the end holds no bar of it. `sessions_over` is the number of sessions that the
-    data reaches through: a session that is still running proves
-    nothing.
+    merged: result of `aggregate_to_grid` for one symbol, with at least one bar. sessions_over:
+    number of the grid's sessions that are complete in the data. The symbol counts as ended if it
+    has no bar in the last of them; a session that is still running is no evidence.
     """
     from fintrader.bars import kernels
 
@@ -205,10 +208,10 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
     stop = last + 1 if ended else grid.num_bars
     length = stop - first
     columns = (np.ascontiguousarray(getattr(merged, name), dtype=np.float64) for name in COLUMNS)
-    open_, high, low, close, volume, tradable = kernels.on_grid(at, length, *columns)
+    open_, high, low, close, volume, tradable = kernels.place_on_grid(at, length, *columns)
     extras = {}
     if merged.extras:
-        known = np.cumsum(tradable) - 1  # index of the last row at or before each bar
+        known = np.cumsum(tradable) - 1  # number of the last row at or before each bar
         extras = {name: values[known] for name, values in merged.extras.items()}
     return SymbolBars(
         symbol=merged.symbols[0],
@@ -228,33 +231,34 @@ def symbol_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> SymbolBa
 
 _SMALLEST = 1e-12
 _LARGEST = 1e15
-"""Prices outside [_SMALLEST, _LARGEST] are mistakes, as are volumes above _LARGEST; a market's
-float32 holds all prices between."""
+"""Prices outside [_SMALLEST, _LARGEST] and volumes above _LARGEST count as mistakes. The float32 of
+a market can represent all prices in between."""
 
 
 def refuse_bad_rows(bars: Bars) -> None:
     """Raise BarError for the first impossible price, volume, extra value or time."""
     if len(bars) and bars.ts.max() > time.time() * 1e9:
         raise BarError(
-            f"{bars.where(int(bars.ts.argmax()))}: the bar lies in the future; correct its time or"
-            " remove the row"
+            f"{bars.describe_row(int(bars.ts.argmax()))}: the bar lies in the future; correct its"
+            " time or remove the row"
         )
     refuse_bad_values(bars)
 
 
 def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
-    """Raise BarError for the first impossible price, volume or extra value of a row that has a
-    price; without `zoned` its message shows the time as it was read."""
+    """Raise BarError for the first impossible price, volume or extra value in a row that has a
+    price. zoned: False where times were read without a zone, so that the message does not call them
+    UTC."""
     bars = bars.without_empty()
 
     def refuse(name: str, values: Array, lowest: float, highest: float, why: str) -> None:
-        # NaN is neither; the extremes take no memory.
+        # two reductions need no memory; with a NaN both comparisons are False
         if len(values) == 0 or (values.min() >= lowest and values.max() <= highest):
             return
         bad = ~((values >= lowest) & (values <= highest))
         row = int(bad.argmax())
         raise BarError(
-            f"{bars.where(row, zoned=zoned)}, column {name!r}: {values[row]}"
+            f"{bars.describe_row(row, zoned=zoned)}, column {name!r}: {values[row]}"
             f" {why.format(int(bad.sum()))}"
         )
 

@@ -1,13 +1,14 @@
-"""Splits and dividends: prices stay as traded, and accounts that hold a share receive its events.
+"""Splits and dividends: prices stay as traded, and accounts receive the splits and dividends of the
+shares that they hold.
 
-On the morning of a 4-for-1 split an account holds four times the shares at a quarter of the price;
-on the ex-date of a cash dividend D an account that held the share at the close before has D more,
-and the price opens lower by as much. A market holds both as events (`market.tensors.Events`), which
-the ledger applies to shares and cash.
+On the morning of a 4-for-1 split an account holds four times as many shares at a quarter of the
+price. On the ex-date of a cash dividend D an account receives D for each share that it held at the
+close before, and the price opens lower by about D. A market stores both as events
+(`market.tensors.Events`), which the ledger applies to shares and cash.
 
-Features read a series adjusted forward: prices from an ex-date on are multiplied by split / (1 - D
-/ last close), so that the night shows no gain or loss, and nothing before an ex-date depends on
-anything at or after it.
+Features read prices that are adjusted forward: from an ex-date on, prices are multiplied by split /
+(1 - D / last close). So the event itself causes no return overnight, and no value before an ex-date
+depends on anything at or after it.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ _NOTHING = {"split": 1.0, "dividend_usd": 0.0}
 
 
 class Action(Settings):
-    """A split, a dividend, or both, of one share before the open of a day."""
+    """A split, a cash dividend, or both, of one symbol, effective before the open of a day."""
 
     symbol: Ticker
     day: dt.date
-    """First day on which it trades after the action (the ex-date)."""
+    """Ex-date: the first day on which the share trades after the action."""
     split: float = Field(1.0, gt=0)
-    """New shares for one old one: 4 for a 4-for-1 split, 0.1 for a 1-for-10 reverse split."""
+    """New shares for one old share: 4 for a 4-for-1 split, 0.1 for a 1-for-10 reverse split."""
     dividend_usd: float = Field(0.0, ge=0)
-    """Cash paid per old share."""
+    """Cash paid per share held before a split of the same day."""
 
     def effects(self) -> dict[str, float]:
-        """`split` and `dividend_usd`, as far as they change anything."""
+        """Return `split` and `dividend_usd`, without a split of 1 or a dividend of 0."""
         values = {kind: float(getattr(self, kind)) for kind in _NOTHING}
         return {kind: value for kind, value in values.items() if value != _NOTHING[kind]}
 
 
 Actions = tuple[Action, ...]
 Events = Mapping[int, tuple[float, float]]
-"""Session -> split and dividend of one symbol."""
+"""Number of the session -> split and dividend (USD) of one symbol."""
 _NAMES = {"ticker": "symbol", "ex_date": "day", "date": "day", "dividend": "dividend_usd"}
 _KINDS = {"split": "split", "dividend": "dividend_usd"}
 
@@ -58,11 +59,11 @@ _KINDS = {"split": "split", "dividend": "dividend_usd"}
 def load_actions(
     path: str | None, symbol_of: Callable[[str, dt.date], str | None] | None = None
 ) -> Actions:
-    """Load the actions that a CSV file declares, by symbol and day.
+    """Load the actions that a CSV file declares, sorted by symbol and day.
 
-    `symbol_of` returns the symbol of the bars that a ticker stood for on a day, None for a ticker
-    without bars. Raises DataError, naming file and line, for a line that is no action, a second
-    split or dividend of one symbol and day, or a symbol without bars.
+    symbol_of: returns the symbol in the bars for a ticker on a day, None for a ticker without bars.
+    Raises DataError, which names file and line, for a line that is no action, a second split or
+    dividend of one symbol and day, or a symbol without bars.
     """
     if path is None:
         return ()
@@ -71,7 +72,7 @@ def load_actions(
     for line, row in read_csv(path, "data.actions"):
         where = f"{strip_folders(path)}, line {line}"
         try:
-            action = Action.model_validate(_fields(row))
+            action = Action.model_validate(_read_fields(row))
         except (ValueError, KeyError):
             raise DataError(
                 f"{where}: expected symbol, day (2020-08-31), split, dividend_usd; or ticker,"
@@ -94,14 +95,13 @@ def load_actions(
     return tuple(sorted(known, key=lambda action: (action.symbol, action.day)))
 
 
-def with_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Actions, list[str]]:
-    """Add the actions that only the source announces to the declared ones; returns also one line
-    for each contradiction between the two.
+def add_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Actions, list[str]]:
+    """Join the declared actions with those that the source announces; return them, and one line for
+    each contradiction.
 
-    Declared actions have precedence: a source's split or dividend of the same symbol and day is
-    left out.
+    Declared actions have precedence: an announced split or dividend of the same symbol and day is
+    left out. A declared split of 1, or dividend of 0, cancels an announced one.
     """
-    # a declared split of 1 or dividend of 0 cancels a vendor's
     mine = {
         (action.symbol, action.day, kind): float(getattr(action, kind))
         for action in declared
@@ -126,15 +126,16 @@ def with_announced(declared: Actions, announced: Iterable[Action]) -> tuple[Acti
     return (*(action for action in declared if action.effects()), *more), differ
 
 
-def _fields(row: Mapping[str, str]) -> dict[str, str]:
+def _read_fields(row: Mapping[str, str]) -> dict[str, str]:
     values = {_NAMES.get(name, name): value for name, value in row.items() if value}
     if "kind" in values:
         values[_KINDS[values.pop("kind")]] = values.pop("value")
     return values
 
 
-def as_traded(bars: Bars, factor_column: str | None) -> Bars:
-    """Undo a vendor's adjustment by the factors in a column."""
+def undo_adjustment(bars: Bars, factor_column: str | None) -> Bars:
+    """Turn adjusted prices and volumes into those traded, by the factors in an extra column;
+    without a column, return the bars unchanged."""
     if factor_column is None:
         return bars
     factor = bars.extras[factor_column]
@@ -145,15 +146,15 @@ def as_traded(bars: Bars, factor_column: str | None) -> Bars:
 def place_actions(
     actions: Iterable[Action], symbols: Iterable[str], grid: SessionGrid
 ) -> dict[str, dict[int, tuple[float, float]]]:
-    """Place the actions of these symbols on the grid: symbol -> session -> split and dividend, in
-    order of time; actions outside the grid are left out.
+    """Place the actions of these symbols on the grid; actions outside of its range are left out.
+    Returns symbol -> number of the session -> split and dividend (USD), in order of time.
 
-    Raises DataError for a day inside the grid's range on which the exchange is closed.
+    Raises DataError for a day within the grid's range on which the exchange is closed.
     """
-    found: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in symbols}
+    placed: dict[str, dict[int, tuple[float, float]]] = {name: {} for name in symbols}
     for action in sorted(actions, key=lambda action: action.day):
         day = np.datetime64(action.day)
-        if action.symbol not in found or not grid.dates[0] <= day <= grid.dates[-1]:
+        if action.symbol not in placed or not grid.dates[0] <= day <= grid.dates[-1]:
             continue
         session = int(np.searchsorted(grid.dates, day))
         if grid.dates[session] != day:
@@ -161,22 +162,23 @@ def place_actions(
                 f"{action.symbol}: {action.day} is no session of {grid.calendar}; give the ex-date"
                 " of the action"
             )
-        events = found[action.symbol]
+        events = placed[action.symbol]
         split, dividend = events.get(session, (1.0, 0.0))
         events[session] = split * action.split, dividend + action.dividend_usd
-    return found
+    return placed
 
 
 MOST_PAID = 1.0 - 1e-6
-"""Largest dividend as a share of the close before it: a market holds prices with seven digits."""
+"""Largest dividend as a fraction of the close before it; above, the price left over is lost in the
+seven digits with which a market stores prices."""
 
 
 def is_possible(split: Any, dividend_usd: Any, close: Any) -> Any:
-    """True of an event by which prices can be adjusted: split / (1 - D / close) is positive and
-    finite.
+    """Report whether prices can be adjusted by an event: split / (1 - D / close) must be positive
+    and finite.
 
-    Takes numpy or torch values, one or many. `close` is that of the bar before, as a market holds
-    it, and infinite where there is none.
+    Takes numbers, or arrays of numpy or torch. close: the close of the bar before (USD), as a
+    market stores it; infinite without one.
     """
     paid = dividend_usd / close
     factor = split / (1.0 - paid)
@@ -187,11 +189,11 @@ def is_possible(split: Any, dividend_usd: Any, close: Any) -> Any:
 def refuse_event(
     symbol: str, day: object, split: float, dividend_usd: float, close: float
 ) -> NoReturn:
-    """Raise the MarketError for an event that is not `is_possible`."""
+    """Raise the MarketError that explains why an event is not `is_possible`."""
     if not 0 < split < math.inf:
-        wrong = f"a split into {split:g} shares is no positive number"
+        wrong = f"a split into {split:g} shares is impossible"
     elif not 0 <= dividend_usd < math.inf:
-        wrong = f"a dividend of {dividend_usd:g} USD is no amount"
+        wrong = f"a dividend of {dividend_usd:g} USD is impossible"
     elif dividend_usd >= MOST_PAID * close:
         wrong = (
             f"a dividend of {dividend_usd:g} USD is no less than the close of {close:g} USD"
@@ -209,22 +211,26 @@ def refuse_event(
     )
 
 
-def growth_of(events: Sequence[tuple[int, float, float]], close: Array) -> tuple[Array, Array]:
-    """Growth of one share of the first bar: the bars `[E]` at which it changes, and its values
-    `[E + 1]`, of which the first is 1."""
+def accumulate_growth(
+    events: Sequence[tuple[int, float, float]], close: Array
+) -> tuple[Array, Array]:
+    """Return the growth of one share held from the first bar on: the bars `[E]` at which it
+    changes, and its values `[E + 1]`, of which the first is 1. events: (bar, split, dividend in
+    USD) each; close: `[L]` USD."""
     bars = np.array([bar for bar, _, _ in events], dtype=np.int64)
     steps = [split / (1.0 - dividend / float(close[bar - 1])) for bar, split, dividend in events]
     return bars, np.cumprod([1.0, *steps])
 
 
-def hold_through(
+def adjust_for_events(
     bars: SymbolBars, happened: Events, grid: SessionGrid
 ) -> tuple[SymbolBars, SymbolBars, list[tuple[int, float, float]]]:
-    """Return the symbol as traded, the same adjusted forward, and its events (bar, split, dividend)
-    while it was listed.
+    """Apply a symbol's events to its bars. Returns the bars with prices as traded, the bars with
+    prices and volumes adjusted forward, and the events while it was listed: (bar of the grid,
+    split, dividend in USD).
 
-    A price that is carried over an ex-date is carried at what the share is then worth: (close - D)
-    / split. Raises MarketError for an event that is not `is_possible`.
+    Bars without a trade after an ex-date get the price (close - D) / split instead of the last
+    close. Raises MarketError for an event that is not `is_possible`.
     """
     rows = {int(grid.first_bar[one]) - bars.first: event for one, event in happened.items()}
     inside = {row: event for row, event in rows.items() if 0 < row < len(bars)}
@@ -246,7 +252,7 @@ def hold_through(
         shares[row:] *= split
     as_held = replace(bars, **columns)
     changes = [(row, *event) for row, event in inside.items()]
-    at, growth = growth_of(changes, columns["close"])
+    at, growth = accumulate_growth(changes, columns["close"])
     price = growth[np.searchsorted(at, np.arange(len(bars)), side="right")]
     adjusted = {name: values * price for name, values in columns.items()}
     events = [(bars.first + row, *event) for row, event in inside.items()]

@@ -1,10 +1,11 @@
 """Evidence in bars against their declared time zone, label and length.
 
-A zone that is wrong for a part of the year, an end of a bar that is taken for its start, or bars of
-five minutes on a grid of one leave nearly every row inside the sessions: such a market looks well
-and is wrong. The evidence is the beginning and end of the days, the bars at the open and at the
-close, the volume around them, and the steps between rows. The build stops where it is as good as
-certain: a pattern must hold on nearly all days. Thin symbols, daily bars and odd days show none.
+Some errors leave nearly every row inside the sessions, so that the market looks right and is wrong:
+a time zone that is wrong for a part of the year, a time that is a bar's end and is read as its
+start, or bars of five minutes on a grid of one minute. The evidence against them is the beginning
+and end of each day, the bars at the open and at the close, the volume around them, and the steps
+between rows. The build stops only if a pattern holds on nearly all days. Thinly traded symbols,
+daily bars and single unusual days are no evidence.
 """
 
 from __future__ import annotations
@@ -19,53 +20,56 @@ import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import SessionGrid, night_borders
-from fintrader.bars.clean import put_together
+from fintrader.bars.clean import merge_rows
 from fintrader.errors import BarError
 
 _STEP = 30 * MINUTE_NS
-"""Zones differ by multiples of this."""
+"""Displacements by a wrong zone are rounded to multiples of half an hour."""
 _NEAR = _STEP // 2
 _HOUR = 60 * MINUTE_NS
 _LONGEST = _HOUR
 """Bars longer than this are too few a day to show where a session begins."""
 _AUCTION = 5 * MINUTE_NS
-"""The closing auction is printed within this after the close."""
+"""Longest time after the close at which the closing auction's trade is printed."""
 _LENGTHS = (2, 3, 4, 5, 6, 10, 12, 13, 15, 20, 26, 30, 39, 60, 65, 78, 90, 120, 130, 180, 195, 240)
 _JUMP = 4.0
-"""The bar at the open has so many times the volume of the one before it, where trading goes on
-before."""
+"""Least ratio of the volume at the open to that of the bar before, for symbols that trade before
+the open."""
 
 
 @dataclass(frozen=True, eq=False)
 class BarsByDay:
-    """One symbol's sorted bars day by day, for the `D` sessions on which it has two bars or
-    more."""
+    """One symbol's sorted bars, grouped by day; `D` days are those with at least two bars."""
 
     bars: Bars
     ts: Array
-    """`[R]` int64: the minute in which each bar is stamped."""
+    """`[R]` int64: time of each bar, rounded down to the minute; all times are nanoseconds since
+    1970 UTC."""
     session: Array
-    """`[D]` int64."""
+    """`[D]` int64: number of each day's session."""
     open: Array
-    """`[D]` int64: when the session opens; `close` likewise."""
+    """`[D]` int64: opening time of the session; `close`: its closing time."""
     close: Array
     first: Array
-    """`[D]` int64: stamp of the day's first bar; `last` likewise."""
+    """`[D]` int64: time of the day's first bar; `last`: of its last bar."""
     last: Array
     steps: Array
-    """`[K]` int64: minutes from one bar to the next of its day."""
-    alone: int
-    """Days on which the symbol has one bar only, at the open."""
+    """`[K]` int64: minutes from each bar to the next one of the same day."""
+    num_single_bars: int
+    """Number of days on which the symbol has a single bar, at the open."""
 
     @cached_property
     def minutes(self) -> int | None:
-        """Length of the bars: the usual step, where few bars begin late; otherwise the length of
-        which all steps but half a per cent are multiples. None: too few to say."""
+        """Length of the bars in minutes; None where there are fewer than 20 steps.
+
+        The most frequent step, if it makes up 80 % of all steps and no step is below half of it;
+        otherwise the largest usual length of which at least 99.5 % of the steps are multiples.
+        """
         if len(self.steps) < 20:
             return None
         counts = np.bincount(self.steps)
         usual = int(counts.argmax())
-        # hours that begin at 22:05 and end at midnight are no bars of five minutes
+        # rare short steps, as of hourly bars in a session from 22:05 to midnight, do not count
         if counts[usual] >= 0.8 * len(self.steps) and not counts[: usual // 2].any():
             return usual
         fitting = [
@@ -75,51 +79,56 @@ class BarsByDay:
 
     @property
     def step(self) -> int:
-        """Nanoseconds of a bar as far as can be told: `minutes`, else the usual step."""
+        """Estimated length of a bar in nanoseconds: `minutes`, else the median step; 0 without
+        steps."""
         minutes = self.minutes or (int(np.median(self.steps)) if len(self.steps) else 0)
         return minutes * MINUTE_NS
 
     @property
     def has_edges(self) -> bool:
-        """True where the bars are short enough to show where a session begins and ends."""
+        """True if the bars are short enough to show where a session begins and ends, and there are
+        any days."""
         return 0 < self.step <= _LONGEST and len(self.session) > 0
 
     @property
     def wide(self) -> Array:
-        """`[D]` bool: days with bars well before the open or after the close."""
+        """`[D]` bool: days with bars more than one bar length before the open or after the
+        close."""
         step = self.step
         return np.asarray((self.first < self.open - step) | (self.last > self.close + step))
 
-    def at(self, moment: Array) -> tuple[Array, Array]:
-        """`[D]` rows of the bars stamped so, and whether there is one."""
+    def find_bars(self, moment: Array) -> tuple[Array, Array]:
+        """Find the bar at a time. moment: `[D]` int64. Returns its row `[D]`, and `[D]` bool: True
+        if there is a bar at exactly that time."""
         row = np.minimum(np.searchsorted(self.ts, moment), len(self.ts) - 1)
         return row, self.ts[row] == moment
 
-    def flat(self, row: Array) -> Array:
-        """`[D]` bool: bars of a single price, as a print of an auction is."""
+    def has_single_price(self, row: Array) -> Array:
+        """Return `[D]` bool: True if the bar of each `row` has a single price, like the trade of an
+        auction."""
         return np.asarray(self.bars.high[row] == self.bars.low[row])
 
-    def volume(self, moment: Array) -> Array:
-        """`[D]` volume of the bars stamped so, 0 where there is none."""
-        row, there = self.at(moment)
+    def read_volume(self, moment: Array) -> Array:
+        """Return the volume `[D]` of the bar at each time `moment` `[D]`, 0 without one."""
+        row, there = self.find_bars(moment)
         return np.where(there, self.bars.volume[row], 0.0)
 
 
 def days_of(bars: Bars, grid: SessionGrid) -> BarsByDay:
-    """The days of one symbol's sorted bars. A day reaches from the middle of one night to that of
-    the next."""
+    """Group one symbol's sorted bars by day. A day reaches from the middle of one night to the
+    middle of the next."""
     ts = bars.ts - bars.ts % MINUTE_NS
     edge = np.searchsorted(ts, night_borders(grid.open, grid.close))
     start = edge[:-1]
     stop = edge[1:]
     day = np.flatnonzero(stop - start >= 2)
-    apart = np.ones(len(ts), dtype=bool)
-    apart[start[start < len(ts)]] = False
+    is_counted = np.ones(len(ts), dtype=bool)
+    is_counted[start[start < len(ts)]] = False
     if int((grid.close - grid.open).sum()) > len(grid.exchange_minutes) * MINUTE_NS:
-        # a step over a lunch break is no multiple of the bars' length
+        # leave out steps over a lunch break: they need not be multiples of the bars' length
         minute = np.searchsorted(grid.exchange_minutes, ts)
-        apart[1:] &= np.diff(minute) == np.diff(ts) // MINUTE_NS
-    steps = (np.diff(ts) // MINUTE_NS)[apart[1:]]
+        is_counted[1:] &= np.diff(minute) == np.diff(ts) // MINUTE_NS
+    steps = (np.diff(ts) // MINUTE_NS)[is_counted[1:]]
     single = np.flatnonzero(stop - start == 1)
     return BarsByDay(
         bars=bars,
@@ -130,27 +139,28 @@ def days_of(bars: Bars, grid: SessionGrid) -> BarsByDay:
         first=ts[start[day]],
         last=ts[stop[day] - 1],
         steps=steps[(steps > 0) & (steps <= 720)],
-        alone=int(np.count_nonzero(ts[start[single]] == grid.open[single])),
+        num_single_bars=int(np.count_nonzero(ts[start[single]] == grid.open[single])),
     )
 
 
 class Votes(NamedTuple):
-    """Days on which the bars look as if their times were ends, or starts, of bars; taken as starts
-    they were."""
+    """Number of days that speak for each meaning of the bars' times, which were read as the starts
+    of bars."""
 
     end: int = 0
-    """One bar too late: the times are ends."""
+    """Days one bar too late: the times are the ends of bars."""
     start: int = 0
-    """In place: the times are starts."""
+    """Days in place: the times are the starts of bars."""
     early: int = 0
-    """One bar too early: taken for ends, the times are starts."""
+    """Days one bar too early: the times are the starts of bars, but were read as ends and moved."""
     prints: int = 0
-    """Days in place with an auction's print one bar before the open."""
+    """Days in place with the opening auction's trade one bar before the open; `start` includes
+    them."""
     days: int = 0
+    """All days that were examined."""
 
     def displaced(self) -> Literal["end", "start"] | None:
-        """What the times are instead of what they were taken for, where it is as good as
-        certain."""
+        """Return the true meaning of the times if they were almost certainly misread; else None."""
         if self._is_certain(self.end, self.start + self.early):
             return "end"
         return "start" if self._is_certain(self.early, self.start) else None
@@ -161,40 +171,40 @@ class Votes(NamedTuple):
 
 
 def label_votes(days: BarsByDay) -> Votes:
-    """Count votes on the label from the bars at open and close."""
+    """Count the days that speak for each label, by the bars at the open and the close."""
     if not days.has_edges:
         return Votes()
-    return sum_votes([_votes_at_the_edges(days), _votes_of_volume(days)])
+    return sum_votes([_count_edge_votes(days), _count_volume_votes(days)])
 
 
 def sum_votes(votes: Iterable[Votes]) -> Votes:
-    """Sum votes of several kinds or symbols."""
+    """Add up the votes of several methods or symbols."""
     return Votes(*map(sum, zip(*votes, strict=True)))
 
 
-def _votes_at_the_edges(days: BarsByDay) -> Votes:
-    """Count votes of days without trading around the session: is the bar that is one too many a
-    print, and the other a bar?
+def _count_edge_votes(days: BarsByDay) -> Votes:
+    """Count votes of days without trading outside of the session, by their first and last bars.
 
-    A day of ends that also holds the opening print has its first bar at the open, as a day of
-    starts; so it is told by the last one, which is no print. A day of starts may hold the closing
-    print at the close.
+    Starts of bars reach from the open to one bar before the close, ends from one bar after the open
+    to the close. The trade of an auction may add a bar of a single price: the opening auction's at
+    the open, or one bar before it; the closing auction's at the close. A day whose bars reach from
+    the open to the close is therefore decided by its bar with more than one price.
     """
     step = days.step
     usual = ~days.wide
     final = days.open + (days.close - MINUTE_NS - days.open) // step * step  # start of the last bar
-    row_open, at_open = days.at(days.open)
-    row_before, before = days.at(days.open - step)
-    _, after = days.at(days.open + step)
-    row_last, _ = days.at(days.last)
-    flat_open = days.flat(row_open)
-    flat_before = days.flat(row_before)
-    flat_last = days.flat(row_last)
+    row_open, at_open = days.find_bars(days.open)
+    row_before, before = days.find_bars(days.open - step)
+    _, after = days.find_bars(days.open + step)
+    row_last, _ = days.find_bars(days.last)
+    flat_open = days.has_single_price(row_open)
+    flat_before = days.has_single_price(row_before)
+    flat_last = days.has_single_price(row_last)
     late = (days.last == days.close) | (days.last == final + step)
     end = usual & ~before & after & late & (~at_open | (flat_open & ~flat_last))
-    # a session that opens later than the calendar's, or bars longer than its first one
+    # no bar at the open or one bar after it, but a full bar at the close: the first bar came later
     end |= usual & ~before & ~at_open & (days.last == days.close) & ~flat_last
-    # no bar at the open, and a print of the closing auction after the close
+    # no bar at the open, and the closing auction's trade after the close
     end |= usual & ~before & ~at_open & after & (days.last > days.close)
     plain = usual & before & (days.last == final - step)
     starts = usual & before & ~flat_before & (days.last == final) & flat_last
@@ -204,14 +214,14 @@ def _votes_at_the_edges(days: BarsByDay) -> Votes:
     return Votes(*(int(mask.sum()) for mask in (end, proper | prints, early, prints, usual)))
 
 
-def _votes_of_volume(days: BarsByDay) -> Votes:
-    """Count votes of days with trading around the session: which bar is the first with the volume
-    of the open?"""
+def _count_volume_votes(days: BarsByDay) -> Votes:
+    """Count votes of days with trading outside of the session, by the bar at which the volume of
+    the open begins."""
     wide = days.wide
     two_before, before, at, after = (
-        days.volume(days.open + count * days.step) for count in (-2, -1, 0, 1)
+        days.read_volume(days.open + count * days.step) for count in (-2, -1, 0, 1)
     )
-    # bars before the open jump, too, but the jump at the open is the largest
+    # volume may rise before the open too, but it rises most at the open
     jump = np.argmax([before - two_before, at - before, after - at], axis=0)
     early = wide & (jump == 0) & (before > _JUMP * two_before) & (at > 0)
     start = wide & (jump == 1) & (at > _JUMP * before)
@@ -222,12 +232,13 @@ def _votes_of_volume(days: BarsByDay) -> Votes:
     return Votes(ends, starts, earlies, 0, days_seen)
 
 
-def displacements(days: BarsByDay) -> Array:
-    """`[D]` int64: nanoseconds by which each day stands away from its session, 0 where nothing says
-    so.
+def measure_displacements(days: BarsByDay) -> Array:
+    """Return `[D]` int64: nanoseconds by which each day's bars are displaced from its session, 0
+    without evidence.
 
-    A day of the session's length has both ends moved alike. Where trading goes on around the
-    session, its volume lies whole hours away from where it should.
+    If a day is as long as its session, both of its ends must be displaced by the same amount. If
+    there is also trading outside of the session, the day is displaced by the whole number of hours
+    at which a span of the session's length holds the most volume.
     """
     step = days.step
     if not days.has_edges:
@@ -247,9 +258,11 @@ def displacements(days: BarsByDay) -> Array:
 
 
 def measure_shift(early: Array, late: Array, step: int) -> Array:
-    """`[D]` int64: nanoseconds, half hours, by which both ends of a day are moved alike; else 0.
+    """Return `[D]` int64: nanoseconds, in half hours, by which both ends of a day are displaced; 0
+    if they are not displaced by the same amount.
 
-    early, late: from the open to the first bar, and from the close to the end of the last one.
+    early: `[D]` time from the open to the first bar; late: `[D]` from the close to the end of the
+    last bar; step: length of a bar, all in nanoseconds.
     """
     moved = np.round(early / _STEP).astype(np.int64) * _STEP
     # a session's last bar may be shorter than the others
@@ -258,10 +271,10 @@ def measure_shift(early: Array, late: Array, step: int) -> Array:
 
 
 class SessionEvidence:
-    """Sees the bars of every symbol of a build and raises BarError where they speak against what is
-    declared.
+    """Checks the bars of all symbols of a build and raises BarError where they contradict the
+    declared length, label or zone.
 
-    minutes: the length that is declared of files' bars; None of sources that need no declaration.
+    minutes: declared length of the bars in files; None for sources without such a setting.
     """
 
     def __init__(self, grid: SessionGrid, minutes: int | None = None) -> None:
@@ -273,85 +286,86 @@ class SessionEvidence:
         self._moved = defaultdict[int, Counter[int]](Counter)
         self._whole_days = self._others = 0
 
-    def look(self, bars: Bars) -> BarsByDay:
-        """One symbol's sorted bars. Raises BarError when they alone are evidence enough."""
+    def examine(self, bars: Bars) -> BarsByDay:
+        """Check one symbol's sorted bars and add them to the evidence; return its days. Raises
+        BarError if this symbol alone is evidence enough."""
         days = days_of(bars, self.grid)
-        self._whole_days += days.alone
+        self._whole_days += days.num_single_bars
         self._others += len(days.steps)
         if not len(days.session):
             return days
-        of = f"{bars.origin}: the bars of {bars.symbols[0]}"
-        self._refuse_length(days, of)
+        subject = f"{bars.origin}: the bars of {bars.symbols[0]}"
+        self._refuse_length(days, subject)
         votes = label_votes(days)
-        self._refuse_label(votes, days.step, of)
-        moved = displacements(days)
-        found = defaultdict[int, Counter[int]](Counter)
+        self._refuse_label(votes, days.step, subject)
+        moved = measure_displacements(days)
+        shifts = defaultdict[int, Counter[int]](Counter)
         for season, by in zip(self._season[days.session].tolist(), moved.tolist(), strict=True):
-            found[season][by] += 1
+            shifts[season][by] += 1
             self._moved[season][by] += 1
-        self._refuse_zone(found, of)
+        self._refuse_zone(shifts, subject)
         self._votes = sum_votes([self._votes, votes])
         return days
 
     def judge(self) -> None:
-        """Raise BarError when all symbols together are evidence enough: of thin ones, each alone
-        says little."""
+        """Raise BarError if all symbols together are evidence enough, since a thinly traded symbol
+        alone proves little."""
         self._refuse_label(self._votes, MINUTE_NS, "the bars of all symbols together")
         self._refuse_zone(self._moved, "the bars of all symbols together")
         if self._whole_days >= 10 and not self._others and self.grid.bar_minutes < self._whole:
             raise BarError(
-                f"these are bars of whole days, and the market's are of {self.grid.bar_minutes}"
-                " minutes: a day's close would be known in its first bar; set data.bar_minutes to"
+                f"these are daily bars, and the market's bars have {self.grid.bar_minutes} minutes:"
+                " a day's close would be known in its first bar; set data.bar_minutes to"
                 f" {self._whole}"
             )
 
-    def _refuse_length(self, days: BarsByDay, of: str) -> None:
-        found = days.minutes
+    def _refuse_length(self, days: BarsByDay, subject: str) -> None:
+        length = days.minutes
         grid = self.grid.bar_minutes
-        if found is None:
+        if length is None:
             return
         declared = self.minutes
         if (
             declared is not None
-            and found == 1 < declared
+            and length == 1 < declared
             and np.mean(days.steps % declared != 0) > 0.05
         ):
             usual = int(np.median(days.steps))
             raise BarError(
-                f"{of} stand {usual} minute{'s' * (usual > 1)} apart, and data.source.bar_minutes"
-                f" says {declared}; set data.source.bar_minutes to {usual}"
+                f"{subject} stand {usual} minute{'s' * (usual > 1)} apart, and"
+                f" data.source.bar_minutes says {declared}; set data.source.bar_minutes to {usual}"
             )
-        fits = found <= grid and (grid % found == 0 or grid >= self._whole)
-        if found > 1 and (not fits or (declared is not None and declared < found)):
+        fits = length <= grid and (grid % length == 0 or grid >= self._whole)
+        if length > 1 and (not fits or (declared is not None and declared < length)):
             settings = (
-                [f"data.source.bar_minutes to {found}"] if declared not in (None, found) else []
+                [f"data.source.bar_minutes to {length}"] if declared not in (None, length) else []
             )
-            settings += [] if fits else [f"data.bar_minutes to {found} or a multiple of it"]
+            settings += [] if fits else [f"data.bar_minutes to {length} or a multiple of it"]
             raise BarError(
-                f"{of} stand {found} minutes apart, so they are bars of {found} minutes"
+                f"{subject} stand {length} minutes apart, so they are bars of {length} minutes"
                 + ("" if fits else f", which cannot be spread over bars of {grid}")
                 + f"; set {' and '.join(settings)}, or keep only bars of one length"
             )
 
-    def _refuse_label(self, votes: Votes, step: int, of: str) -> None:
+    def _refuse_label(self, votes: Votes, step: int, subject: str) -> None:
         label = votes.displaced()
         if label is None:
             return
-        found = f"late on {votes.end}" if label == "end" else f"early on {votes.early}"
+        when = f"late on {votes.end}" if label == "end" else f"early on {votes.early}"
         raise BarError(
-            f"{of} begin and end one bar too {found} of {votes.days} days, as if their times were"
-            f" the {label}s of bars; set data.source.label to {label}"
+            f"{subject} begin and end one bar too {when} of {votes.days} days, as if their times"
+            f" were the {label}s of bars; set data.source.label to {label}"
             + (", or correct data.source.timezone" if step >= _STEP else "")
         )
 
-    def _refuse_zone(self, found: dict[int, Counter[int]], of: str) -> None:
-        """Most days are displaced, or nearly all of a season of clocks are and by the same
-        hours."""
-        total = sum(found.values(), Counter[int]())
+    def _refuse_zone(self, shifts: dict[int, Counter[int]], subject: str) -> None:
+        """Raise BarError if more than half of all days are displaced, or at least 90 % of the days
+        of one season (sessions with one opening time in UTC) by the same amount."""
+        total = sum(shifts.values(), Counter[int]())
         days = sum(total.values())
         displaced = days - total[0]
         seasons = []
-        for counts in found.values():
+        for counts in shifts.values():
             by, count = counts.most_common(1)[0]
             if by and count >= 3 and count * 10 >= 9 * sum(counts.values()):
                 seasons.append((by, count))
@@ -363,14 +377,14 @@ class SessionEvidence:
         else:
             return
         minutes = by // MINUTE_NS
-        season = len(seasons) < len(found) and any(
-            2 * counts[0] > sum(counts.values()) for counts in found.values()
+        season = len(seasons) < len(shifts) and any(
+            2 * counts[0] > sum(counts.values()) for counts in shifts.values()
         )
         raise BarError(
-            f"{of} stand {abs(minutes)} minutes {'after' if minutes > 0 else 'before'} the sessions"
-            f" of {self.grid.calendar} on {count} of {days} days"
+            f"{subject} stand {abs(minutes)} minutes {'after' if minutes > 0 else 'before'} the"
+            f" sessions of {self.grid.calendar} on {count} of {days} days"
             + (
-                ", all those of one season: their clock knows no daylight saving, or another one"
+                ", all those of one season: their zone has no daylight saving, or another one"
                 if season
                 else ""
             )
@@ -384,17 +398,20 @@ class SessionEvidence:
 
 
 def merge_opening_prints(bars: Bars, days: BarsByDay) -> tuple[Bars, int]:
-    """One symbol's sorted bars with each print that is stamped one bar before the open made part of
-    the bar at the open; how many."""
-    row, there = days.at(days.open - days.step)
+    """Merge each opening print, a bar one bar length before the open, into the bar at the open.
+
+    bars: one symbol's, sorted. Returns them and the number of merged prints; days with more trading
+    outside of the session stay unchanged.
+    """
+    row, there = days.find_bars(days.open - days.step)
     there &= ~days.wide
     ts = bars.ts.copy()
     ts[row[there]] = days.open[there]
-    return put_together(replace(bars, ts=ts).sorted()), int(there.sum())
+    return merge_rows(replace(bars, ts=ts).sorted()), int(there.sum())
 
 
 def has_opening_prints(days: BarsByDay) -> bool:
-    """True where most days hold one bar before the open, a print of a single price at the time of
-    the opening."""
-    votes = _votes_at_the_edges(days) if days.has_edges else Votes()
+    """True if most days, and at least three, have one bar of a single price one bar length before
+    the open: the opening auction's trade."""
+    votes = _count_edge_votes(days) if days.has_edges else Votes()
     return votes.prints >= 3 and votes.prints * 2 > votes.days

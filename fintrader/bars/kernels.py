@@ -1,7 +1,7 @@
-"""Compiled passes over long columns: one pass through memory instead of numpy's dozen.
+"""Compiled functions over long columns: one pass through memory, where numpy needs about a dozen.
 
-Each is causal and adds in the order of the plain formula: later bars change no bit of a value.
-Import it late: numba takes half a second to load, and few commands need it.
+The moving sums and means are causal: later bars change no bit of an earlier value. Import this
+module inside functions: numba takes half a second to load, and few commands need it.
 """
 
 from __future__ import annotations
@@ -12,47 +12,51 @@ import numpy as np
 from numba import njit
 
 _LANES = 256
-"""Bars that are worked on together: this many stay in the processor's nearest cache."""
+"""Number of bars processed together, which fit into the processor's first-level cache."""
 _njit = njit(error_model="numpy", cache=True, no_cfunc_wrapper=True)
-"""Divide as numpy does, without a check for zero; a wrapper for C would only be compiled."""
+"""numba's `njit`. `numpy`: a division by zero gives inf or NaN instead of an error;
+`no_cfunc_wrapper`: no wrapper for C is compiled, since none is used."""
 
 
-# A window is the head of one block and the tail of the block before, and both sums are known:
-# constant work a bar, and rounding errors do not accumulate.
+# A window consists of the head of one block and the tail of the block before it. The sums of both
+# are known, so each bar costs constant work, and rounding errors do not accumulate.
 @_njit
 def moving_sum(values: Any, window: int, skipped: int) -> Any:
-    """Sum over the last `window` values, `[L]` float64; NaN for the first window - 1.
+    """Sum over the last `window` values at each bar, `[L]` float64; NaN at the first window - 1
+    bars.
 
-    `values` may be the end of a series of which `skipped` values lie before: a sum within them has
-    the bits that it has in the whole series.
+    `values` `[L]` may be the end of a longer series, whose first `skipped` values are left out: the
+    sums are then equal, bit for bit, to those of the whole series.
 
-    Van Herk's two half-windows (doi:10.1016/0167-8655(92)90069-C): blocks of `window` bars, a
-    running total from the block's start and one from the end of the block before.
+    Van Herk's algorithm (doi:10.1016/0167-8655(92)90069-C): the series is cut into blocks of
+    `window` bars; a sum is the running total from the start of its block, plus the total of the
+    last bars of the block before.
     """
     length = len(values)
     result = np.empty(length)
-    behind = np.full(window + 1, np.nan)  # nothing lies behind the first block
-    behind[window] = 0.0  # the window is exactly one block
+    tails = np.full(window + 1, np.nan)  # there is no block before the first
+    tails[window] = 0.0  # the window is exactly one block
     for start in range(-(skipped % window), length, window):
         stop = min(start + window, length)
-        ahead = 0.0 if start >= 0 else np.nan  # of a block that was cut the end is known
+        head = 0.0 if start >= 0 else np.nan  # the start of a cut block is unknown
         for t in range(max(start, 0), stop):
-            ahead = ahead + values[t]
-            result[t] = behind[t - start + 1] + ahead
+            head = head + values[t]
+            result[t] = tails[t - start + 1] + head
         if stop - start < window:
             break
         total = 0.0
         for t in range(stop - 1, max(start, -1), -1):
             total = total + values[t]
-            behind[t - start] = total
+            tails[t - start] = total
     return result
 
 
-# Eight series at a time: the additions of one series wait for each other, those of others do not.
+# Eight series at a time: the additions within a series depend on each other, so the processor
+# overlaps those of different series.
 @_njit
-def last_moving_sums(values: Any, times: Any, window: int, skipped: int, wanted: int) -> Any:
-    """The last `wanted` sums of `moving_sum` for each series of `values * times`, `[N, L]` both,
-    bit for bit; `[N, wanted]` float64. The products are not stored."""
+def last_moving_sums(values: Any, factors: Any, window: int, skipped: int, wanted: int) -> Any:
+    """Return the last `wanted` values of `moving_sum` for each series of `values * factors` (both
+    `[N, L]`), bit for bit, as `[N, wanted]` float64. The products are not stored."""
     count, length = values.shape
     result = np.full((count, wanted), np.nan)
     total = np.empty(8)
@@ -61,13 +65,13 @@ def last_moving_sums(values: Any, times: Any, window: int, skipped: int, wanted:
     for n in range(0, count, 8):
         lanes = min(8, count - n)
         for start in range(first, length, window):
-            if start < 0:  # of a block that was cut only the end is known
+            if start < 0:  # the start of a cut block is unknown
                 continue
             stop = min(start + window, length)
             total[:] = 0.0
             for t in range(start, stop):
                 for j in range(lanes):
-                    total[j] += values[n + j, t] * times[n + j, t]
+                    total[j] += values[n + j, t] * factors[n + j, t]
                 if t >= max(begin, window - 1):
                     for j in range(lanes):
                         result[n + j, t - begin] = total[j]
@@ -76,17 +80,18 @@ def last_moving_sums(values: Any, times: Any, window: int, skipped: int, wanted:
                 if t < 0:
                     break
                 for j in range(lanes):
-                    total[j] += values[n + j, t] * times[n + j, t]
+                    total[j] += values[n + j, t] * factors[n + j, t]
                 if t + window - 1 < stop:
                     for j in range(lanes):
                         result[n + j, t + window - 1 - begin] += total[j]
     return result
 
 
-# The lags are the outer loop and neighbouring bars the inner one, which vectorises.
+# The outer loop runs over the lags and the inner one over neighbouring bars, so that it vectorises.
 @_njit
 def moving_deviation(values: Any, mean: Any, window: int) -> Any:
-    """Mean absolute deviation from the moving mean, `[L]`: mean_k |x[t-k] - mean[t]|."""
+    """Mean absolute deviation of the last `window` values from the moving mean, `[L]`: mean_k
+    |x[t-k] - mean[t]|; NaN at the first window - 1 bars."""
     length = len(values)
     result = np.full(length, np.nan)
     total = np.empty(_LANES)
@@ -103,12 +108,12 @@ def moving_deviation(values: Any, mean: Any, window: int) -> Any:
     return result
 
 
-# The sum and its weights decay together at each bar: a recursion, which no array operation does.
+# The sum and the sum of weights decay together at each bar: a recursion, for which numpy has no
+# array operation.
 @_njit
 def exponential_mean(values: Any, alpha: float) -> Any:
-    """Exponential mean `[L]`: y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k. The
-    weights' sum is the divisor (pandas `ewm(adjust=True)`), so no bar is invented before the
-    first."""
+    """Exponential mean `[L]`: y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k over the
+    bars that exist, as pandas' `ewm(adjust=True)`: no value is assumed before the first bar."""
     decay = 1.0 - alpha
     result = np.empty(len(values))
     total = weight = 0.0
@@ -121,11 +126,14 @@ def exponential_mean(values: Any, alpha: float) -> Any:
 
 # `row` points at the next row to place; a bar without a row repeats the close before it.
 @_njit
-def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, volume: Any) -> Any:
-    """Place rows of the grid's bars `at` on `length` bars that begin with the first row's.
+def place_on_grid(
+    at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, volume: Any
+) -> Any:
+    """Place rows on consecutive bars of the grid and fill the bars without a row.
 
-    Returns `[length]` each: open, high, low, close, volume, and true where there is a row. Without
-    a row all prices are the last close and the volume is 0.
+    at: `[R]` number of each row's bar, ascending; length: number of bars, counted from the first
+    row's. Returns six arrays `[length]`: open, high, low, close, volume, and True where there is a
+    row. At a bar without a row all prices equal the last close and the volume is 0.
     """
     opens = np.empty(length)
     highs = np.empty(length)
@@ -149,8 +157,8 @@ def on_grid(at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, v
 
 @_njit
 def mark_steps(open_: Any, close: Any, factor: float) -> Any:
-    """Mark the bars, `[L]`, whose open or close differs from the close before by a ratio above
-    `factor`."""
+    """Return `[L]` bool: bars whose open or close is more than `factor` times the close before, or
+    less than 1 / `factor` of it."""
     far = np.zeros(len(close), dtype=np.bool_)
     for t in range(1, len(close)):
         high = max(open_[t], close[t])
@@ -159,12 +167,15 @@ def mark_steps(open_: Any, close: Any, factor: float) -> Any:
     return far
 
 
-# In a series that runs forward an open lies near the close before it; in one that runs backward a
-# close lies near the open before it.
+# In rows in order of time an open lies near the close of the row before; in rows in reverse order a
+# close lies near the open of the row before.
 @_njit
-def backward_votes(open_: Any, close: Any, first: Any) -> Any:
-    """Votes for a day that runs backward, less those for a day that runs forward, and the number of
-    votes cast, `[D]` each. Days begin at rows `first` `[D]`."""
+def count_backward_votes(open_: Any, close: Any, first: Any) -> Any:
+    """Count the votes of pairs of neighbouring rows on whether a day's rows are in reverse order.
+
+    first: `[D]` the first row of each day. Returns two arrays `[D]` int64: votes for reverse order
+    less votes against it, and the number of votes.
+    """
     votes = np.zeros(len(first), dtype=np.int64)
     cast = np.zeros(len(first), dtype=np.int64)
     for day in range(len(first)):
@@ -179,8 +190,8 @@ def backward_votes(open_: Any, close: Any, first: Any) -> Any:
 
 @_njit
 def add_distances(values: Any, mean: Any, is_squared: bool, total: Any, count: Any) -> None:
-    """Add the finite distances of `[R, F]` from `mean` `[F]`, or their squares, to `total` `[F]`,
-    row after row, and their number to `count` `[F]`."""
+    """Add, in place, the finite differences `values` `[R, F]` - `mean` `[F]` (their squares if
+    `is_squared`) to `total` `[F]`, row after row, and their number to `count` `[F]`."""
     for row in range(values.shape[0]):
         for f in range(values.shape[1]):
             distance = np.float64(values[row, f]) - mean[f]
@@ -191,20 +202,20 @@ def add_distances(values: Any, mean: Any, is_squared: bool, total: Any, count: A
 
 @_njit
 def apply_scale(values: Any, mean: Any, spread: Any, low: Any, high: Any, clip: float) -> None:
-    """In place: (x − mean) / spread of `[R, F]`, between `low` and `high` `[F]`; 0 where undefined,
-    ±clip where still infinite."""
+    """Standardise `values` `[R, F]` in place: (x − mean) / spread, limited to `low` and `high`
+    `[F]`. NaN becomes 0; a result that is still infinite becomes ±clip."""
     for row in range(values.shape[0]):
         for f in range(values.shape[1]):
             value = (np.float64(values[row, f]) - mean[f]) / spread[f]
             value = low[f] if value < low[f] else value
             values[row, f] = high[f] if value > high[f] else value
-            if not np.isfinite(values[row, f]):  # a large one may overflow float32
+            if not np.isfinite(values[row, f]):  # a large value may overflow float32
                 values[row, f] = 0.0 if np.isnan(value) else (clip if value > 0 else -clip)
 
 
 @_njit
-def by_row(table: Any, rows: Any) -> None:
-    """Copy `[L, F]`, stored column by column, to `[L, F]`, stored row by row."""
+def copy_by_row(table: Any, rows: Any) -> None:
+    """Copy `table` `[L, F]`, stored column by column, into `rows` `[L, F]`, stored row by row."""
     length, width = table.shape
     for start in range(0, length, _LANES):
         stop = min(start + _LANES, length)

@@ -1,10 +1,10 @@
-"""Proposal of an exchange's calendar, and of the zone of naive times, from the times of bars.
+"""Proposal of an exchange's calendar, and of the zone of times without one, from the times of bars.
 
-Each calendar in each zone is a hypothesis on which slots of time hold rows: quarters of an hour, or
-days where the bars are daily. Inside of the sessions any share of the slots may be filled, so that
-thin symbols count as well; outside next to none. The cost of a hypothesis is how much less likely
-than certain the rows are by it (minus the logarithm of their likelihood); the data refutes those
-with a clearly higher cost than the best.
+Time is cut into slots: quarters of an hour, or days if the bars are daily. Each pair of a calendar
+and a zone is a hypothesis on which slots contain rows. Within the sessions any share of the slots
+may be filled, so that thinly traded symbols can be used too; outside of them nearly none may be.
+The cost of a hypothesis is minus the logarithm of the likelihood of the rows. Hypotheses that cost
+clearly more than the best are refuted by the data.
 """
 
 from __future__ import annotations
@@ -34,106 +34,117 @@ USUAL = split_words(
     "XNAS CMES XTSE XLON XETR XTKS XKRX XHKG XSHG XBOM XASX XTAI BVMF XIST"
     f" 24/7 {FX} 24/5 {NASDAQ_NIGHT}"
 )
-"""Calendars that are proposed, the likelier first. XBOM's sessions are those of India's NSE."""
+"""Calendars that are tried first, the more common ones in front. XBOM has the sessions of India's
+NSE."""
 RARER = split_words(
     "XEUR XPAR XMIL XMAD XSWX XSTO XOSL XCSE XHEL XWBO XDUB XWAR XPRA XBUD XMOS XJSE XMEX XBUE"
     " XSGO XSES XBKK XIDX XKLS XPHS XNZE XKAR XCBF"
 )
-"""Calendars that are tried where many rows lie outside of the usual ones."""
+"""Calendars that are tried if the usual ones do not fit, or as alternatives with the same clock."""
 ZONES = split_words(
     "UTC America/New_York Etc/GMT+5 America/Chicago America/Denver America/Los_Angeles"
     " America/Sao_Paulo Europe/London Europe/Berlin Europe/Athens Asia/Kolkata Asia/Shanghai"
     " Asia/Tokyo Australia/Sydney"
 )
-"""Zones of naive times. Athens is the clock of MetaTrader's servers."""
+"""Zones that are tried for times without a zone. Athens is the clock of MetaTrader's servers."""
 _UTC_ONLY = ("24/7", "24/5")
 OPEN = (*_UTC_ONLY, FX, NASDAQ_NIGHT, "CMES")
 """Calendars that are open at nearly all hours, so that few rows can lie outside."""
 _FILLED = (0.8, 0.98)
-"""They hold rows at so much of that time, or on so many days."""
+"""Least share of the slots of an `OPEN` calendar's sessions that must be filled: quarters of an
+hour, and days of daily bars."""
 _REST = {"CMES": 60 * MINUTE_NS}
-"""A pause at the end of each session, which exchange_calendars does not know."""
+"""Calendar -> pause at the end of each session, nanoseconds, which exchange_calendars does not
+know."""
 _MOST_AT_REST = 0.2
+"""Largest share of the slots of such a pause that may be filled."""
 _CLEAR = {False: 20.0, True: 10.0}
-"""A refuted hypothesis costs so much more: the rows of some hours at the wrong time, or two days of
-daily bars."""
+"""Excess cost above which a hypothesis is refuted, for intraday (False) and daily (True) bars:
+about the rows of some hours at the wrong time, or of two days."""
 _RARE = 10.0
-"""Cost of times that are the ends of bars of five minutes or more."""
+"""Extra cost of the hypothesis that times are the ends of bars, for bars of five minutes or
+more."""
 _MOST_AWAY = 0.3
-"""Largest share of the volume before the open and after the close."""
+"""Largest share of the volume that may lie before the open and after the close."""
 _AROUND_THE_CLOCK = 0.6
-"""Share of all hours of all days that markets of 23 hours and five days fill, and no others."""
+"""Share of all slots above which a market counts as open around the clock."""
 _ALIKE = 2.0
-"""Costs that differ by less are alike, and the likelier hypothesis counts."""
+"""Costs that differ by no more than this count as equal; the hypothesis with the lower `rank` is
+then chosen."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A calendar and a zone of naive times, and how they fit the rows."""
+    """A calendar and a zone for times without one, and the fit of both to the rows."""
 
     calendar: str
     zone: str
     rank: tuple[bool, ...]
-    """The likelier one is lower; the last says that times are the ends of bars."""
+    """Order of plausibility, the most plausible lowest; the last entry is True if times are the
+    ends of bars."""
     outside: float
     """Share of the rows outside of the sessions and their extended hours."""
     away: float
     """Share of the volume outside of the sessions."""
     filled: float
-    """Share of the sessions' slots with rows."""
+    """Share of the sessions' slots that contain rows."""
     cost: float
+    """Minus the logarithm of the likelihood of the rows, plus penalties."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The hypothesis that fits best, and what the data does not refute."""
+    """The hypothesis that fits best, and the alternatives that the data does not refute."""
 
     best: Hypothesis
     calendars: tuple[str, ...]
-    """Other calendars, the best first."""
+    """Other calendars that are not refuted, the best first."""
     zones: tuple[str, ...]
-    """Other zones."""
+    """Other zones of the best calendar that are not refuted, the best first."""
     may_be_sure: bool
-    """Volume carries information, and the calendar's hours and days hold rows; else nothing is
-    certain."""
+    """False where the proposal can never be certain: all volumes are equal, or the calendar is open
+    at nearly all hours, and missing rows or the zone leave doubt."""
     refuted: Hypothesis | None = None
-    """The usual calendar that fits best, where another one is proposed."""
+    """The best hypothesis of another set of calendars, which the proposal replaces."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Slots:
-    """Rows by slot, `[Q]` from slot number `base` on."""
+    """Rows by slot: arrays `[Q]`, whose first entry is slot number `base` (counted from 1970)."""
 
     base: int
     rows: Array
     volume: Array
     is_filled: Array
     is_known: Array
-    """Slots of which rows were read, if there are any."""
+    """Slots within the parts of the data that were read; of the others nothing is known."""
     width: int
-    """Slots that a bar fills."""
+    """Number of slots that one bar fills."""
 
 
 def find_calendar(
     bars: Bars, zones: Sequence[str], step: int, spans: Sequence[tuple[int, int]]
 ) -> Proposal:
-    """Propose one of the usual calendars. Where many rows or much volume lie outside of it, or it
-    is always open and lacks rows, propose a rarer one that fits better, or 24/7 for bars around the
-    clock. See `propose`."""
+    """Propose a usual calendar, if its sessions contain nearly all rows and most of the volume.
+    Otherwise, or if the calendar is open at nearly all hours and lacks rows, propose a rarer one
+    that fits better, or 24/7 for bars around the clock.
+
+    Parameters and errors are those of `propose`.
+    """
     usual = propose(bars, USUAL, zones, step, spans)
     is_daily = step >= DAY_MINUTES - 60
     fits = usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY
     if fits and usual.best.calendar not in OPEN:
         return usual if usual.calendars else _compare_rarer(usual, bars, step, spans)
     if fits and usual.best.filled > _FILLED[is_daily]:
-        # a currency's week by the clock of a broker looks like one of 24/5
+        # a week of currency trading by a broker's clock looks like one of 24/5
         is_broker = usual.best.calendar == "24/5" and len(zones) > 1
         return replace(usual, may_be_sure=usual.may_be_sure and not is_broker)
     homes = map(timezone_of, RARER) if len(zones) > 1 else ()
     other = propose(bars, RARER, [*zones, *homes], step, spans)
     if other.best.outside <= MOST_OUTSIDE and other.best.cost < usual.best.cost:
         return replace(other, refuted=usual.best)
-    if fits:  # a calendar that is not known here may fit better
+    if fits:  # a calendar that is not among those tried may fit better
         week = propose(bars, ("24/5",), zones, step, spans).best
         refuted = week if usual.best.calendar == "24/7" else None
         return replace(usual, may_be_sure=False, refuted=refuted)
@@ -145,10 +156,11 @@ def find_calendar(
 def _compare_rarer(
     usual: Proposal, bars: Bars, step: int, spans: Sequence[tuple[int, int]]
 ) -> Proposal:
-    """Add the rarer calendars of the same clock that fit as well; propose one that fits better."""
+    """Add the rarer calendars with the same clock that the data does not refute either; propose one
+    of them if it fits clearly better."""
     best = usual.best
-    home = _clock(timezone_of(best.calendar))
-    near = [one for one in RARER if _clock(timezone_of(one)) == home]
+    home = _list_offsets(timezone_of(best.calendar))
+    near = [one for one in RARER if _list_offsets(timezone_of(one)) == home]
     rarer = propose(bars, (best.calendar, *near), (best.zone,), step, spans)
     if rarer.best.cost < best.cost - _CLEAR[step >= DAY_MINUTES - 60]:
         return replace(rarer, zones=usual.zones, refuted=best)
@@ -157,9 +169,9 @@ def _compare_rarer(
 
 
 def _trades_at_weekends(bars: Bars) -> bool:
-    """Report whether daily bars of weekends lie between weeks with bars of Monday and Friday, which
-    dates that are a day off do not."""
-    # whole weeks between the symbols, so that a day's number tells both its symbol and its weekday
+    """Report whether daily bars lie on weekends whose own and next week also have bars on Monday
+    and Friday. Dates that are wrong by one day do not produce such weeks."""
+    # whole weeks lie between the numbers of two symbols, so that a number shows symbol and weekday
     days = bars.ts // (DAY_MINUTES * MINUTE_NS) + bars.symbol * 7_000_000
     weekday = (days + 3) % 7  # 1970 began on a Thursday; 0 is Monday
     monday = days[weekday > 4] - weekday[weekday > 4]
@@ -173,55 +185,60 @@ def propose(
     step: int,
     spans: Sequence[tuple[int, int]],
 ) -> Proposal:
-    """Find the calendar and zone that fit the bars best, whose times stand as UTC.
+    """Find the calendar and zone that fit the bars best. The times of `bars` were read as if they
+    were UTC.
 
-    `step`: minutes of a bar. `spans`: first and last time of each part that was read, because
-    nothing is known of the time between parts.
+    zones: to be tried for these times, a single one if the times contain a zone; step: length of a
+    bar, minutes; spans: first and last time (nanoseconds) of each part of the data that was read,
+    because nothing is known of the time between.
 
-    Raises DataError when no calendar covers the bars.
+    Raises DataError when no calendar covers the years of the bars.
     """
     is_daily = step >= DAY_MINUTES - 60
     has_volume = bool(np.ptp(bars.volume) > 0)
     clocks: dict[tuple[float, ...], str] = {}
     for zone in zones:
-        clocks.setdefault(_clock(zone), zone)
+        clocks.setdefault(_list_offsets(zone), zone)
     tables = [
         (zone, is_end, table)
         for is_end in _list_labels(bars, step)
-        for zone, table in _slots_by_zone(
+        for zone, table in _place_in_slots(
             bars, list(clocks.values()), step, is_end, is_daily, np.array(spans)
         )
     ]
     first = min(table.base for _, _, table in tables)
     stop = max(table.base + len(table.rows) for _, _, table in tables)
-    found = []
+    hypotheses = []
     for calendar in calendars:
         if is_daily and calendar in (FX, NASDAQ_NIGHT) and len(calendars) > 1:
-            continue  # their days are those of 24/5 and XNAS
+            continue  # they have the same days as 24/5 and XNAS
         try:
             masks = _session_masks(calendar, first, stop, DAY_MINUTES if is_daily else step)
         except DataError:
             if len(calendars) == 1:
                 raise
-            continue  # another century, or a country whose holidays are known to last year only
-        home = clocks.get(_clock(timezone_of(calendar)))
+            continue  # the calendar does not reach back, or not ahead, to these years
+        home = clocks.get(_list_offsets(timezone_of(calendar)))
         for zone, is_end, table in tables:
             name = timezone_of(calendar) if zone == home else zone
             rank = _rank_zone(calendar, zone, home, len(clocks))
             if rank is not None:
                 span = slice(table.base - first, table.base - first + len(table.rows))
                 sessions = [mask[span] for mask in masks]
-                one = _judge(calendar, name, (*rank, is_end), table, sessions, has_volume)
+                hypothesis = _judge(calendar, name, (*rank, is_end), table, sessions, has_volume)
                 rare = 0.0 if not is_end else _RARE if step >= 5 else _ALIKE / 2
-                found.append(replace(one, cost=one.cost + rare))
-    if not found:
+                hypotheses.append(replace(hypothesis, cost=hypothesis.cost + rare))
+    if not hypotheses:
         raise DataError("no calendar covers the years of these bars; name one with --calendar")
-    return _choose(found, is_daily, has_volume)
+    return _choose(hypotheses, is_daily, has_volume)
 
 
 def _list_labels(bars: Bars, step: int) -> tuple[bool, ...]:
-    """List the labels that are possible, True for the end of a bar: bars of days carry their begin,
-    and days that begin a bar after a full quarter of an hour and end at one carry the end."""
+    """List the possible meanings of the times: False for starts of bars, True for ends.
+
+    Daily bars are always stamped at the start. If nearly all days begin one bar after a full
+    quarter of an hour and end at a full one, the times must be ends.
+    """
     if step >= DAY_MINUTES - 60:
         return (False,)
     ts = np.unique(bars.ts) // MINUTE_NS
@@ -233,28 +250,29 @@ def _list_labels(bars: Bars, step: int) -> tuple[bool, ...]:
 def _rank_zone(
     calendar: str, zone: str, home: str | None, num_zones: int
 ) -> tuple[bool, ...] | None:
-    """Rank a zone of a calendar's times, the likeliest lowest; None where it cannot be told from
-    UTC."""
+    """Rank a zone for a calendar's times, the most plausible lowest; None for a zone that the data
+    could not tell from another."""
     if num_zones == 1:
         return (False, False)
     if calendar in _UTC_ONLY and zone != "UTC":
         return None
     if calendar in OPEN and zone == "America/Sao_Paulo":
-        return None  # the clock of Brazil's files alone, and an hour from New York's
+        return None  # only Brazilian files use it, and it is one hour from New York
     usual = "UTC" if calendar == FX else home
     return (zone not in (home, "UTC"), zone != usual)
 
 
-def _choose(found: list[Hypothesis], is_daily: bool, has_volume: bool) -> Proposal:
-    least = min(one.cost for one in found)
-    # of those that the data does not rule out, one without rows outside
-    whole = [one for one in found if one.cost < least + _CLEAR[is_daily] and not one.outside]
-    least = min(one.cost for one in whole or found)
+def _choose(hypotheses: list[Hypothesis], is_daily: bool, has_volume: bool) -> Proposal:
+    least = min(one.cost for one in hypotheses)
+    # if any hypothesis that is not refuted has no rows outside its sessions, choose among those
+    whole = [one for one in hypotheses if one.cost < least + _CLEAR[is_daily] and not one.outside]
+    least = min(one.cost for one in whole or hypotheses)
     best = min(
-        (one for one in whole or found if one.cost <= least + _ALIKE), key=lambda one: one.rank
+        (one for one in whole or hypotheses if one.cost <= least + _ALIKE), key=lambda one: one.rank
     )
     likely = sorted(
-        (one for one in found if one.cost < best.cost + _CLEAR[is_daily]), key=lambda one: one.cost
+        (one for one in hypotheses if one.cost < best.cost + _CLEAR[is_daily]),
+        key=lambda one: one.cost,
     )
     others = dict.fromkeys(one.calendar for one in likely if one.calendar != best.calendar)
     zones = dict.fromkeys(
@@ -274,38 +292,41 @@ def _judge(
     inside, starts, allowed = sessions
     loud = allowed if calendar in _REST else starts
     away = float(slots.volume[~loud].sum() / slots.volume.sum()) if has_volume else 0.0
-    # a session's last bar may be shorter than the others: outside only the begin of a bar counts
+    # the last bar of a session may be shorter: outside of sessions only a bar's first slot counts
     begins = slots.rows > 0
     known = slots.is_known
     filled = slots.is_filled[inside & known]
     cost = away * np.count_nonzero(slots.is_filled)
-    cost += _surprise(filled.sum() / slots.width, len(filled) / slots.width, 1.0)
+    cost += _negative_log_likelihood(filled.sum() / slots.width, len(filled) / slots.width, 1.0)
     rest = (_MOST_AT_REST, 1) if calendar in _REST else (1.0, slots.width)
     for mask, (most, width) in ((allowed & ~starts, rest), (~allowed, (MOST_OUTSIDE, 1))):
-        cost += _surprise(begins[mask & known].sum(), np.sum(mask & known) / width, most)
+        cost += _negative_log_likelihood(
+            begins[mask & known].sum(), np.sum(mask & known) / width, most
+        )
     outside = float(slots.rows[~allowed].sum() / slots.rows.sum())
     held = float(filled.sum() / max(len(filled), 1))
     return Hypothesis(calendar, zone, rank, outside, away, held, cost)
 
 
-def _surprise(k: float, n: float, most: float) -> float:
-    """-log L = -k log p - (n - k) log(1 - p) of bars that `k` of `n` places hold, each with
-    probability p = k / n, or at `most` that."""
+def _negative_log_likelihood(k: float, n: float, most: float) -> float:
+    """-log L = -k log p - (n - k) log(1 - p): minus the log likelihood of `k` bars on `n` places,
+    with the best probability p = k / n, limited to `most`."""
     p = min(k / max(n, k, 1), most)
     return float(-k * np.log(p or 1.0) - max(n - k, 0.0) * np.log1p(-p if p < 1 else 0.0))
 
 
-def _slots_by_zone(
+def _place_in_slots(
     bars: Bars, zones: Sequence[str], step: int, is_end: bool, is_daily: bool, spans: Array
 ) -> Iterator[tuple[str, _Slots]]:
-    """The rows by slot, read as times of each zone, as starts or as ends of bars."""
+    """Yield each zone with the rows by slot, if their times are read in that zone and as starts
+    (ends if `is_end`) of bars."""
     late = is_end * step * MINUTE_NS
     quarters, quarter_of = np.unique((bars.ts - late) // QUARTER_NS, return_inverse=True)
     rows = np.bincount(quarter_of)
     volume = np.bincount(quarter_of, bars.volume)
     slot_ns = QUARTER_NS * (96 if is_daily else 1)
     width = 1 if is_daily else max(1, step // 15)
-    edge = 0 if is_daily else 1  # of empty slots: the rows may begin and end with a session
+    edge = 0 if is_daily else 1  # empty slots added on both sides of each part
     for zone in zones:
         slot = move(quarters * QUARTER_NS, zone) // slot_ns
         base = int(slot.min()) - edge
@@ -321,8 +342,9 @@ def _slots_by_zone(
 
 
 def _session_masks(calendar: str, first: int, stop: int, step: int) -> tuple[Array, Array, Array]:
-    """`[Q]` bool three times: slots of the sessions, those in which their bars of `step` minutes
-    begin, and those that may hold rows."""
+    """Return three masks `[Q]` of the slots `first` to `stop` - 1: slots of the sessions; slots in
+    which the sessions' bars of `step` minutes may begin; slots that may contain rows, extended
+    hours and lunch breaks included."""
     is_daily = step >= DAY_MINUTES
     unit = 96 if is_daily else 1
     days = [dt.date(1970, 1, 1) + dt.timedelta(slot * unit // 96) for slot in (first, stop)]
@@ -333,19 +355,19 @@ def _session_masks(calendar: str, first: int, stop: int, step: int) -> tuple[Arr
         return mask, mask, mask
     before, begin, pause, resume, end, after = spans
     last = end - _REST.get(calendar, 0)
-    inside = _mask([(begin, np.minimum(pause, last)), (resume, last)], first, stop)
-    # a bar of a full hour may begin before the open, if the session before ended earlier
+    inside = _mask_slots([(begin, np.minimum(pause, last)), (resume, last)], first, stop)
+    # a bar on the full hour may begin before the open, unless sessions last nearly a day
     clock = np.concatenate([begin[end - begin < 20 * 60 * MINUTE_NS], resume[resume > pause]])
     clock = clock - since_midnight(clock, timezone_of(calendar)) % (step * MINUTE_NS)
-    starts = inside | _mask([(clock, clock + QUARTER_NS)], first, stop)
-    allowed = starts | _mask([(before, pause), (resume, after)], first, stop)
+    starts = inside | _mask_slots([(clock, clock + QUARTER_NS)], first, stop)
+    allowed = starts | _mask_slots([(before, pause), (resume, after)], first, stop)
     return inside, starts, allowed
 
 
 _DAY = dt.timedelta(days=1)
 
 
-def _mask(spans: Sequence[tuple[Array, Array]], first: int, stop: int) -> Array:
+def _mask_slots(spans: Sequence[tuple[Array, Array]], first: int, stop: int) -> Array:
     steps = np.zeros(stop - first + 1, dtype=np.int64)
     for begin, end in spans:
         begin, end = (
@@ -358,8 +380,9 @@ def _mask(spans: Sequence[tuple[Array, Array]], first: int, stop: int) -> Array:
 
 
 @lru_cache
-def _clock(zone: str) -> tuple[float, ...]:
-    """Offsets in winter and in summer, alike for zones whose clocks are."""
+def _list_offsets(zone: str) -> tuple[float, ...]:
+    """Return a zone's offsets from UTC in winter and in summer, seconds; zones with equal clocks
+    have equal ones."""
     days = pd.DatetimeIndex(["2024-01-15", "2024-07-15"])
     return tuple(
         (days.tz_localize(zone).tz_convert("UTC").tz_localize(None) - days).total_seconds()
@@ -367,8 +390,8 @@ def _clock(zone: str) -> tuple[float, ...]:
 
 
 def move(ts: Array, zone: str) -> Array:
-    """`[R]` int64: times that were read as UTC, as those of a zone; what does not exist there or
-    twice stays where it was."""
+    """Return `[R]` int64: times `ts` that were read as UTC, read as local times of a zone instead.
+    Local times that do not exist, or exist twice, stay unchanged."""
     wall = pd.DatetimeIndex(ts.astype("datetime64[ns]"))
     placed = wall.tz_localize(zone, ambiguous="NaT", nonexistent="NaT")
     utc = placed.tz_convert("UTC").tz_localize(None)

@@ -47,10 +47,11 @@ _SPLIT_NS = _SPLIT_DAYS * _DAY_NS
 
 @contextlib.contextmanager
 def hold_account(broker: Broker, journal: Journal) -> Iterator[StoreLease | None]:
-    """Hold the broker's account: no other deployment of this user trades it on this machine.
+    """Hold a lease on the broker's account, so that no other deployment of this user trades it on
+    this machine.
 
-    The embedded broker's account is private to its folder and needs no lease. Raises DeployError
-    where another deployment holds the account; a killed deployment holds none.
+    The embedded broker's account is private to its folder and needs no lease. Raises DeployError if
+    another deployment holds the account; a killed deployment no longer holds it.
     """
     if isinstance(broker, SimulatedBroker):
         yield None
@@ -72,15 +73,15 @@ def hold_account(broker: Broker, journal: Journal) -> Iterator[StoreLease | None
             ) from None
         except (StorageError, OSError) as error:
             raise DeployError(
-                f"{folder} cannot be written ({error}), but the account's lease is there; "
-                "free space or rights there, or set XDG_STATE_HOME to another folder"
+                f"{folder} cannot be written ({error}), but the account's lease must be there; "
+                "free space or grant rights there, or set XDG_STATE_HOME to another folder"
             ) from None
         yield lease
 
 
 def _read_number(broker: Broker, journal: Journal) -> str:
-    """Read the account's number, from the journal if a flatten goes on and the broker does not
-    answer."""
+    """Read the account's number; from the journal, if the broker does not answer while a flatten is
+    under way."""
     try:
         return broker.account().number
     except (BrokerError, BrokerUnsureError):
@@ -91,11 +92,12 @@ def _read_number(broker: Broker, journal: Journal) -> str:
 
 
 class Accounts:
-    """Cash, shares and equity at a bar. Where broker and journal differ, `halt` gets the reason.
+    """Cash, shares and equity at a bar. If broker and journal differ, `halt` is called with the
+    reason and the time.
 
-    Equity is that of the account without the part beyond the cap, which is neither traded nor
-    counted. Deposits and withdrawals change the highest and the first
-    equity in step, so that neither is a gain or a loss.
+    Equity does not include the part of the account beyond the cap, which is not traded. Deposits
+    and withdrawals change the highest and the first equity by the same factor, so that they count
+    neither as a gain nor as a loss.
     """
 
     def __init__(
@@ -109,8 +111,8 @@ class Accounts:
         replays: bool,
         cap_usd: float | None,
     ) -> None:
-        """alert: gets the kind of news, a text and the time; cap_usd: most USD of the account that
-        are traded; replays: the later bars are known already."""
+        """alert: called with the kind of news, a text and the time; replays: True if later bars are
+        known already; cap_usd: most USD of the account that are traded."""
         self.bundle = recorder.bundle
         self.broker = broker
         self.journal = recorder.journal
@@ -126,18 +128,18 @@ class Accounts:
         """Part of the account that is beyond the cap."""
         self._first_usd = self._peak_usd = self._equity_usd = 0.0
         self._seen = 0
-        """Number of the newest journal entry that was taken in."""
+        """Number of the newest journal entry that has been applied."""
         self._split: dict[str, int] = {}
-        """Symbol -> time at which its newest split was taken in."""
+        """Symbol -> time of the journal entry of its newest split, ns."""
         self._due: list[tuple[str, int, float]] = []
-        """Symbol, time and USD of each dividend that is not paid yet."""
+        """Symbol, time (ns) and USD of each dividend that is not paid yet."""
         self.unbooked: frozenset[str] = frozenset()
-        """Symbols of which the broker has not booked a split yet."""
+        """Symbols with a split that the broker has not booked yet."""
 
     @property
     def since(self) -> int:
-        """Start (ns) of the bar of an embedded account that goes on with newer markets; 0 for any
-        other account."""
+        """Start (ns) of the present bar of an embedded account in live trading, where newer markets
+        continue it; 0 for any other account."""
         return 0 if self.simulated is None or self.replays else self.simulated.since
 
     def at(self, market: MarketTensors, row: int, now: int) -> BacktestAccount:
@@ -166,7 +168,7 @@ class Accounts:
         return state.build_account(market, self.env, row, _align(held, market.symbols))
 
     def between(self, now: int) -> float:
-        """Value the account between two decisions by the newest prices, USD."""
+        """Return the account's equity between two decisions, by the newest prices, USD."""
         if self.simulated is not None:
             return self.simulated.equity
         cash, held = self.agreed(now)
@@ -176,8 +178,8 @@ class Accounts:
     def agreed(
         self, now: int, *, start: bool = False, adopt: bool | Mismatch = False
     ) -> tuple[float, Mapping[str, float]]:
-        """Return the cash and shares on which broker and journal agree; shares of a split count
-        from its morning on, also before the broker has booked them.
+        """Return the cash (USD) and shares on which broker and journal agree. The shares of a split
+        count from its morning on, even if the broker has not booked them yet.
 
         `start` and `adopt`: as in `reconcile`, which raises DeployError for a difference at the
         start.
@@ -196,14 +198,14 @@ class Accounts:
         if wrong:
             text = "; ".join(finding.text for finding in wrong)
             name = self.journal.path.parent.name
-            self._halt(f"{text}; mend the account, or `fintrader accept {name}`", now)
+            self._halt(f"{text}; mend the account, or run `fintrader accept {name}`", now)
         self._take_in(now)
         known = expect_holdings(self.journal)
         self.unbooked = frozenset(name for name, count in known.owed.items() if count)
         return known.cash_usd or 0.0, known.shares
 
     def accept(self, now: int) -> None:
-        """Take over the differences that the last mismatch names, at a person's request."""
+        """Accept the differences that the last mismatch names, at a person's request."""
         named = self.journal.last(Mismatch)
         agreed = self.journal.last(Checkpoint)
         text = "nothing was accepted: the account does not differ as the last mismatch says"
@@ -215,8 +217,9 @@ class Accounts:
         self._alert("accept", text, now)
 
     def expect(self, action: Action, opened: int, now: int) -> float:
-        """Expect the shares of a split and the cash of a dividend, once; return the ratio of a
-        split that is new to the journal, else 1. `opened`: the open of the day, ns."""
+        """Journal, once, the shares and cash that a split or dividend will bring to the account.
+        Return the ratio of a split that is new to the journal, else 1. opened: the open of the
+        ex-date, ns."""
         reason = f"{action.symbol} split {action.split:g} for 1 on {action.day}"
         if action.split == 1.0:
             reason = f"{action.symbol} pays {action.dividend_usd:g} USD a share of {action.day}"
@@ -226,7 +229,7 @@ class Accounts:
         held = expect_holdings(self.journal).shares.get(action.symbol, 0.0)
         agreed = self.journal.last(Checkpoint)
         if agreed is not None and agreed.time >= opened:
-            # Shares that were agreed on after the open may be bought since, or split already.
+            # Shares agreed on after the open may have been bought since, or already be split.
             day = format_day(opened)
             if format_day(agreed.time) != day or agreed.body.traded_usd.get(day):
                 held = 0.0
@@ -262,8 +265,8 @@ class Accounts:
         self.limits.scale(change.factor)
 
     def restore(self, simulated: SimulatedBroker) -> None:
-        """Restart the embedded account at its first decision with an order whose end is not in the
-        journal, with all orders since."""
+        """Restart the embedded account at the first decision with an order that the journal does
+        not call finished (at the last decision without one), and repeat all orders since."""
         decisions = [entry.body for entry in self.journal.entries(BarDecision)]
         if not decisions:
             return
@@ -289,8 +292,8 @@ class Accounts:
         return [*decision.resting, *market]
 
     def _measure(self, cash: float, shares_usd: float) -> float:
-        """Compute the equity with dividends due, set the part beyond the cap aside, and note the
-        peak."""
+        """Return the equity, USD, with dividends due and without the part beyond the cap; update
+        first and highest equity."""
         equity = cash + shares_usd + sum(usd for _, _, usd in self._due)
         if self.cap_usd is not None:
             self.outside_usd = max(self.outside_usd, equity - self.cap_usd)
@@ -301,7 +304,7 @@ class Accounts:
         return equity
 
     def _price(self, symbols: Iterable[str], now: int) -> dict[str, float]:
-        """Return the last prices, adjusted for splits and dividends since, USD."""
+        """Return the symbols' last prices, USD, adjusted for later splits and dividends."""
         rows = self.recorder.rows
         today = dt.datetime.fromtimestamp(now / 1e9, dt.UTC).date()
         prices = {symbol: rows.history.last_close(symbol) for symbol in symbols}
@@ -313,8 +316,8 @@ class Accounts:
         return prices
 
     def _take_in(self, now: int) -> None:
-        """Take in the journal's splits, dividends, deposits and accepted differences since the last
-        look."""
+        """Apply the splits, dividends, deposits and accepted differences that were journalled since
+        the last call."""
         news = self.journal.entries(Adjustment, after=self._seen)
         booked = self.journal.entries(Activity, after=self._seen)
         accepted = self.journal.entries(Adoption, after=self._seen)
@@ -323,7 +326,7 @@ class Accounts:
         for change in news:
             self._split |= dict.fromkeys(change.body.shares, change.time)
             self._due += [(name, change.time, usd) for name, usd in change.body.due_usd.items()]
-        # Shares of an untraded symbol were received in exchange for held ones.
+        # Bookings of shares of an untraded symbol, which was received in exchange for held shares.
         untraded = [
             (entry.time, entry.body.symbol)
             for entry in booked
@@ -342,9 +345,10 @@ class Accounts:
         self._move_capital(bookings, adoptions, [name for _, name in untraded], now)
 
     def _note_booking(self, entry: Entry[Activity], untraded: Container[int], now: int) -> None:
-        """Note a split, or cash that is due or paid: that of a merger may come later, too.
+        """Apply a booking: a split, shares given up in a merger whose cash comes later, or cash
+        that was due.
 
-        untraded: times of bookings of shares that are not traded here.
+        untraded: times of the bookings that brought shares of symbols that are not traded here.
         """
         body = entry.body
         if body.kind == "split":
@@ -365,8 +369,9 @@ class Accounts:
         untraded: Sequence[str],
         now: int,
     ) -> None:
-        """Journal and apply changes of the account that are neither gain nor loss: deposits,
-        accepted differences, and shares that were exchanged for those of `untraded` symbols."""
+        """Journal and apply the changes of the account that are neither gain nor loss: deposits,
+        withdrawals, accepted differences, and shares that were exchanged for those of `untraded`
+        symbols."""
         notable = [one for one in booked if one.kind == "transfer" or one.is_exchange]
         if not notable and not accepted:
             return
@@ -383,7 +388,7 @@ class Accounts:
         texts += [f"{name} is not traded here: sell it by hand" for name in untraded if notable]
         if texts:
             self._alert("account", "; ".join(texts), now)
-        # While a part is beyond the cap, deposits go to it, and withdrawals come from it.
+        # While a part is beyond the cap, deposits enlarge it, and withdrawals reduce it first.
         outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0
         before = self._equity_usd
         factor = max(before + usd - outside, 0.0) / before if before > 0.0 else 1.0
@@ -399,5 +404,5 @@ def _describe_booking(booking: Activity) -> str:
 
 
 def _align(held: Mapping[str, float], symbols: Sequence[str]) -> Array:
-    """Shares by symbol as an array `[N]`."""
+    """Return shares by symbol as an array `[N]`."""
     return np.array([held.get(symbol, 0.0) for symbol in symbols])

@@ -1,8 +1,8 @@
-"""Alerts: news that need a person, sent to the log, to addresses and to a program, at most once a
-minute for each kind.
+"""Alerts: news for a person, sent to the log, to addresses and to a program, at most once a minute
+for each kind.
 
-A loop that has a supervisor (`deploy.supervisor`) hands its alerts to that process, which outlives
-it; otherwise they are sent from here.
+A process that has a supervisor (`deploy.supervisor`) passes its alerts to the supervisor, which
+outlives it; any other process sends them itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from fintrader.errors import ConfigError, RunError, install_command
 log = logging.getLogger("fintrader.deploy")
 VARIABLE = "FINTRADER_ALERT_URLS"
 SUPERVISOR = "FINTRADER_SUPERVISOR"
-"""Variable of a supervised process: `descriptor of the pipe:process id` of its supervisor."""
+"""Environment variable of a supervised process: descriptor of the pipe to its supervisor, a colon,
+and the supervisor's process id."""
 PAUSE_SECONDS = 60.0
 PATIENCE_SECONDS = 10.0
 _LOOPBACK = ("http://127.0.0.1", "http://localhost", "http://[::1]")
@@ -38,7 +39,7 @@ class Alerts:
         self.deployment = deployment
         self._has_supervisor = is_supervised()
         self._receivers: dict[str, Callable[[Mapping[str, str]], None]] = {}
-        """Name without secrets -> function that sends news."""
+        """Name for the log, without secrets -> function that sends news."""
         urls = [*settings.urls, *os.environ.get(VARIABLE, "").split()]
         for number, url in enumerate(urls, 1):
             check_address(url, f"address {number} of alerts.urls and {VARIABLE}")
@@ -51,8 +52,8 @@ class Alerts:
         """Newest delivery to each receiver."""
 
     def send(self, alert: Alert) -> bool:
-        """Send an alert; True if it was sent. Within a minute after another of its kind it waits,
-        and a newer one replaces it."""
+        """Send an alert and return True. If another of its kind was sent less than a minute ago,
+        keep it for later, in place of one that waits already, and return False."""
         now = time.monotonic()
         if now - self._sent.get(alert.kind, -PAUSE_SECONDS) < PAUSE_SECONDS:
             self._waiting[alert.kind] = alert
@@ -66,8 +67,8 @@ class Alerts:
         return True
 
     def deliver(self, news: Mapping[str, str]) -> None:
-        """Deliver news to each receiver from a thread: a slow one must delay neither an order of
-        the loop nor another receiver. Each gets its news in order, with "ended" last."""
+        """Deliver news to each receiver in a thread of its own, so that a slow receiver delays
+        neither orders nor another receiver. Each receiver gets its news in order."""
         for name, send in self._receivers.items():
             parts = (name, send, news, self._newest.get(name))
             thread = threading.Thread(target=_deliver, args=parts, daemon=True)
@@ -75,15 +76,16 @@ class Alerts:
             self._newest[name] = thread
 
     def look(self) -> None:
-        """Send the alerts that have waited. Raises RunError if the supervisor has died: nothing
-        would report the end of this process."""
+        """Send the alerts that have waited for a minute. Raises RunError if the supervisor has
+        died, because nothing would then report the end of this process."""
         for alert in list(self._waiting.values()):
             self.send(alert)
         if self._has_supervisor and not is_supervised():
             raise RunError("the process that supervised it was killed")
 
     def finish(self) -> None:
-        """Send the alerts that wait, and wait for the deliveries, before the process ends."""
+        """Send the alerts that wait, and wait for all deliveries; call it before the process
+        ends."""
         self._sent.clear()
         for alert in list(self._waiting.values()):
             self.send(alert)
@@ -97,7 +99,7 @@ def is_supervised() -> bool:
 
 
 def tell_supervisor(news: Mapping[str, str]) -> bool:
-    """Write one line of JSON to the supervisor; False where there is none."""
+    """Write news to the supervisor as one line of JSON; return False if there is no supervisor."""
     if not is_supervised():
         return False
     try:
@@ -109,7 +111,8 @@ def tell_supervisor(news: Mapping[str, str]) -> bool:
 
 def check_address(url: str, what: str) -> None:
     """Raise ConfigError for an address that is neither https, nor on this machine, nor known to
-    apprise. The message leaves the address out, since it may be a secret."""
+    apprise. what: name of the address for the message, which does not show it, since it may be a
+    secret."""
     if url.startswith(("http://", "https://")):
         if not url.startswith(("https://", *_LOOPBACK)):
             raise ConfigError(f"{what} must begin with https://")
@@ -129,7 +132,7 @@ def _open_apprise() -> Any:
 
 
 def fetch(url: str, body: bytes | None = None) -> None:
-    """Send a request, and drop the answer. Raises OSError, ValueError."""
+    """Send a request and ignore the answer's content. Raises OSError or ValueError."""
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     urllib.request.urlopen(request, timeout=PATIENCE_SECONDS).close()
 
@@ -145,11 +148,12 @@ def _deliver(
     try:
         send(news)
     except (ConfigError, OSError, ValueError, subprocess.SubprocessError) as error:
-        log.warning("%s took no alert (%s)", name, type(error).__name__)  # texts may hold secrets
+        # the error's text may contain secrets
+        log.warning("%s did not accept an alert (%s)", name, type(error).__name__)
 
 
 def _post(url: str, news: Mapping[str, str]) -> None:
-    """Send news to an address. Raises ConfigError, OSError, ValueError."""
+    """Send news to an address. Raises ConfigError, OSError or ValueError."""
     if url.startswith("http"):
         fetch(url, json.dumps(news).encode())
         return
@@ -160,6 +164,7 @@ def _post(url: str, news: Mapping[str, str]) -> None:
 
 
 def _run(command: Sequence[str], news: Mapping[str, str]) -> None:
-    """Give news to a program. Raises OSError, SubprocessError."""
+    """Run a program with the news, as JSON, on its standard input. Raises OSError or
+    SubprocessError."""
     text = json.dumps(news).encode()
     subprocess.run(command, input=text, timeout=PATIENCE_SECONDS, check=True, capture_output=True)

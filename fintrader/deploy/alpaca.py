@@ -1,8 +1,8 @@
-"""Orders at Alpaca, through alpaca-py (extra `alpaca`): its paper account, and no other address.
+"""Orders at Alpaca, through alpaca-py (extra `alpaca`), by default in a paper account.
 
-alpaca-py itself repeats requests: a POST that ends in 504 is sent up to four times, and an order
-without an id is then placed as often. Here it repeats nothing, a request ends after 10 seconds, and
-an order of unknown fate raises BrokerUnsureError. Errors are read by `status_code`, since `code`
+By itself alpaca-py repeats requests: a POST that ends in 504 is sent up to four times, which places
+an order without an id as often. Here it repeats nothing, a request ends after 10 seconds, and an
+order of unknown fate raises BrokerUnsureError. Errors are read by `status_code`, since `code`
 parses the body and fails on HTML.
 
 Keys come only from the environment and go only to a checked endpoint; no message, journal or log
@@ -59,11 +59,13 @@ _ORDINARY = {"new", "accepted", "pending_new", "partially_filled", "filled"}
 class AlpacaBroker(RemoteBroker):
     """An account at Alpaca; `Broker` describes the calls.
 
-    `endpoint` is the paper account's, or a server on this machine; `real_money` is refused.
-    Purchases are of whole shares unless `fractional`; sales may be of fractions, which a split
-    leaves. Alpaca refuses a purchase while a stop of the same symbol rests, and a stop while a
-    purchase rests.
-    Raises DeployError for real money, an endpoint that is not allowed, a missing package or
+    endpoint: Alpaca's address (that of paper accounts, unless `real_money`) or a server on this
+    machine. real_money: trade the real account; refused while real-money trading is closed
+    (`broker.refuse_real_money`). fractional: also buy fractions of shares; fractions that a split
+    leaves can always be sold. Alpaca refuses a purchase while a stop of the same symbol rests, and
+    a stop while a purchase rests.
+
+    Raises DeployError for refused real money, an endpoint that is not allowed, a missing package or
     missing keys.
     """
 

@@ -151,7 +151,8 @@ class Broker(Protocol):
     kind: str
     """`simulated`, `alpaca`, or the name of an exchange in ccxt."""
     real_money: bool
-    """True where orders spend real money; a runner refuses such a broker."""
+    """True where orders spend real money; a runner refuses such a broker while real-money trading
+    is closed (`refuse_real_money`)."""
     takes_baskets: bool
     """True where the orders of a decision fill together, and the broker itself fits purchases to
     the cash; otherwise sales go first, and purchases wait for them."""
@@ -206,8 +207,9 @@ def hash_sources() -> str:
 
 
 def refuse_real_money(is_wanted: bool) -> None:
-    """Raise DeployError where real money is wanted, unless the simulator's record says that this
-    very code has passed: a changed byte or a missing record keeps real-money trading closed."""
+    """Raise DeployError if real money is wanted while real-money trading is closed. It is open only
+    if the record of the market-life simulator says that this same code has passed in at least
+    `FEWEST_SESSIONS` sessions: a changed byte of `TRADING_ROOMS` or a missing record closes it."""
     if not is_wanted:
         return
     content = None

@@ -12,7 +12,7 @@ import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.corporate_actions import Action, load_actions, with_announced
+from fintrader.bars.corporate_actions import Action, add_announced, load_actions
 from fintrader.bars.sources.alpaca import Alpaca
 from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.vendor import Busy, Refused
@@ -87,7 +87,7 @@ class ReplayFeed:
         self.bar_ns = min(min(map(bar_length, self._bars)), settings.bar_minutes) * MINUTE_NS
         """Length of a bar of the source."""
         declared = load_actions(settings.actions, self._feed.holder)
-        self._actions = with_announced(declared, self._feed.actions)[0]
+        self._actions = add_announced(declared, self._feed.actions)[0]
 
     def level(self, grid: SessionGrid) -> Level | None:
         index = self._feed.index(grid)

@@ -1,11 +1,14 @@
 """The execution of a decision's orders: sales first, purchases fitted to the cash, every order
 journalled before it is sent.
 
-Only the journal holds the state of an order. An order is on the disk as `sent` before it leaves;
-after a kill at any moment the journal therefore names every order that the broker may have, and the
-broker is asked by the order's id. An order keeps its id if it is sent again, and the broker takes
-each id once: an order of unknown fate is asked for, and sent again only where the broker says that
-it never had it.
+Only the journal holds the state of an order. Before an order is sent, the journal on the disk says
+`sent`. So whenever the process is killed, the journal names every order that the broker may have,
+and the broker is asked for it by its id.
+
+An order of unknown fate that the broker says it never had may still arrive. If the broker takes
+each id only once (`Broker.takes_ids_once`, as Alpaca), the order is sent again with the same id.
+Other brokers, such as exchanges through ccxt, accept a finished order's id again: there the order
+is never sent again, and is written off once the broker still does not have it after 15 seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bars that a deployment has received and still needs, in memory."""
+"""The bars that a deployment has received and still needs, kept in memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ class ReceivedBars:
         self.fresh: list[Bars] = []
         """Bars received since the list was last emptied."""
         self.needed = 0
-        """Time from which bars are kept, ns; the bar before it is kept, too."""
+        """Time from which bars are kept, nanoseconds since 1970 UTC; the last bar before it is kept
+        too."""
         self._names = (*COLUMNS, *self.extras)
         self._rows = {symbol: _Rows(len(self._names)) for symbol in symbols}
 
     def add(self, bars: Bars) -> Bars:
-        """Take in the bars that are newer than the newest of their symbol; return the rest."""
+        """Store the bars that are newer than the newest one of their symbol; return the late ones.
+        Bars of other symbols are ignored."""
         if not len(bars):
             return bars
         order = np.lexsort((bars.ts, bars.symbol))
@@ -57,7 +59,8 @@ class ReceivedBars:
         return bars.take(late)
 
     def carry(self, symbol: str, ts: int, close: float) -> None:
-        """Begin a symbol, which may have no bars any more, with a last price."""
+        """Give a symbol a last price before its first bar: store a bar at `ts` (ns) with `close`
+        (USD) as all prices and no volume."""
         columns = {**dict.fromkeys(PRICES, np.full(1, close)), "volume": np.zeros(1)}
         extras = dict.fromkeys(self.extras, np.ones(1))
         self.add(wrap_columns(symbol, np.array([ts]), columns, "last close", extras=extras))
@@ -73,8 +76,8 @@ class ReceivedBars:
         return float(rows.values[3, rows.size - 1]) if rows is not None and rows.size else 0.0
 
     def between(self, symbol: str, first: int, stop: int) -> Bars:
-        """Return the bars that begin in `[first, stop)`; where none begins at `first`, the close
-        before it becomes a bar without volume."""
+        """Return the bars that begin in `[first, stop)`, ns. If none begins at `first`, a bar
+        without volume at the close before is added there."""
         rows = self._rows[symbol]
         start, end = np.searchsorted(rows.ts[: rows.size], [first, stop]).tolist()
         is_carried = start > 0 and first not in rows.ts[start:end][:1]
@@ -92,7 +95,7 @@ class ReceivedBars:
 
 
 class _Rows:
-    """Rows of one symbol, in order of time, with room for more."""
+    """Rows of one symbol, in order of time, in arrays with room for more."""
 
     def __init__(self, columns: int) -> None:
         self.size = 0
@@ -102,8 +105,8 @@ class _Rows:
         self.values = np.zeros((columns, 64))
 
     def add(self, ts: Array, values: Array, needed: int) -> None:
-        """Append rows: `ts` `[R]`, values `[C, R]`; where there is no room, forget rows before
-        `needed`, except the last of them."""
+        """Append rows: `ts` `[R]`, values `[C, R]`. If there is no room for them, drop the rows
+        before the time `needed`, except the last one, and make more room."""
         stop = self.size + len(ts)
         if stop > len(self.ts):
             old = slice(max(int(np.searchsorted(self.ts[: self.size], needed)) - 1, 0), self.size)
@@ -121,7 +124,7 @@ class _Rows:
 
 
 def join_bars(parts: Sequence[Bars]) -> Bars:
-    """Join tables of bars, of which some may be empty."""
+    """Join tables of bars; some or all of them may be empty."""
     whole = [part for part in parts if len(part)]
     if whole:
         return replace(concat(whole), row=None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from fintrader.bars.sources.alpaca import checked_endpoint
+from fintrader.bars.sources.alpaca import check_endpoint
 from fintrader.deploy.broker import Order, OrderReport, refuse_real_money
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
 
@@ -61,11 +61,12 @@ class RemoteBroker:
         self, endpoint: str | None, host: str, limits: RequestLimits, *, real_money: bool
     ) -> None:
         """endpoint: `host` unless set, or a server on this machine. Raises DeployError for real
-        money, another endpoint, or keys that are not set."""
+        money while it is closed (`refuse_real_money`), another endpoint, or keys that are not
+        set."""
         refuse_real_money(real_money)
         self.real_money = real_money
         address = f"https://{host}" if endpoint is None else endpoint
-        self.endpoint = checked_endpoint(address, host, DeployError)
+        self.endpoint = check_endpoint(address, host, DeployError)
         variables = self._variables = self.variables[real_money]
         self._patience_s = limits.patience_s
         self._monotonic = limits.monotonic

@@ -24,9 +24,9 @@ from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.clean import clean
 from fintrader.bars.corporate_actions import (
     Action,
-    as_traded,
+    add_announced,
     load_actions,
-    with_announced,
+    undo_adjustment,
 )
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.layout import FilesSettings
@@ -226,7 +226,7 @@ class RecentMarket:
             fresh = replace(fresh, extras=dict.fromkeys(self.history.extras, np.empty(0)))
         codes = np.array([self.symbols.index(name) for name in fresh.symbols], dtype=np.int32)
         fresh = replace(fresh, symbol=codes[fresh.symbol], symbols=self.symbols).sorted()
-        actions = with_announced(self._declared, self.actions)[0]
+        actions = add_announced(self._declared, self.actions)[0]
         new = self._clean(fresh.take(fresh.ts < self._stop))
         self._recent.advance(window, size, new, actions, self._days)
         self.history.fresh = [fresh.take(fresh.ts >= self._stop)]
@@ -241,7 +241,7 @@ class RecentMarket:
         return self._clean(self.history.between(symbol, first, stop))
 
     def _clean(self, bars: Bars) -> Bars:
-        return as_traded(clean(bars)[0], factor_column(self.settings))
+        return undo_adjustment(clean(bars)[0], factor_column(self.settings))
 
     def _lay_out(self, since: int) -> tuple[MarketTensors, int]:
         """Lay out the market of the window's last bars, to the end of the session; the bars to come
@@ -442,7 +442,7 @@ class RecentMarket:
             (),
             lambda name: replace(self._read_between(name, begin, stop), extras={}),
         )
-        actions = with_announced(self._declared, self.actions)[0]
+        actions = add_announced(self._declared, self.actions)[0]
         size = opening + 1 - int(grid.first_bar[first])
         member = self._member_days(window)
         recent.advance(window, size, join_bars([]), actions, member)

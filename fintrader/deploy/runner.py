@@ -101,12 +101,13 @@ class Runner:
         cap_usd: float | None = None,
         daily: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """window: start of the first and the last bar of a replay, ns; None: from the next bar on,
-        without end, or to the last bar that closes by `until`. cap_usd: most USD of the account
-        that are traded. daily: called after each session that is traded live; its text is sent as
-        an alert.
+        """window: start of the first and the last bar of a replay, nanoseconds since 1970 UTC;
+        None: live trading from the next bar on, up to the last bar that closes by `until` (ns), if
+        that is set. cap_usd: most USD of the account that are traded with real money. daily: called
+        after each session that is traded live; the text that it returns is sent as an alert.
 
-        Raises DeployError for real money; a cap means real money, too.
+        Raises DeployError if the broker spends real money, or `cap_usd` is set, while real-money
+        trading is closed (`refuse_real_money`).
         """
         refuse_real_money(world.broker.real_money or cap_usd is not None)
         self.bundle = bundle

@@ -1,14 +1,14 @@
-"""Orders at a spot exchange of cryptocurrencies, through ccxt (extra `crypto`): its sandbox, and no
-other address.
+"""Orders at a spot exchange of cryptocurrencies, through ccxt (extra `crypto`), by default in its
+sandbox.
 
 A pair such as BTC/USDT is a symbol, amounts of its base coin are shares, and its quote coin is the
 account's cash, counted as USD. Balances of other coins are no part of the account. A fee taken in a
-coin of the pairs reduces that coin's shares (`OrderReport.fee_shares`), so a fill counts once the
-exchange has listed its trade with the fee.
+coin of the pairs reduces that coin's shares (`OrderReport.fee_shares`), so a fill counts only once
+the exchange lists its trade with the fee.
 
-An exchange accepts the id of a finished order again. So an order of unknown fate is asked for and
-never sent again: a request is valid for five seconds (`recvWindow`), and an order that the exchange
-does not have after that never arrives.
+An exchange accepts the id of a finished order again. So an order of unknown fate is never sent
+again; the exchange is asked for it instead. A request is valid for five seconds (`recvWindow`), so
+an order that the exchange does not have after that time will never arrive.
 
 Keys come only from the environment and go only to the exchange's own hosts. ccxt quotes addresses
 with signatures in its errors and logs headers with the key; neither leaves this module.
@@ -85,9 +85,12 @@ def restore_id(short: str, symbol: str) -> str:
 class CcxtBroker(RemoteBroker):
     """A spot account at an exchange; `Broker` describes the calls.
 
-    `name` is the exchange's in ccxt, `symbols` are pairs of one quote coin, `endpoint` a server on
-    this machine in the exchange's place. Raises DeployError for real money, pairs of several
-    quotes, an endpoint that is not allowed, a missing package or missing keys.
+    name: the exchange in ccxt; symbols: pairs with one quote coin; endpoint: address of the
+    exchange unless set, or a server on this machine; real_money: trade the real account instead of
+    the sandbox.
+
+    Raises DeployError for real money while it is closed (`broker.refuse_real_money`), pairs with
+    several quote coins, an endpoint that is not allowed, a missing package or missing keys.
     """
 
     takes_ids_once = False

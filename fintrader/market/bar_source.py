@@ -14,11 +14,11 @@ from fintrader.bars.bars import Bars, concat
 from fintrader.bars.calendar import day_starts, exchange_days
 from fintrader.bars.companies import overlaps
 from fintrader.bars.sources.alpaca import Alpaca
-from fintrader.bars.sources.bar_files import own_files, read_rows, share_layout
+from fintrader.bars.sources.bar_files import read_rows, select_files, share_layout
 from fintrader.bars.sources.by_company import join_by_company
 from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.feed import Feed, MemoryFeed
-from fintrader.bars.sources.feeds import FilesFeed, file_inputs, iterate_checked
+from fintrader.bars.sources.feeds import FilesFeed, identify_files, iterate_checked
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import files_of
 from fintrader.bars.sources.vendor import CalendarDays, VendorFeed
@@ -95,10 +95,10 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
         return VendorFeed(vendor(source), tickers, days, store, listed=listed)
     files = source.files() if isinstance(source, PlantedInSettings) else source
     if cache is None:
-        found = own_files(files, settings.bar_path)
+        found = select_files(files, settings.bar_path)
         bars = read_rows(found, files)
         bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
-        feed: Feed = MemoryFeed(bars, file_inputs(found, [file.digest()[0] for file in found]))
+        feed: Feed = MemoryFeed(bars, identify_files(found, [file.digest()[0] for file in found]))
     else:
         feed = FilesFeed(files, settings.bar_path, bar_store(settings, cache), settings.calendar)
     feed.inputs = {**feed.inputs, "kind": source.kind}
@@ -117,14 +117,14 @@ def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryF
         rows += len(batch)
         names += [name for name in batch.symbols if name not in names]
         wanted = [code for code, one in enumerate(batch.symbols) if one in names[:_SLICE_SYMBOLS]]
-        part = batch.take(np.isin(batch.symbol, wanted)).without_unused()
+        part = batch.take(np.isin(batch.symbol, wanted)).drop_unused_symbols()
         parts.append(replace(part, ts=day_starts(calendar, source.timezone, part.ts)))
         days = np.union1d(days, exchange_days(calendar, parts[-1].ts))
         if rows >= _SLICE_ROWS and len(days) > _FEWEST_DAYS:  # the last day may be incomplete
             break
     days = days[:_SLICE_DAYS]
     bars = concat(parts)
-    bars = bars.take(exchange_days(calendar, bars.ts) <= days[-1]).without_unused()
+    bars = bars.take(exchange_days(calendar, bars.ts) <= days[-1]).drop_unused_symbols()
     return MemoryFeed(bars, {"kind": source.kind}), days.tolist()
 
 

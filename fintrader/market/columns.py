@@ -1,8 +1,8 @@
-"""A market's big arrays during its build: written to disk by symbol, read back in blocks of bars.
+"""A market's large arrays during its build: written to disk by symbol, read back in blocks of bars.
 
-Bars arrive by symbol; a market is stored by bar. Scratch files, one for each stretch of bars, hold
-them in between; they have no names, so a killed process leaves none behind. Memory holds one symbol
-and one block, whatever the market's size.
+Bars arrive by symbol, but a market is stored by bar. In between they are kept in scratch files, one
+for each stretch of bars. These files have no names, so that a killed process leaves none behind.
+Memory holds one symbol and one block, whatever the market's size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from fintrader.bars.bars import PRICES, Array
 from fintrader.bars.clean import SymbolBars
-from fintrader.bars.corporate_actions import growth_of
+from fintrader.bars.corporate_actions import accumulate_growth
 from fintrader.errors import MarketError
 from fintrader.market.market_file import ARRAYS
 from fintrader.system import read_into, write_at
@@ -29,8 +29,8 @@ CELLS = (*PRICES, "volume", "tradable", "features")
 
 
 class Sheet:
-    """An array `[T, ...]` whose rows are read on access; the last block is kept for the next
-    slice."""
+    """An array `[T, ...]` whose rows are read on access, in blocks; the last block stays in memory
+    for the next slice."""
 
     def __init__(
         self, shape: tuple[int, ...], read: Callable[[int, int], Array], block: int
@@ -45,7 +45,7 @@ class Sheet:
         return self.shape[0]
 
     def __getitem__(self, rows: slice) -> Array:
-        """Return the rows of a slice without step; do not write to them."""
+        """Return the rows of a slice without a step; do not write to them."""
         start, stop, _ = rows.indices(len(self))
         stop = max(start, stop)
         if not self._first <= start <= stop <= self._first + len(self._rows):
@@ -55,15 +55,18 @@ class Sheet:
 
 
 class ColumnStore:
-    """Room for columns of `bars` bars, numbered from 0; a column may be written again."""
+    """Columns on disk, one for each symbol, numbered from 0, with `bars` bars each. A column may be
+    overwritten."""
 
     def __init__(self, folder: Path | None, bars: int, features: int) -> None:
-        """`folder` of the scratch files; None: the system's temporary folder."""
+        """folder: for the scratch files, None for the system's temporary folder; bars: T; features:
+        F."""
         self.bars = bars
         self.features = features
         self._folder = folder
         self.slots: Sequence[int] = ()
-        """The columns of the market's symbols, in its order; set once they are chosen."""
+        """Numbers of the columns of the market's symbols, in the market's order; set once the
+        symbols are chosen."""
         self._kinds = {
             name: (np.dtype(ARRAYS[name]), features if name == "features" else 1) for name in CELLS
         }
@@ -75,7 +78,7 @@ class ColumnStore:
             self._size += min(self._stretch, bars) * width * kind.itemsize
         self._growth: dict[int, tuple[Array, Array]] = {}
         stretches = range(-(-bars // self._stretch))
-        # each stays open until its bars are in the market, at most for the whole build
+        # each file stays open until its bars are in the market
         self._files = [
             tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
             for _ in stretches
@@ -92,7 +95,7 @@ class ColumnStore:
             file.close()
 
     def forget(self, bar: int) -> None:
-        """Free the scratch files of bars before this one, which are not read again."""
+        """Free the scratch files of the bars before `bar`, which must not be read again."""
         for file in self._files[: bar // self._stretch]:
             file.close()
 
@@ -103,9 +106,11 @@ class ColumnStore:
         features: Array,
         events: Sequence[tuple[int, float, float]] = (),
     ) -> None:
-        """Write or overwrite a whole column; NaN where the symbol has no price.
+        """Write or overwrite a whole column. Where the symbol has no bar, volume and tradable are
+        0, and all other values NaN.
 
-        features: `[L, F]`; events: bar, split and dividend, in order, each with a price before it.
+        features: `[L, F]`; events: (bar, split, dividend in USD) in order of time, each after a bar
+        with a price.
         """
         from fintrader.bars import kernels
 
@@ -115,25 +120,26 @@ class ColumnStore:
             absent = np.nan if name not in ("volume", "tradable") else 0
             column = np.full((self.bars, *values.shape[1:]), absent, dtype=kind)
             if name == "features":
-                kernels.by_row(values, column[bars.first : bars.stop])
+                kernels.copy_by_row(values, column[bars.first : bars.stop])
             else:
                 column[bars.first : bars.stop] = values
             self._put(slot, name, column)
             if name == "close":
-                self._growth[slot] = growth_of(events, column)
+                self._growth[slot] = accumulate_growth(events, column)
 
     def put_feature(self, slot: int, number: int, values: Array) -> None:
-        """Write one feature `[T]` of a column."""
+        """Overwrite the feature of this number in a column; values: `[T]`."""
         table = self._get(slot, "features", 0, self.bars)
         table[:, number] = values
         self._put(slot, "features", table)
 
     def adjusted_close(self, slot: int) -> Array:
-        """`[T]` float32: one column's closes adjusted forward, NaN where it has no price."""
+        """Read `[T]` float32: a column's closes, adjusted forward; NaN where it has no price."""
         return self._adjusted(slot, "close", 0, self.bars)
 
     def rows(self, name: str, start: int, stop: int) -> Array:
-        """`[B, N]`, of features `[B, N, F]`: bars `[start, stop)` of the market's columns."""
+        """Read the bars `[start, stop)` of an array (one of `CELLS`) for the market's symbols: `[B,
+        N]`, features `[B, N, F]`."""
         kind, width = self._kinds[name]
         shape = (stop - start, len(self.slots), width)
         block = np.empty(shape if name == "features" else shape[:2], dtype=kind)
@@ -142,7 +148,8 @@ class ColumnStore:
         return block
 
     def adjusted(self, name: str) -> Sheet:
-        """`[T, N]` float32: `open` or `close` adjusted forward, so that its changes are returns."""
+        """Return `[T, N]` float32: `open` or `close`, adjusted forward so that its changes are
+        returns."""
 
         def read(start: int, stop: int) -> Array:
             block = np.empty((stop - start, len(self.slots)), dtype=np.float32)
@@ -153,7 +160,7 @@ class ColumnStore:
         return Sheet((self.bars, len(self.slots)), read, self.block(4))
 
     def table(self) -> Sheet:
-        """`[T, N, F]` float32: the features."""
+        """Return `[T, N, F]` float32: the features of the market's symbols."""
         shape = (self.bars, len(self.slots), self.features)
         return Sheet(
             shape,
@@ -162,7 +169,8 @@ class ColumnStore:
         )
 
     def block(self, cell_bytes: int | None = None) -> int:
-        """Bars to take at a time, by the bytes of a cell (those of all arrays by default)."""
+        """Return the number of bars that need about `BLOCK_BYTES`; cell_bytes: bytes for each bar
+        and symbol, by default those of all arrays."""
         width = len(self.slots) * (24 + 4 * self.features if cell_bytes is None else cell_bytes)
         return min(max(BLOCK_BYTES // max(width, 1), 16), self.bars)
 

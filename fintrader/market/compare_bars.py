@@ -22,7 +22,7 @@ import pandas as pd
 
 from fintrader.bars.bars import COLUMNS, Array, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid
-from fintrader.bars.clean import to_grid
+from fintrader.bars.clean import aggregate_to_grid
 from fintrader.bars.detect import detect
 from fintrader.bars.sources.listing import kind_of
 from fintrader.config import Settings
@@ -271,7 +271,7 @@ def _merge(side: Side, grid: SessionGrid) -> Bars:
         raise BarError(
             f"{side.name}: no bar is in the sessions of {grid.calendar}; check the time zone"
         )
-    return to_grid(bars, grid)[0]
+    return aggregate_to_grid(bars, grid)[0]
 
 
 def _dense(merged: Bars, symbol: str, num_bars: int) -> Array:

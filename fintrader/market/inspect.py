@@ -24,11 +24,11 @@ from fintrader.bars.calendar import SessionGrid, day_starts
 from fintrader.bars.checks import KINDS, Fault, find_faults
 from fintrader.bars.chunks import verify_store
 from fintrader.bars.corporate_actions import (
-    as_traded,
+    add_announced,
     load_actions,
-    with_announced,
+    undo_adjustment,
 )
-from fintrader.bars.sources.bar_files import own_files, read_columns, read_files
+from fintrader.bars.sources.bar_files import read_columns, read_files, select_files
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.feeds import FilesFeed
 from fintrader.bars.sources.layout import FilesSettings
@@ -98,7 +98,7 @@ def dry_run(settings: DataSettings, *, cache: Path) -> DryRun:
     source = settings.source
     plan = DryRun(source.kind, str(bar_store(settings, cache)))
     if isinstance(source, FilesSettings):
-        files = tuple(_outline(file, source) for file in own_files(source, settings.bar_path))
+        files = tuple(_outline(file, source) for file in select_files(source, settings.bar_path))
         plan = replace(plan, files=files)
         if any(file.problem for file in files):
             return plan
@@ -255,10 +255,10 @@ def examine(feed: Feed, settings: DataSettings, *, now: float | None = None) -> 
 
     def read() -> Iterator[Bars]:
         for name in symbols:
-            yield as_traded(feed.bars(name).without_empty(), factor_column(settings))
+            yield undo_adjustment(feed.bars(name).without_empty(), factor_column(settings))
 
     grid = _lay_grid(read(), settings, now)
-    actions, _ = with_announced(load_actions(settings.actions), feed.actions)
+    actions, _ = add_announced(load_actions(settings.actions), feed.actions)
     other = open_daily(settings)
     daily = None if other is None else read_daily(other, symbols)
     faults = find_faults(read(), grid, actions=actions, daily=daily, now=now)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from fintrader.bars.bars import COLUMNS, DAY_MINUTES, MINUTE_NS, Bars, bar_length
 from fintrader.bars.calendar import day_starts
-from fintrader.bars.sources.cells import carries_zone, table_bars
+from fintrader.bars.sources.cells import carries_zone, convert_table
 from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.bars.sources.layout import FilesSettings, column_names
 from fintrader.bars.sources.listing import kind_of
@@ -273,7 +273,7 @@ def _frames_feed(
         )
     reading = source.model_copy(update={"label": "start"} | ({"timezone": "UTC"} if daily else {}))
     arrow = pa.Table.from_pandas(table, preserve_index=False)
-    bars = table_bars(arrow, reading, origin=ORIGIN, rows=np.arange(len(table))).sorted()
+    bars = convert_table(arrow, reading, origin=ORIGIN, rows=np.arange(len(table))).sorted()
     length = DAY_MINUTES if daily else bar_length(bars)
     if daily:
         bars = replace(bars, ts=day_starts(calendar, "UTC", bars.ts))

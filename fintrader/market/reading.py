@@ -11,14 +11,14 @@ import numpy as np
 from fintrader.bars.bars import MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import SessionGrid, session_grid
 from fintrader.bars.checks.gates import Gate
-from fintrader.bars.clean import SymbolBars, clean, symbol_bars, to_grid
+from fintrader.bars.clean import SymbolBars, aggregate_to_grid, clean, fill_silent_bars
 from fintrader.bars.companies import Interval
 from fintrader.bars.corporate_actions import (
-    as_traded,
-    hold_through,
+    add_announced,
+    adjust_for_events,
     load_actions,
     place_actions,
-    with_announced,
+    undo_adjustment,
 )
 from fintrader.bars.evidence import SessionEvidence, has_opening_prints, merge_opening_prints
 from fintrader.bars.sources.feed import Feed
@@ -101,8 +101,8 @@ def read_all(
                 column = column_of.pop(last)
             column_of[symbol] = column
             happened = place_actions(reader.actions, [symbol], grid)[symbol]
-            own = delay_extras(symbol_bars(merged, grid, reader.sessions_over), settings, grid)
-            held, adjusted, events = hold_through(own, happened, grid)
+            own = delay_extras(fill_silent_bars(merged, grid, reader.sessions_over), settings, grid)
+            held, adjusted, events = adjust_for_events(own, happened, grid)
             reader.events[symbol] = events
             table = ft.symbol_features(adjusted, names, later, np.float32)
             columns.fill(column, held, table, events)
@@ -198,7 +198,7 @@ class Reader:
         self.is_end_labelled = files is not None and files.label == "end"
         self.sessions_over = count_finished(grid, feed.span()[1])
         declared = load_actions(settings.actions, feed.holder)
-        self.actions, self.contradictions = with_announced(declared, feed.actions)
+        self.actions, self.contradictions = add_announced(declared, feed.actions)
         made_up = isinstance(settings.source, SyntheticSettings)
         dates = grid.dates
         regular = grid
@@ -207,7 +207,7 @@ class Reader:
                 settings.calendar, dates[0].item(), dates[-1].item(), settings.bar_minutes
             )
         daily = {} if feed.daily is None else read_daily(feed.daily, feed.symbols)
-        self.gate = Gate(regular, settings.waive, self.actions, closed=not made_up, daily=daily)
+        self.gate = Gate(regular, settings.waive, self.actions, is_active=not made_up, daily=daily)
         self.repairs: dict[str, dict[str, int]] = {}
         """Number of repaired rows of each symbol, by kind."""
         self.rows: dict[str, int] = {}
@@ -222,19 +222,19 @@ class Reader:
         if symbol in self._ahead:
             return self._ahead.pop(symbol)
         bars, counts = clean(self.gate.settle(self.feed.bars(symbol)))
-        bars = as_traded(bars, factor_column(self.settings))
+        bars = undo_adjustment(bars, factor_column(self.settings))
         bars = carry_extras(bars, self.settings.features.known_at)
         if self.settings.start is not None or self.settings.end is not None:
             margin = 6 * 60 * MINUTE_NS  # faults outside start and end do not count
             minutes = self.grid.exchange_minutes
             bars = bars.take((bars.ts >= minutes[0] - margin) & (bars.ts <= minutes[-1] + margin))
-        days = self.evidence.look(bars)
+        days = self.evidence.examine(bars)
         if self.is_end_labelled and has_opening_prints(days):
             bars, counts["opening_print"] = merge_opening_prints(bars, days)
         # bars outside the sessions of most days are no fault of single days
         is_wide = days.wide.mean() > 0.5 if len(days.session) else False
         self.gate.see(bars.take(self.gate.grid.locate(bars.ts) >= 0) if is_wide else bars)
-        merged, left_out = to_grid(bars, self.grid)
+        merged, left_out = aggregate_to_grid(bars, self.grid)
         counts |= left_out
         self.repairs[symbol] = counts
         self.rows[symbol] = len(bars)

@@ -16,8 +16,13 @@ import pandas as pd
 
 from fintrader.bars.bars import COLUMNS, MINUTE_NS, PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.clean import SymbolBars, put_together, symbol_bars, to_grid
-from fintrader.bars.corporate_actions import Action, growth_of, hold_through, place_actions
+from fintrader.bars.clean import SymbolBars, aggregate_to_grid, fill_silent_bars, merge_rows
+from fintrader.bars.corporate_actions import (
+    Action,
+    accumulate_growth,
+    adjust_for_events,
+    place_actions,
+)
 from fintrader.market.features import mean_return
 from fintrader.market.reading import count_finished
 
@@ -100,7 +105,7 @@ class RecentBars:
         late = inside & (at < done)
         self.changed = int(min(at[late], default=done)) if not anew.any() else 0
         ahead = inside & (at >= done)
-        fresh = put_together(replace(new.take(ahead), ts=at[ahead], row=None))
+        fresh = merge_rows(replace(new.take(ahead), ts=at[ahead], row=None))
         placed = place_actions(actions, self.symbols, grid)
         for number, (symbol, events) in enumerate(placed.items()):
             happened = {grid.dates[day]: event for day, event in events.items() if day > 0}
@@ -222,7 +227,7 @@ class RecentBars:
     ) -> None:
         """Make a symbol's columns from all its bars of the window."""
         symbol = self.symbols[number]
-        merged, _ = to_grid(self._read(symbol), self.grid)
+        merged, _ = aggregate_to_grid(self._read(symbol), self.grid)
         first = self._start
         window = slice(first, first + self.size)
         for name, column in self._columns.items():
@@ -233,22 +238,22 @@ class RecentBars:
         self.events[symbol] = []
         if len(merged) == 0:
             return
-        own = symbol_bars(merged, self.grid, finished)
-        held, adjusted, events = hold_through(own, happened, self.grid)
+        own = fill_silent_bars(merged, self.grid, finished)
+        held, adjusted, events = adjust_for_events(own, happened, self.grid)
         rows = slice(first + own.first, first + min(own.stop, self.size))
         count = rows.stop - rows.start
         columns = {name: getattr(adjusted, name) for name in (*COLUMNS, "tradable")}
         columns |= {f"held_{name}": getattr(held, name) for name in COLUMNS} | dict(own.extras)
         level = held.close.astype(np.float32)
         before = [(bar - own.first, split, dividend) for bar, split, dividend in events]
-        steps, growth = growth_of(before, level)
+        steps, growth = accumulate_growth(before, level)
         at = np.searchsorted(steps, np.arange(len(own)), side="right")
         columns["level"] = level * growth[at] if events else level
         for name, values in columns.items():
             self._columns[name][number, rows] = values[:count]
         self.events[symbol] = [event for event in events if event[0] < self.size]
         splits = float(np.prod([split for _, split, _ in events]))
-        price = growth_of(before, held.close)[1][-1]
+        price = accumulate_growth(before, held.close)[1][-1]
         self._factors[:, number] = price, splits, growth[-1]
         self._first[number] = rows.start
         self._last[number] = first + int(merged.ts[-1])

@@ -1,7 +1,7 @@
-"""The synthetic market, and its events: jumps, halts, splits, dividends, listings.
+"""The synthetic market, and its events: jumps, halts, splits, dividends, delistings, late listings.
 
-Splits, dividends and listings each happen to different stocks, chosen by the seed, so that the bars
-show each of them separately.
+A stock has at most one split, dividend, delisting or late listing, so that the bars show each of
+them separately. The seed decides which stock has which.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ EVENTS: Mapping[EventKind, float] = {
     "delistings": 0,
     "late_listings": 0,
 }
+"""Default of `SyntheticSettings.events`, which describes the keys."""
 SIGNAL = "signal"
-"""Name of the extra column that holds a planted signal."""
+"""Name of the extra column with the planted signal."""
 PLANTED: Mapping[Literal["drift_bps", "switch"], float] = {"drift_bps": 8.0, "switch": 0.02}
+"""Default of `SyntheticSettings.planted`."""
 WalkKey = Literal["drift_bps", "path_steps", "wick_bps", "volume"]
 WALK: Mapping[WalkKey, float] = {
     "drift_bps": 0.0,
@@ -54,10 +56,12 @@ WALK: Mapping[WalkKey, float] = {
     "wick_bps": 0.0,
     "volume": 1e6,
 }
+"""Values of `SyntheticSettings.walk` that are not set."""
 SignalKey = Literal["half_life", "bps"]
 DECAY: Mapping[SignalKey, float] = {"half_life": 10.0, "bps": 1.0}
+"""Values of a signal in `SyntheticSettings.signals` that are not set."""
 VOLUME_USD = 20e6
-"""Approximate USD traded per stock and bar, averaged over the day: that of a large company."""
+"""Approximate USD traded per stock and bar, averaged over the day, as for a large company."""
 START = dt.date(2019, 1, 2)
 """First day of a market without `data.start`."""
 INDEX_RATIO = 5 / 8
@@ -65,21 +69,22 @@ INDEX_RATIO = 5 / 8
 REGIME_RATIO = 2.0
 """Volatility of the wild regime over that of the calm one."""
 REGIME_SWITCH = 0.002
-"""Probability per bar that the volatility regime changes: about once in a day of minutes."""
+"""Probability per bar that the volatility regime changes: about once per session of minute bars."""
 
 
 @dataclass(frozen=True, eq=False)
 class RandomEvents:
-    """Events of a market, drawn from the seed."""
+    """Events of a synthetic market, drawn from the seed."""
 
     jumps: Array
-    """`[T, N]` added to the log return of a bar."""
+    """`[T, N]`: added to the log return of each bar."""
     listed: Array
-    """`[T, N]` bool."""
+    """`[T, N]` bool: the stock is listed."""
     halted: Array
-    """`[T]` bool."""
+    """`[T]` bool: a halt, without trading in any stock."""
     actions: tuple[tuple[int, int, float, float], ...]
-    """(stock, session, split ratio, dividend as a share of the price)."""
+    """(number of the stock, number of the session, split ratio, dividend as a fraction of the last
+    close)."""
 
     def apply(
         self, prices: dict[str, Array], volume: Array, grid: SessionGrid, symbols: tuple[str, ...]
@@ -104,49 +109,57 @@ class RandomEvents:
 def draw(
     events: Mapping[EventKind, float], seed: int, grid: SessionGrid, num_symbols: int
 ) -> RandomEvents:
-    """Draw the events of a market. Raises DataError when there are fewer stocks or sessions than
-    events need."""
-    number = {name: int(value) for name, value in events.items()}
-    happens = sum(number[name] for name in ("splits", "dividends", "delistings", "late_listings"))
+    """Draw the events of a market of `num_symbols` stocks. Splits, dividends, delistings and late
+    listings fall into the middle half of the sessions, halts inside a session, and jumps on the
+    first bar of a session.
+
+    Raises DataError if there are fewer stocks or sessions than the events need.
+    """
+    counts = {name: int(value) for name, value in events.items()}
+    num_events = sum(
+        counts[name] for name in ("splits", "dividends", "delistings", "late_listings")
+    )
     if (
-        happens > num_symbols
-        or (happens and grid.num_sessions < 4)
-        or number["halts"] > grid.num_sessions
+        num_events > num_symbols
+        or (num_events and grid.num_sessions < 4)
+        or counts["halts"] > grid.num_sessions
     ):
         raise DataError(
-            f"{happens} splits, dividends, delistings and late listings need as many stocks (there"
-            f" are {num_symbols}) and 4 sessions, and each halt needs a session"
+            f"{num_events} splits, dividends, delistings and late listings need as many stocks"
+            f" (there are {num_symbols}) and 4 sessions, and each halt needs a session; raise"
+            " data.source.num_symbols or num_sessions, or lower data.source.events"
         )
     random = create_numpy_generator(seed, "synthetic", "events")
     stocks = iter(random.permutation(num_symbols).tolist())
     inner = (grid.num_sessions // 4, 3 * grid.num_sessions // 4)
 
-    def take(kind: EventKind) -> list[tuple[int, int]]:
-        return [(next(stocks), int(random.integers(*inner))) for _ in range(number[kind])]
+    def draw_stocks(kind: EventKind) -> list[tuple[int, int]]:
+        return [(next(stocks), int(random.integers(*inner))) for _ in range(counts[kind])]
 
     actions = [
-        (stock, session, float(random.integers(2, 5)), 0.0) for stock, session in take("splits")
+        (stock, session, float(random.integers(2, 5)), 0.0)
+        for stock, session in draw_stocks("splits")
     ]
-    actions += [(stock, session, 1.0, 0.01) for stock, session in take("dividends")]
+    actions += [(stock, session, 1.0, 0.01) for stock, session in draw_stocks("dividends")]
     listed = np.ones((grid.num_bars, num_symbols), dtype=bool)
-    for stock, session in take("delistings"):
+    for stock, session in draw_stocks("delistings"):
         listed[grid.first_bar[session] :, stock] = False
-    for stock, session in take("late_listings"):
+    for stock, session in draw_stocks("late_listings"):
         listed[: grid.first_bar[session], stock] = False
     halted = np.zeros(grid.num_bars, dtype=bool)
-    for session in random.permutation(grid.num_sessions)[: number["halts"]]:
+    for session in random.permutation(grid.num_sessions)[: counts["halts"]]:
         first = int(grid.first_bar[session])
         stop = int(grid.first_bar[session + 1])
-        length = min(number["halt_bars"], stop - first - 2)
+        length = min(counts["halt_bars"], stop - first - 2)
         begin = first + 1 + int(random.integers(0, max(1, stop - first - 1 - length)))
         halted[begin : begin + max(length, 0)] = True
     jumps = np.zeros((grid.num_bars, num_symbols))
     if events["jumps"] > 0:
-        hit = random.random((grid.num_sessions, num_symbols)) < events["jumps"]
-        spread = events["jump_size"]
-        # of mean one, so that holding overnight earns nothing
-        size = spread * random.standard_normal(hit.shape) - spread**2 / 2
-        jumps[grid.first_bar[:-1]] = np.where(hit, size, 0.0)
+        is_jump = random.random((grid.num_sessions, num_symbols)) < events["jumps"]
+        deviation = events["jump_size"]
+        # E[exp(size)] = 1, so that holding a stock overnight earns nothing on average
+        size = deviation * random.standard_normal(is_jump.shape) - deviation**2 / 2
+        jumps[grid.first_bar[:-1]] = np.where(is_jump, size, 0.0)
     return RandomEvents(jumps, listed, halted, tuple(actions))
 
 
@@ -161,22 +174,22 @@ class SyntheticSettings(Settings):
     """Standard deviation of a stock's own return per bar, in basis points, averaged over the day;
     the index's is 5/8 of it."""
     missing: float = Field(0.0, ge=0, lt=0.9)
-    """Share of bars in which a stock does not trade, so that the bar is absent."""
+    """Probability that a stock does not trade in a bar, which is then missing."""
     planted: (
         Annotated[Mapping[Literal["drift_bps", "switch"], float], fill_mapping(PLANTED)] | None
     ) = PLANTED
-    """The predictable part: a two-state Markov drift in every stock, independent of all others.
-    `drift_bps`: expected return per bar, in basis points, in the state up, and its negative in the
-    state down; `switch`: probability per bar that the state changes (a night counts as no bar). The
-    extra column `signal` holds the state at the bar's close, +1 or -1. None: nothing is
-    predictable."""
+    """The predictable part: every stock has a drift that switches between two states, independently
+    of the other stocks. `drift_bps`: expected return per bar, in basis points, in the state up, and
+    its negative in the state down; `switch`: probability per bar that the state changes (nights do
+    not count). The extra column `signal` is the state at the bar's close, +1 or -1. None: nothing
+    is predictable."""
     walk: Annotated[Mapping[WalkKey, float], fill_mapping(WALK)] | None = None
-    """Independent bars with an exactly known law: constant volatility from a first price of 100
-    USD, without a common factor, regimes or a shape of the day. A stock below 25 or above 400 USD
-    is split to about 100 before the next session. `drift_bps`: expected return of a bar, in basis
-    points; `path_steps`: normal steps within a bar, whose extremes are its high and low;
-    `wick_bps`: mean distance of single trades beyond these extremes, exponentially distributed,
-    without effect on the close; `volume`: shares per bar."""
+    """If set, each stock is an independent geometric random walk with a known law: constant
+    volatility, and no index, regimes or daily pattern. The first price is 100 USD; a stock below 25
+    or above 400 USD is split to about 100 before the next session. `drift_bps`: expected return of
+    a bar, in basis points; `path_steps`: number of normal steps within a bar, whose extremes are
+    its high and low; `wick_bps`: mean distance by which high and low lie beyond these extremes,
+    exponentially distributed, without effect on the close; `volume`: shares per bar."""
     signals: Mapping[str, Annotated[Mapping[SignalKey, float], fill_mapping(DECAY)]] = Field(
         default_factory=dict
     )
@@ -214,7 +227,7 @@ class SyntheticSettings(Settings):
     @model_validator(mode="after")
     def _check_signals(self) -> Self:
         if self.signals and self.walk is None:
-            raise ValueError("signals need walk")
+            raise ValueError("signals need walk; set data.source.walk, or remove the signals")
         if any(signal["half_life"] <= 0 for signal in self.signals.values()):
             raise ValueError("signals: a half_life is a number of bars above 0")
         return self
@@ -233,8 +246,9 @@ class SyntheticSettings(Settings):
 def synthetic_grid(
     settings: SyntheticSettings, calendar: str, bar_minutes: int, start: dt.date = START
 ) -> SessionGrid:
-    """Lay the grid of the first `num_sessions` sessions on or after `start`."""
-    days = settings.num_sessions * 3 // 2 + 15  # 252 of a year's 365 are sessions
+    """Return the grid of the first `num_sessions` sessions on or after `start`. Raises DataError if
+    the calendar has fewer."""
+    days = settings.num_sessions * 3 // 2 + 15  # enough, with 252 sessions in 365 days
     try:
         whole = session_grid(calendar, start, start + dt.timedelta(days=days), bar_minutes)
         last = whole.dates[settings.num_sessions - 1].item()
@@ -251,16 +265,16 @@ class SyntheticMarket:
     """A generated market."""
 
     bars: Bars
-    """Prices as traded: splits and dividends show."""
+    """Bars with prices as traded, not adjusted for splits and dividends."""
     index: Array
-    """`[T]` level at each bar's close."""
+    """`[T]`: level of the index at each bar's close."""
     actions: tuple[Action, ...]
     """Splits and dividends, as a vendor would announce them."""
 
 
 def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
-    """Generate a row for each bar of `grid` that is not missing. Raises DataError when events need
-    more stocks."""
+    """Generate the bars of all stocks on `grid`, except missing ones, and the index. Raises
+    DataError if the events need more stocks or sessions."""
     if settings.walk is not None:
         return generate_walk(settings, settings.walk, grid)
     num_bars = grid.num_bars
@@ -305,13 +319,14 @@ def generate(settings: SyntheticSettings, grid: SessionGrid) -> SyntheticMarket:
 def generate_walk(
     settings: SyntheticSettings, walk: Mapping[Any, float], grid: SessionGrid
 ) -> SyntheticMarket:
-    """Generate bars of independent geometric walks, as `SyntheticSettings.walk` describes them."""
+    """Generate independent geometric random walks, as `SyntheticSettings.walk` describes them.
+    Raises like `generate`."""
     random = partial(create_numpy_generator, settings.seed, "walk")
     shape = (grid.num_bars, settings.num_symbols)
     extras: dict[str, Array] = {}
     expected = np.full(shape, 1e-4 * walk["drift_bps"])
     for name, signal in settings.signals.items():
-        column = _draw_decaying(random(name).standard_normal(shape), signal["half_life"])
+        column = _make_ar1(random(name).standard_normal(shape), signal["half_life"])
         expected[1:] += 1e-4 * signal["bps"] * column[:-1]
         extras[name] = column
     if settings.planted is not None:
@@ -321,7 +336,7 @@ def generate_walk(
     scale = 1e-4 * settings.volatility_bps
     drift = expected + events.jumps - scale**2 / 2
 
-    # Step by step through each bar, all bars at once: only its extremes are kept.
+    # Simulate the steps within all bars at once; only their extremes and the last one are kept.
     count = int(walk["path_steps"])
     noise = random("path")
     now = np.zeros(shape)
@@ -346,8 +361,9 @@ def generate_walk(
 def _split_far_prices(
     prices: Mapping[str, Array], grid: SessionGrid
 ) -> list[tuple[int, int, float]]:
-    """Bring prices `[T, N]` outside 25 to 400 USD to about 100 with the next session, in place;
-    returns stock, session and ratio of each split."""
+    """Split stocks that close a session below 25 or above 400 USD to about 100 USD from the next
+    session on: change prices `[T, N]` in place, and return stock, session and ratio of each
+    split."""
     splits = []
     for session in range(1, grid.num_sessions):
         first = grid.first_bar[session]
@@ -361,8 +377,9 @@ def _split_far_prices(
     return splits
 
 
-def _draw_decaying(noise: Array, half_life: float) -> Array:
-    """Turn standard normal noise `[T, N]` into AR(1) processes of variance 1."""
+def _make_ar1(noise: Array, half_life: float) -> Array:
+    """Turn standard normal noise `[T, N]` into AR(1) processes `[T, N]` with variance 1, whose
+    autocorrelation halves every `half_life` bars."""
     decay = 0.5 ** (1.0 / half_life)
     values = noise.copy()
     for row in range(1, len(values)):
@@ -380,8 +397,12 @@ def _assemble(
     events: RandomEvents,
     splits: Sequence[tuple[int, int, float]] = (),
 ) -> SyntheticMarket:
-    """Apply events and missing bars to prices, volumes and extra columns `[T, N]`; `splits` (stock,
-    session, ratio) are in the prices already."""
+    """Apply events and missing bars to prices and volumes `[T, N]`, in place, and put the market
+    together.
+
+    extras: name -> `[T, N]`; index: `[T]`; splits: (stock, session, ratio) that the prices already
+    contain.
+    """
     num_bars, num_symbols = volume.shape
     random = create_numpy_generator(settings.seed, "synthetic", "missing")
     present = random.random((num_bars, num_symbols)) >= settings.missing
@@ -413,8 +434,8 @@ def _assemble(
 
 
 class SyntheticFeed(MemoryFeed):
-    """Feed of a synthetic market, which is generated on first use only: a market in the cache needs
-    no bars."""
+    """Feed of a synthetic market. Its bars are generated by `prepare`, since a market from the
+    cache needs none."""
 
     def __init__(
         self,
@@ -429,28 +450,30 @@ class SyntheticFeed(MemoryFeed):
         self._is_made = False
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Make the bars, once. Raises DataError."""
+        """Generate the bars, once. Raises DataError."""
         if not self._is_made:
             with (progress or SILENT).task("make the synthetic market", total=1) as task:
                 grid = self._lay_grid()
                 market = generate(self._settings, grid)
                 super().__init__(market.bars, self.inputs)
                 self.actions = market.actions
-                self._index = grid.minutes, market.index
+                self._index = grid, market.index
                 self._is_made = True
                 task.advance()
 
     def index(self, grid: SessionGrid) -> Array | None:
-        minutes, level = self._index
-        at = np.searchsorted(minutes, grid.minutes, side="right") - 1
+        laid, level = self._index
+        at = np.searchsorted(laid.minutes, grid.minutes, side="right") - 1
         if at.min() < 0:
-            raise DataError("the range begins before the synthetic market; move data.start")
+            raise DataError(
+                f"the range begins before the synthetic market; set data.start to {laid.dates[0]}"
+            )
         return np.asarray(level[at])
 
 
 def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:
-    """`[T, N]`: the state of each stock at each bar's close, +1.0 or -1.0; it governs the bar that
-    follows."""
+    """Draw `[T, N]`: state of each stock at each bar's close, +1.0 or -1.0; it decides the drift of
+    the next bar."""
     planted = settings.planted or PLANTED
     random = create_numpy_generator(settings.seed, "synthetic", "state")
     start = random.integers(0, 2, settings.num_symbols)
@@ -459,8 +482,8 @@ def drift_states(settings: SyntheticSettings, num_bars: int) -> Array:
 
 
 def _volatility(settings: SyntheticSettings, grid: SessionGrid) -> Array:
-    """`[T]`: the multiplier of volatility, U-shaped over the day (mean about 1), times the
-    regime's."""
+    """Return `[T]`: factor on the volatility of each bar, which is U-shaped over the day (mean
+    about 1) times that of the bar's regime."""
     random = create_numpy_generator(settings.seed, "synthetic", "regime")
     wild = np.cumsum(random.random(grid.num_bars) < REGIME_SWITCH) % 2
     level = np.where(wild == 1, np.sqrt(REGIME_RATIO), 1 / np.sqrt(REGIME_RATIO))

@@ -30,10 +30,10 @@ SHADES = (
     (0.75, "#d9730d"),
     (1.0, "#7a1a12"),
 )
-"""From no difference to a large one."""
+"""Colours of the heat map, from no difference to a large one."""
 LEAST_BPS = 0.01
 MOST_BPS = 10_000.0
-"""Ends of the logarithmic scale; values beyond have the colour of the end."""
+"""Ends of the logarithmic colour scale; values beyond an end have its colour."""
 KINDS = {
     "scale": "Another scale",
     "volume_scale": "Volumes in another unit",
@@ -54,7 +54,8 @@ class SharedSuspicion:
 
 
 def merge_suspicions(report: BarComparison) -> list[SharedSuspicion]:
-    """Merge the suspicions that several symbols share, the widest first."""
+    """Merge the suspicions that several symbols share; those with the most symbol-days come
+    first."""
     groups: dict[tuple[str, float], list[Suspicion]] = defaultdict(list)
     for suspicion in report.suspicions:
         key = suspicion.value
@@ -82,7 +83,7 @@ def describe(report: BarComparison) -> str:
 
 
 def render_comparison(report: BarComparison) -> str:
-    """Render the report as one HTML page that needs nothing else."""
+    """Render the report as one HTML page that needs no other file."""
     page = Page(f"{report.a.name} against {report.b.name}")
     page.add_header("Two sources of bars", _present_finding(report))
     page.add(_present_columns(report))
@@ -205,8 +206,8 @@ def write_comparison(report: BarComparison, folder: Path) -> tuple[Path, Path]:
 
 
 def heat_map(report: BarComparison, columns: Sequence[str], title: str) -> go.Figure:
-    """Draw the largest difference of these columns, symbols by sessions, in bps on a logarithmic
-    scale."""
+    """Draw the largest difference of these columns for each symbol and session, in bps, on a
+    logarithmic scale."""
     cells = np.fmax.reduce([_table(report, name) for name in columns])
     ticks = [LEAST_BPS, 0.1, 1.0, 10.0, 100.0, 1000.0, MOST_BPS]
     figure = _draw_map(
@@ -225,7 +226,8 @@ def heat_map(report: BarComparison, columns: Sequence[str], title: str) -> go.Fi
 
 
 def _draw_alone(report: BarComparison) -> go.Figure:
-    """Draw the bars that one side lacks: bars only in B less bars only in A."""
+    """Draw the number of bars that one side lacks, by symbol and session: bars only in B less bars
+    only in A."""
     alone = _table(report, "only_b") - _table(report, "only_a")
     most = max(float(np.abs(alone).max()), 1.0)
     return _draw_map(

@@ -28,7 +28,7 @@ class EpisodeScores:
     """Pod with the best mean return in validation."""
     trials: int
     returns: Mapping[str, tuple[float, ...]]
-    """Policy -> a return for each test episode, which are the same for all policies."""
+    """Policy -> its return in each test episode; all policies play the same episodes."""
 
 
 def standard_error(returns: Sequence[float]) -> float:
@@ -37,7 +37,8 @@ def standard_error(returns: Sequence[float]) -> float:
 
 
 def present_episodes(scores: EpisodeScores) -> Section:
-    """Present the mean return of each policy, with its error, and how it was chosen."""
+    """Present the mean return of each policy with its standard error, and the choice of the best
+    pod."""
     means = {
         name: f"{ratio(fmean(own), 1)} ± {ratio(standard_error(own), 1)}"
         for name, own in scores.returns.items()

@@ -15,8 +15,9 @@ Measure = float | None
 
 @dataclass(frozen=True)
 class StrategyMetrics:
-    """Every metric of `results.catalogue`, which has titles, units and formulas; None where one is
-    undefined, and for every annual rate of a window shorter than a quarter of a year."""
+    """Every metric of `results.catalogue`, which has titles, units and formulas. A metric is None
+    where it is undefined; all annual rates are None for a window shorter than a quarter of a
+    year."""
 
     # return
     sessions: Measure
@@ -106,24 +107,24 @@ class StrategyMetrics:
 
     @classmethod
     def of(cls, values: Mapping[str, Measure]) -> StrategyMetrics:
-        """Take the metrics from numbers by key; missing metrics are undefined."""
+        """Make metrics from values by key; missing ones are undefined."""
         return cls(**{key: values.get(key) for key in KEYS})
 
     def __getitem__(self, key: str) -> Measure:
-        """A metric by its key in the catalogue."""
+        """Return a metric by its key in the catalogue."""
         value: Measure = vars(self)[key]
         return value
 
     @property
     def annual_sessions(self) -> int:
-        """Sessions a year by which annual figures are scaled."""
+        """Number of sessions per year by which annual figures are scaled."""
         return int(self.sessions_a_year or TRADING_DAYS)
 
     def by_key(self) -> dict[str, Measure]:
-        """All metrics, in the catalogue's order."""
+        """Return all metrics by key, in the order of the fields."""
         return dict(vars(self))
 
 
 KEYS = tuple(field.name for field in dataclasses.fields(StrategyMetrics))
 NO_METRICS = StrategyMetrics.of({})
-"""For an absent strategy: every metric is undefined."""
+"""Metrics of an absent strategy: all are undefined."""

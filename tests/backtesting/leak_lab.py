@@ -325,14 +325,14 @@ def ranked_with_tomorrows_members():
 
 
 def split_before_its_date():
-    honest = reading.hold_through
+    honest = reading.adjust_for_events
 
     def adjusted(bars, happened, grid):
         traded, smooth, events = honest(bars, happened, grid)
         factor = np.prod([split for _, split, _ in events])
         return traded, replace(smooth, close=smooth.close / factor), events
 
-    reading.hold_through = adjusted
+    reading.adjust_for_events = adjusted
 
 
 def _one_ahead(values):
@@ -344,7 +344,7 @@ def several_faults():
     level = build._benchmark
     context = build.ft.context_features
     days = build.member_days
-    bars = reading.symbol_bars
+    bars = reading.fill_silent_bars
 
     def early_level(*what):
         values, *rest = level(*what)
@@ -357,7 +357,7 @@ def several_faults():
     build._benchmark = early_level
     build.ft.context_features = lambda *what, **how: _one_ahead(context(*what, **how))
     build.member_days = lambda *what: _one_ahead(days(*what))
-    reading.symbol_bars = early_bars
+    reading.fill_silent_bars = early_bars
 
 
 # --- a market to plant them in --------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fintrader.bars.checks import STOPPING
-from fintrader.bars.corporate_actions import Action, load_actions, with_announced
+from fintrader.bars.corporate_actions import Action, add_announced, load_actions
 from fintrader.bars.sources.announced import scale, select_for_accounts
 from fintrader.errors import BarError, DataError
 from fintrader.market.build import build_market, make_market
@@ -244,7 +244,7 @@ def test_a_split_with_a_dividend_is_no_duplicate(tmp_path):
     rows = [split.model_dump(), dividend.model_dump()]
     assert load_actions(write_actions(tmp_path, rows)) == (split, dividend)
     both = Action(symbol="AAA", day=day, split=2.0, dividend_usd=1.0)
-    assert with_announced((split,), [both]) == ((split, dividend), [])
+    assert add_announced((split,), [both]) == ((split, dividend), [])
 
 
 TABLE = minute_table(2, 6)

@@ -54,7 +54,7 @@ def test_a_line_without_an_end_may_be_cut_off(tmp_path, caplog):
     text = path.read_bytes()
     path.write_bytes(text[:-1])
     np.testing.assert_array_equal(read(path).volume, whole.volume)
-    assert f"no newline: is its last number {whole.volume[-1]:.0f} whole?" in caplog.text
+    assert f"check that its last number {whole.volume[-1]:.0f} is complete" in caplog.text
     for lost in (3, 4):  # fewer digits than any other volume
         path.write_bytes(text[:-lost])
         with pytest.raises(
@@ -92,14 +92,14 @@ def test_a_last_line_that_can_only_be_whole_needs_no_end(name, tmp_path):
     for lost in (1, 2, 3):
         path.write_bytes(text[:-lost])
         with pytest.raises(
-            BarError, match=r"the last line has no newline.*add a newline where the number is whole"
+            BarError, match=r"the last line has no newline.*add a newline if the number is complete"
         ):
             read(path)
 
 
 NO_TABLES = {
-    "bytes": (np.random.default_rng(0).bytes(50_000), "holds no text; unpack it"),
-    "a picture": (b"\x89PNG\r\n\x1a\n" + b"\0" * 99, "holds no text"),
+    "bytes": (np.random.default_rng(0).bytes(50_000), "is no text; unpack it"),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + b"\0" * 99, "is no text"),
 }
 
 

@@ -282,7 +282,7 @@ def choosing(bars, values):
 def test_every_symbol_is_decoded_cleaned_and_gridded_once(bars, tmp_path, monkeypatch, choice):
     build_market(choosing(bars, {"bar_minutes": 30}), cache=tmp_path)  # cuts the file into chunks
     spies = {}
-    for module, name in ((chunks, "decode"), (reading, "clean"), (reading, "to_grid")):
+    for module, name in ((chunks, "decode"), (reading, "clean"), (reading, "aggregate_to_grid")):
         spies[name] = Mock(wraps=getattr(module, name))
         monkeypatch.setattr(module, name, spies[name])
     build_market(choosing(bars, choice), cache=tmp_path)
@@ -291,7 +291,7 @@ def test_every_symbol_is_decoded_cleaned_and_gridded_once(bars, tmp_path, monkey
         ("AAA",),
         *((name,) for name in listed or ("BBB", "CCC", "DDD", "EEE")),
     }  # AAA is the source's first
-    for name in ("clean", "to_grid"):
+    for name in ("clean", "aggregate_to_grid"):
         assert Counter(
             call.args[0].symbols for call in spies[name].call_args_list
         ) == dict.fromkeys(symbols, 1)

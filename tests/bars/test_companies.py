@@ -95,7 +95,7 @@ def test_a_file_with_the_tickers_of_one_day_says_so(tmp_path, caplog):
     assert market.provenance.left_out == {"META": "never a member in the range"}
     assert "META" in market.provenance.survivorship.members_without_bars
     assert (
-        "META is no member: from 2016-01-04 to 2016-03-31 the ticker was not that of META"
+        "META is no member: from 2016-01-04 to 2016-03-31 the ticker did not belong to META"
         in caplog.text
     )
     market = built(tmp_path, early, tickers_as_of="2023-01-03")

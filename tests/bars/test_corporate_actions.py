@@ -169,11 +169,11 @@ def test_what_cannot_have_happened_is_refused(tmp_path):
 IMPOSSIBLE = {
     (1.0, 0.37): "a dividend of 0.37 USD is no less than the close of 0.05 USD before it",
     (2.0, 0.05): "a dividend of 0.05 USD is no less than the close of 0.05 USD before it",
-    (0.0, 0.0): "a split into 0 shares is no positive number",
+    (0.0, 0.0): "a split into 0 shares is impossible",
     (-4.0, 0.0): "a split into -4 shares",
     (np.inf, 0.0): "a split into inf shares",
     (np.nan, 0.0): "a split into nan shares",
-    (1.0, -0.01): "a dividend of -0.01 USD is no amount",
+    (1.0, -0.01): "a dividend of -0.01 USD is impossible",
     (1.0, np.nan): "a dividend of nan USD",
     (1.0, np.inf): "a dividend of inf USD",
     (1e-320, 0.0): "beyond what a number can hold",

@@ -122,7 +122,7 @@ def test_days_fill_no_grid_of_minutes(tmp_path):
     table = minute_table(2, 8)
     days = merged(table)
     path = write_csv(tmp_path, days.assign(ts=days.ts.dt.strftime("%Y-%m-%d")))
-    with pytest.raises(BarError, match=r"whole days.*set data.bar_minutes to 390"):
+    with pytest.raises(BarError, match=r"daily bars.*set data.bar_minutes to 390"):
         make_market(settings(path))
     make_market(settings(path, bar_minutes=390, features={"names": ["return_1"]}))
 
@@ -148,7 +148,7 @@ def test_extended_hours_are_counted_or_kept(tmp_path):
     )
     half = session_grid("XNAS", dt.date(2019, 7, 3), dt.date(2019, 7, 3), hours="extended")
     assert half.num_bars == 13 * 60  # to 17:00
-    with pytest.raises(DataError, match="no extended hours are known of XHKG"):
+    with pytest.raises(DataError, match="the extended hours of XHKG are not known"):
         session_grid("XHKG", dt.date(2019, 7, 2), dt.date(2019, 7, 2), hours="extended")
 
 
@@ -158,7 +158,7 @@ def test_thin_symbols_raise_no_alarm(share):
     bars = as_bars(minute_table(6, 10))
     evidence = SessionEvidence(GRID, 1)
     for one in bars.by_symbol().values():
-        evidence.look(one.take(random.random(len(one)) < share))
+        evidence.examine(one.take(random.random(len(one)) < share))
     evidence.judge()
 
 
@@ -199,15 +199,15 @@ def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
     evidence = SessionEvidence(grid, 1)
     random = np.random.default_rng(0)
     for number, one in enumerate(bars.sorted().by_symbol().values()):
-        evidence.look(one)
+        evidence.examine(one)
         if number % 7:
             continue
         assert not has_opening_prints(days_of(one, grid))
         for share in (0.003, 0.05):
-            SessionEvidence(grid, 1).look(one.take(random.random(len(one)) < share))
+            SessionEvidence(grid, 1).examine(one.take(random.random(len(one)) < share))
         for change in misread:
             with pytest.raises(BarError):
-                SessionEvidence(grid, 1).look(change(one, grid))
+                SessionEvidence(grid, 1).examine(change(one, grid))
     evidence.judge()
 
 

@@ -111,7 +111,7 @@ def test_no_file_wrong_file_and_truncated_file(tmp_path):
     with pytest.raises(DataError, match="no bar file there"):
         read(tmp_path / "nothing.parquet")
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(DataError, match="neither Parquet nor CSV"):
+    with pytest.raises(DataError, match="not that of Parquet, CSV"):
         read(tmp_path / "notes.txt")
     minute_table(2, 1).to_parquet(tmp_path / "bars.parquet")
     whole = (tmp_path / "bars.parquet").read_bytes()
@@ -259,8 +259,8 @@ def test_a_build_parses_a_file_once(kind, tmp_path, monkeypatch):
     else:
         table.to_excel(path, index=False)
     parsed = []
-    build = typed._build
-    monkeypatch.setattr(typed, "_build", lambda *args: parsed.append(1) or build(*args))
+    build = typed._build_table
+    monkeypatch.setattr(typed, "_build_table", lambda *args: parsed.append(1) or build(*args))
     assert len(read(path)) == len(table)
     assert len(parsed) == 1
 

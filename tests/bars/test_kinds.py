@@ -298,7 +298,7 @@ def test_text_of_any_encoding_grows_and_may_be_cut_off(encoding, tmp_path, caplo
     whole = path.read_bytes()
     path.write_bytes(whole[: -len("\n0".encode(encoding))])
     read(path, columns={"volume": "Stück"})
-    assert "the last line has no newline: is its last number" in caplog.text
+    assert "the last line has no newline; check that its last number" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -423,7 +423,7 @@ def test_a_faulty_file_of_the_folders_layout_still_stops(tmp_path, caplog):
         read(tmp_path, **settings)
         assert f"CCC.csv: {said}" in caplog.text  # it adds nothing, and stops nothing
     (tmp_path / "CCC.csv").write_bytes(b"\x89PNG\0")
-    with pytest.raises(BarError, match=r"CCC.csv: holds no text"):
+    with pytest.raises(BarError, match=r"CCC.csv: is no text"):
         read(tmp_path, **settings)
 
 

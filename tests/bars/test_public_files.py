@@ -721,7 +721,7 @@ def test_folders_below_that_of_the_symbol_may_be_several(days, tmp_path):
 def test_an_archive_of_archives_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "bars.zip", "w") as archive:
         archive.writestr("inner.zip", b"")
-    with pytest.raises(BarError, match="holds no table; unpack it"):
+    with pytest.raises(BarError, match="contains no file of bars; unpack it"):
         detect(str(tmp_path / "bars.zip"))
 
 

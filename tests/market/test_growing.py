@@ -69,13 +69,13 @@ def test_a_grown_file_adds_the_chunks_of_its_new_day(tmp_path, kind, layout):
 def test_what_was_read_of_a_csv_is_not_read_again(tmp_path, monkeypatch):
     table = LAYOUTS["by time"](TABLE)
     rows = []
-    real = bar_files.table_bars
+    real = bar_files.convert_table
 
     def counted(part, *rest, **named):
         rows.append(part.num_rows)
         return real(part, *rest, **named)
 
-    monkeypatch.setattr(bar_files, "table_bars", counted)
+    monkeypatch.setattr(bar_files, "convert_table", counted)
     path = write_csv(tmp_path, table[table.ts < LAST])
     build_market(file_settings(path), cache=tmp_path / "cache")
     rows.clear()

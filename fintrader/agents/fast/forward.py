@@ -1,10 +1,10 @@
-"""The compiled forward pass: K networks decide one account's action in a single call, and trade
-whole stretches of a backtest by such actions.
+"""The compiled forward pass: K networks decide the action of an account, or trade a stretch of a
+backtest, in a single call.
 
-It computes the action of a `policy.EnsemblePolicy`, in float32, with sums in another order.
-Assets lie along the last axis, padded to multiples of sixteen, so that every inner loop runs over
-whole vectors; weights are padded to multiples of four, so that four inputs meet four outputs in
-registers.
+It computes the action of a `policy.EnsemblePolicy` in float32, with sums in another order. Assets
+lie along the last axis, padded to multiples of sixteen, so that every inner loop runs over whole
+vectors. Weights are padded to multiples of four, so that registers hold four inputs for four
+outputs at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fintrader.envs.fast.single_account import decide_and_wait
 
 
 class Head(IntEnum):
-    """Kinds of `heads.ActionHead`, by their names in capitals."""
+    """Kinds of `heads.ActionHead`; each member is the kind's name in capitals."""
 
     DIRECT = 0
     AIM = 1
@@ -32,7 +32,7 @@ class Head(IntEnum):
 
 
 class Activation(IntEnum):
-    """Non-linearities, by their names in `NetworkSettings` in capitals."""
+    """Non-linearities; each member is the name in `NetworkSettings` in capitals."""
 
     RELU = 0
     TANH = 1
@@ -41,11 +41,11 @@ class Activation(IntEnum):
 
 
 class Plan(IntEnum):
-    """Columns of `Networks.plan`. Those from `HEAD` to `STATISTICS` say where numbers begin in
-    `Networks.weights`."""
+    """Columns of `Networks.plan`. Those from `HEAD` to `STATISTICS` are positions in
+    `Networks.weights`, at which the respective numbers begin."""
 
     IS_MLP = 0
-    """0: `market_once` and `per_asset`, which have an `AssetTrunk`."""
+    """1 for `mlp`; 0 for `market_once` and `per_asset`, which have an `AssetTrunk`."""
     ACTIVATION = 1
     NORM = 2
     ACCOUNT = 3
@@ -53,7 +53,7 @@ class Plan(IntEnum):
     SLOPE = 4
     """1 if latents are linear in the holdings."""
     LINEAR = 5
-    """Number of the account's columns in which latents are linear."""
+    """Number of the account's columns that latents depend on linearly."""
     SQUASH = 6
     DECODER = 7
     """A `Head`."""
@@ -71,7 +71,8 @@ class Plan(IntEnum):
 
 
 class Layer(IntEnum):
-    """Columns of `Networks.layers`: where the weights of a layer begin, and their sizes."""
+    """Columns of `Networks.layers`: positions at which the weights of a layer begin, and their
+    sizes."""
 
     OWN = 0
     OWN_IN = 1
@@ -115,7 +116,7 @@ _CLIP = np.float32(10.0)
 _RATE = np.float32(RATE_PER_LATENT)
 _FOLLOWING = np.float32(FOLLOWING_SHARE)
 _LEAST = np.float32(1e-12)
-"""Least sum of weights to divide by."""
+"""Least divisor for a sum of weights."""
 
 
 @njit_layer
@@ -149,8 +150,8 @@ _LOW = tuple(
 )
 
 
-# The C library's tanh cannot be vectorised; a ratio of two polynomials (the one Eigen and XLA use)
-# can.
+# The C library's tanh cannot be vectorised, but a ratio of two polynomials can; it is that of Eigen
+# and XLA.
 @njit_layer
 def _tanh(x: Any) -> Any:
     """Approximate tanh within 4 units in the last place of float32."""
@@ -195,10 +196,11 @@ def _sum(values: Any) -> Any:
     return total
 
 
-# Two passes (mean, then variance): the textbook's single pass loses float32's digits.
+# Two passes, mean and then variance, since a single pass would lose most digits of float32.
 @njit_layer
 def _normalise(rows: Any, width: int) -> None:
-    """Normalise the first `width` of `[O, N]` in place, asset by asset, without an affine map."""
+    """Normalise the first `width` rows of `[O, N]` in place, asset by asset, without an affine
+    map."""
     share = ONE / np.float32(width)
     for n in range(rows.shape[1]):
         mean = ZERO
@@ -218,7 +220,7 @@ def _scale_and_clip(value: Any, shift: Any, scale: Any) -> Any:
     return -_CLIP if x < -_CLIP else (_CLIP if x > _CLIP else x)
 
 
-# The observation is written out flat: an mlp reads one array, wherever its parts came from.
+# The observation is written to one flat array, since an mlp reads a single array.
 @njit_layer
 def _standardise(weights: Any, shift: int, private: Any, row: Any, obs: Any) -> None:
     """Write the flat observation `[D]`, standardised, to `obs`. `weights` has each column's shift,
@@ -231,11 +233,12 @@ def _standardise(weights: Any, shift: int, private: Any, row: Any, obs: Any) -> 
         obs[at] = _scale_and_clip(row[i], weights[shift + at], weights[scale + at])
 
 
-# Transposed once for all networks: their inner loops run over the assets, whose features are not
-# adjacent in a row.
+# Transposed once for all networks: inner loops run over the assets, but in a row the values of one
+# feature are not adjacent.
 @njit_layer
 def _transpose(row: Any, sizes: Any, table: Any) -> None:
-    """Write each asset's features and flags to `table [P, N]`, after its row of weights held."""
+    """Write the assets' features and flags to `table [P, N]`, below its first row, the weights
+    held."""
     _, count, features, flags, context = sizes[:5]
     start = row.size - context - count * (features + flags)
     for f in range(features):
@@ -247,7 +250,7 @@ def _transpose(row: Any, sizes: Any, table: Any) -> None:
             table[1 + features + f, n] = row[start + f * count + n]
 
 
-# Two buffers swap their roles from layer to layer, so that nothing is allocated.
+# Two buffers swap roles from layer to layer, so that no memory is allocated.
 @njit_layer
 def _run_assets(
     k: int,
@@ -294,8 +297,8 @@ def _run_assets(
             shared[o] = _sum(y[o, :count]) / np.float32(count)
         x, y = y, x
 
-    # Latents are linear in the account: each column of the head is the factor of 1, of the weight
-    # held, or of a column of the account.
+    # Latents are linear in the account: each output of the head is the coefficient of 1, of the
+    # weight held, or of a column of the account.
     slope = plan[k, Plan.SLOPE]
     linear = plan[k, Plan.LINEAR]
     total_columns = 1 + slope + linear
@@ -321,7 +324,7 @@ def _run_assets(
         latent[count + j % extra] += total * (ONE if j < extra else common[j // extra - 1])
 
 
-# A vector goes through the layers; here, too, two buffers swap their roles.
+# The input is a vector, and two buffers swap roles from layer to layer.
 @njit_layer
 def _run_mlp(
     k: int, plan: Any, layers: Any, weights: Any, obs: Any, buffers: Any, latent: Any
@@ -344,8 +347,8 @@ def _run_mlp(
         latent[i] = x[i]
 
 
-# As `heads.ActionHead.decode`; the highest logit is subtracted from all, so that the exponential
-# cannot overflow.
+# Computes `heads.ActionHead.decode`. The highest logit is subtracted from all, so that the
+# exponential cannot overflow.
 @njit_layer
 def _decode(k: int, plan: Any, numbers: Any, table: Any, latent: Any, action: Any) -> None:
     """Turn a latent into `action [N]`; `tilt` and `weights` read holdings and benchmark in
@@ -386,7 +389,7 @@ def _decode_rate(k: int, numbers: Any, latent: Any) -> Any:
     return ONE / (ONE + np.exp(-numbers[k, Number.RATE_LOGIT] - _RATE * latent))
 
 
-# As `heads.ActionHead.tilt`.
+# Computes `heads.ActionHead.tilt`.
 @njit_layer
 def _tilt(
     k: int, plan: Any, numbers: Any, held: Any, benchmark: Any, latent: Any, aim: Any
@@ -432,8 +435,8 @@ def _tilt(
 
 @njit_layer
 def _combine(actions: Any, shares: Any, action: Any) -> None:
-    """Combine actions `[K, N]` into one: their sum by `shares [K]`, or without shares the
-    median."""
+    """Combine actions `[K, N]` into one: their sum weighted by `shares [K]`, or, if `shares` is
+    empty, their median."""
     count = len(actions)
     for n in range(action.size):
         action[n] = ZERO
@@ -486,7 +489,7 @@ def _act(
     _combine(actions, shares, action)
 
 
-# One call for all accounts and networks, since every call from Python has its price.
+# One call for all accounts and networks, since every call from Python takes time.
 @njit_entry
 def run_networks(
     bar: int,
@@ -498,10 +501,10 @@ def run_networks(
     """Write the actions `[B, N]` of K networks for accounts at one bar, from their private parts,
     `private [B, A + N]`, and the encoders' columns of each asset, `encoded [K, E, N]`, float32.
 
-    `bound`: the market's rows, contiguous; A, N, F, flags of an asset, M, the distance between two
-    rows, and L*W (M: context columns); the networks; and buffers, to be overwritten: two `[O, N]`,
-    a bias, shared columns, a table `[P, N]`, common columns, the observation, latents `[1 + K, L]`
-    and actions `[K, N]`.
+    bound: the market's rows, contiguous; seven sizes (A, N, F, the number of flags of an asset, the
+    number of context columns, the distance between two rows, and L*W); the networks; and buffers
+    that are overwritten: two of `[O, N]`, a bias, shared columns, a table `[P, N]`, common columns,
+    the observation, latents `[1 + K, L]` and actions `[K, N]`.
     """
     for b in range(len(private)):
         _act(b > 0, bar, private[b], encoded, bound, actions[b])
@@ -516,9 +519,11 @@ def trade_networks(
     account: Any,
     action: Any,
 ) -> bool:
-    """Let K networks make at most `decisions` for a packed account, with
-    `encoded [decisions, K, E, N]`. Return True if they ruined it; an action that is not finite ends
-    the stretch."""
+    """Let K networks make at most `decisions` decisions for a packed account. Return True if the
+    account is ruined. An action that is not finite ends the stretch.
+
+    encoded: `[decisions, K, E, N]`; bound: see `run_networks`.
+    """
     desired, state, _, rules, _, private = account
     for i in range(decisions):
         bar = state[0][BAR, 0]

@@ -1,11 +1,12 @@
 """Compiled loops for `market_once` networks with relu: the forward pass of actor and critic, and
 the parts of a gradient step that `descent` joins.
 
-As tensor operations a network of this size is dozens of calls, which take longer to start than to
-run. Here a block of bars at a time goes through all layers, so that its numbers stay in the
-processor's caches. Arrays are features first, `[width, columns]`, with a column for each asset of
-each bar, bars innermost: inner loops then run over whole vectors, with four inputs and two outputs
-in registers. All weights are in one vector; rows of 0 pad matrices to a multiple of four.
+As tensor operations, a network of this size takes dozens of calls, each of which takes longer to
+start than to run. Here one block of bars at a time goes through all layers, so that its numbers
+stay in the processor's caches. Arrays have the shape `[width, columns]` (features first), with a
+column for each asset and bar, bars innermost. So inner loops run over whole vectors, with four
+inputs and two outputs in registers. All weights are in one vector; rows of 0 pad matrices to a
+multiple of four.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from torch import Tensor, nn
 from fintrader.agents.fast.loops import ZERO, njit_layer, njit_pass, to_arrays
 
 COLUMNS_AT_ONCE = 1024
-"""Columns of a block, roughly: as many as an L2 cache holds at the usual widths."""
+"""Approximate number of columns of a block: as many as an L2 cache holds at the usual widths."""
 HEAD = 4
 """Largest number of outputs of a head. Columns of 0 pad smaller heads."""
 WIDEST = 128
-"""Width of hidden layers up to which these loops are at least as fast as torch's products."""
+"""Largest width of hidden layers at which these loops are at least as fast as torch's products."""
 
 
 class LayerColumn(IntEnum):
-    """Columns of `WeightPlan.layers`: a layer's widths, and where its weights begin."""
+    """Columns of `WeightPlan.layers`: a layer's widths, and the positions at which its weights
+    begin."""
 
     OWN_IN = 0
     COMMON_IN = 1
@@ -44,17 +46,18 @@ class LayerColumn(IntEnum):
 
 
 class WeightPlan(NamedTuple):
-    """Where each network's weights lie in the vector of all weights."""
+    """Positions of each network's weights in the vector of all weights."""
 
     layers: Any
     """`[networks, depth, len(LayerColumn)]` int64"""
     heads: Any
-    """`[networks, 2, 3]` int64: where weights and biases begin and the number of outputs, for the
-    head that reads each asset and for the one that reads their mean."""
+    """`[networks, 2, 3]` int64: positions of weights and biases, and the number of outputs, of the
+    head that reads each asset and of the head that reads their mean."""
 
 
 class Scratch(NamedTuple):
-    """Memory of a block of at most B bars; W is the widest layer, rounded up to four."""
+    """Memory for a block of at most B bars; W is the largest width, rounded up to a multiple of
+    four."""
 
     outputs: Any
     """`[depth + 1, W, B N]`: inputs, then the output of each layer."""
@@ -71,13 +74,13 @@ class Scratch(NamedTuple):
     """`[B]` int64: the block's bars."""
 
 
-# Eight weights stay in registers for a whole row of columns. With its strides the matrix is read as
-# stored, for outputs, or transposed, for gradients of inputs.
+# Eight weights stay in registers for a whole row of columns. By its strides, the matrix is read
+# either as stored (for outputs) or transposed (for gradients of inputs).
 @njit_layer
 def _add_product(w: Any, matrix: Any, x: Any, out: Any) -> None:
     """Add to each row o of `out [O, C]` the sum over i of w[i, o] times row i of `x [I, C]`.
 
-    `matrix`: its start in `w`; the strides to the next input and to the next output; I and O, both
+    matrix: its position in `w`; the strides to the next input and to the next output; I and O, both
     multiples of four; C.
     """
     start, by_in, by_out, wide_in, wide_out, columns = matrix
@@ -205,7 +208,7 @@ def _describe_products(layer: Any, bars: int, columns: int) -> Any:
     return own, shared, layer
 
 
-# Heads and layers share these four loops over a product's gradients.
+# Heads and layers share these loops over the gradients of a product.
 @njit_layer
 def _run_back(
     weights: Any,
@@ -232,7 +235,7 @@ def _run_back(
         _add_product(w, (start, by_out, by_in, wide_out, wide_in, columns), slopes, below)
 
 
-# Inlined, because each call of a function that calls others makes numba compile all of them anew.
+# Inlined, because numba compiles a function and all that it calls anew for each call of it.
 @njit(inline="always")
 def run_trunk(w: Any, layers: Any, heads: Any, scratch: Scratch, bars: int, assets: int) -> None:
     """Run a trunk and its two heads over the inputs in `scratch`; write `each` and `top`."""
@@ -339,13 +342,14 @@ def list_weights(networks: Iterable[Any]) -> Iterator[Tensor]:
 
 
 class PackedWeights:
-    """The weights of networks in one vector, and the memory of a block."""
+    """The weights of several networks in one vector, and the memory for a block."""
 
     def __init__(self, networks: Iterable[Any], assets: int, vectors: int, *last: Tensor) -> None:
-        """Lay out `networks`, then the tensors `last`, in each of `vectors` vectors. A network is a
-        trunk, the head that reads each asset, and the head that reads their mean (or None)."""
+        """networks: each a trunk, the head that reads each asset, and the head that reads their
+        mean (or None); assets: N; vectors: number of equal vectors to make; last: tensors that are
+        laid out after the networks."""
         self.places: list[tuple[torch.Size, int, int]] = []
-        """Shape of each tensor of weights, where it begins, and the length of its rows."""
+        """Shape of each tensor of weights, its position, and the length of its rows."""
         self.length = 0
         layers = []
         heads = []
@@ -356,13 +360,13 @@ class PackedWeights:
         self.plan = WeightPlan(np.array(layers), np.array(heads))
         for tensor in last:
             self._place(tensor)
-        # Products read up to three numbers past a matrix.
+        # Products read up to three numbers beyond the end of a matrix.
         self.vectors = [torch.zeros(self.length + HEAD, dtype=dtype) for _ in range(vectors)]
         self.views = [[_view(vector, *place) for place in self.places] for vector in self.vectors]
         self.scratch = self._make_scratch(assets, self.vectors[0].numpy().dtype)
 
     def _place(self, weight: Tensor, width: int = 0) -> int:
-        """Reserve a place for a tensor, with rows of `width` numbers; return where it begins."""
+        """Reserve a place for a tensor, with rows of `width` numbers; return its position."""
         begin = self.length
         width = width or weight.shape[-1]
         self.places.append((weight.shape, begin, width))
@@ -400,18 +404,18 @@ def _view(vector: Tensor, shape: torch.Size, begin: int, width: int) -> Tensor:
 
 
 class _ThreadMemory(threading.local):
-    """Memory of this thread: loops run without the GIL, and two threads may use one network."""
+    """Memory of one thread: the loops run without the GIL, and two threads may use one network."""
 
     def __init__(self) -> None:
         self.packed: WeakKeyDictionary[nn.Module, PackedWeights] = WeakKeyDictionary()
-        """Keyed by the network's first head."""
+        """First head of a network -> its weights."""
 
 
 _MEMORY = _ThreadMemory()
 
 
 def run_market_once(rows: Tensor, trunk: Any, head: Any, top: Any) -> Any:
-    """Compute `networks.run_market_once` where no gradient is needed."""
+    """Compute `networks.run_market_once` if no gradient is needed; else return NotImplemented."""
     if torch.is_grad_enabled() or not covers(trunk, rows, head, top):
         return NotImplemented
     own, common = trunk.assets(rows)
@@ -420,7 +424,7 @@ def run_market_once(rows: Tensor, trunk: Any, head: Any, top: Any) -> Any:
     packed = _MEMORY.packed.get(head)
     if packed is None:
         packed = _MEMORY.packed[head] = PackedWeights(networks, assets, 1)
-    # Copied at each call: training may have changed or replaced the weights since the last one.
+    # Copied at each call, since training may have changed or replaced the weights.
     torch._foreach_copy_(packed.views[0], list(list_weights(networks)))
     each = own.new_empty(head.weight.shape[1], bars, assets)
     of_mean = own.new_empty(bars, 0 if top is None else top.weight.shape[1])
@@ -449,7 +453,7 @@ def _add_up(each: Any, top: Any, row_index: Any, private: Any, value: Any) -> No
 
 
 def quadratic_value(each: Tensor, top: Tensor, batch: Any) -> Any:
-    """Compute `networks.quadratic_value` where no gradient is needed."""
+    """Compute `networks.quadratic_value` if no gradient is needed; else return NotImplemented."""
     private = batch.private
     if torch.is_grad_enabled() or private.ndim != 2:
         return NotImplemented
@@ -462,7 +466,7 @@ def quadratic_value(each: Tensor, top: Tensor, batch: Any) -> Any:
 
 
 def covers(trunk: Any, rows: Tensor, *heads: Any) -> bool:
-    """Report whether these loops can compute a network."""
+    """Report whether these loops can compute a network with this trunk and these heads."""
     return (
         trunk.assets.encoder is None
         and rows.ndim == 2

@@ -1,4 +1,4 @@
-"""Faults of bars: their kinds, and detectors that find them without changing anything."""
+"""Faults of bars: their kinds, and functions that find them and change no bar."""
 
 from fintrader.bars.checks.gates import find_faults
 from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING

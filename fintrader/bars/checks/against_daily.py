@@ -1,8 +1,8 @@
-"""A symbol's days against daily bars of another source, on one scale.
+"""Comparison of a symbol's days with daily bars of another source.
 
-Daily bars may be adjusted for splits and dividends, so a day's ratio is compared with that of the
-days around it. The opening print fixes the minute: in clean bars it equals the open of the
-session's first bar, to the tick on nearly all days.
+Daily bars may be adjusted for splits and dividends, so the ratio of the two sources' prices on a
+day is compared with the ratio on the days around it. The daily open shows displacements of minutes:
+in clean bars it equals the open of the session's first bar, to the tick, on nearly all days.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ import numpy as np
 from fintrader.bars.bars import PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.checks.days import LAGS, Days
-from fintrader.bars.checks.kinds import runs
+from fintrader.bars.checks.kinds import list_runs
 from fintrader.results.market_description import Fault
 
 _TICK = 2e-4
-"""Log ratio of equal prices: rounding, and float32."""
+"""Prices whose log ratio is smaller are equal but for rounding and float32."""
 _AROUND = 21
-"""Days whose median ratio is the scale."""
+"""Number of days whose median ratio is the scale of the day in their middle."""
 _FEWEST = 3
-"""Misplaced opening prints in a row that count; in clean bars one day in a hundred has one by
-chance. As many different days count if their share exceeds _RARE."""
+"""Fewest days in a row with a misplaced opening print that are reported; in clean bars one day in a
+hundred has one by chance. From as many days with other prices on, they are reported as one fault if
+their share exceeds _RARE."""
 _RARE = 0.01
 
 
 def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days, list[Fault]]:
-    """Find the days whose prices differ from those of daily bars; also return `days` with
-    `unopened` filled in.
+    """Find the days whose prices differ from daily bars. Returns `days` with `unopened` filled in,
+    and the faults.
 
-    daily: one symbol's, sorted, inside the sessions of `grid`, like `days`.
+    daily: sorted daily bars of the same symbol; those outside of the sessions of `grid` are
+    ignored.
     """
-    import pandas as pd  # late: settings load this module, and no pandas
+    import pandas as pd  # imported here: settings load this module, and not pandas
 
     at = grid.locate(daily.ts)
     table = np.full((grid.num_sessions + 2, 4), np.nan)
@@ -50,35 +52,39 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
     far = max(10 * _TICK, float(np.median(own[:, 1] - own[:, 2])) / 2)
     in_place = np.abs(ratio(0) - scale)
     away = in_place > far
-    other = away.sum(axis=1) >= 3
+    is_unlike = away.sum(axis=1) >= 3
     prints = np.log(days.openings) - table[days.session, :1] - scale
     is_print = np.abs(prints) < _TICK
     known = np.isfinite(prints[:, len(LAGS) // 2])
-    found = []
+    faults = []
     for way, lag in (("later", 1), ("earlier", -1)):
         same = np.abs(ratio(lag) - scale)
         moved = (same[:, :3] < _TICK).all(axis=1) & (same[:, 3] < far)
         moved &= (in_place > 5 * _TICK).sum(axis=1) >= 2
-        other &= ~moved
-        said = f"its prices are those of the daily bar one session {way}"
-        found += [days.fault("misaligned", day, said) for day in np.flatnonzero(moved).tolist()]
+        is_unlike &= ~moved
+        detail = f"its prices are those of the daily bar one session {way}"
+        faults += [
+            days.report_fault("misaligned", day, detail) for day in np.flatnonzero(moved).tolist()
+        ]
     for column, lag in enumerate(LAGS):
         elsewhere = known & is_print[:, column] & ~is_print[:, len(LAGS) // 2]
-        for start, stop in runs(elsewhere) if lag else []:
+        for start, stop in list_runs(elsewhere) if lag else []:
             if stop - start >= _FEWEST:
                 minutes = abs(lag) * days.length
-                said = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag < 0 else 'late'}"
+                detail = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag < 0 else 'late'}"
                 until = f" to {days.dates[stop - 1]}, by the opening prints of daily bars"
                 count = days.bars[start:stop].sum()
-                found.append(days.fault("misaligned", start, said + until, count))
+                faults.append(days.report_fault("misaligned", start, detail + until, count))
     differs = np.flatnonzero(away.any(axis=1))
     if len(differs) >= _FEWEST and len(differs) > _RARE * len(own):
-        said = f"on {len(differs)} of {np.isfinite(centre).sum()} days"
-        found.append(days.fault("unlike_daily", differs[0], said, days.bars[differs].sum()))
+        detail = f"on {len(differs)} of {np.isfinite(centre).sum()} days"
+        faults.append(
+            days.report_fault("unlike_daily", differs[0], detail, days.bars[differs].sum())
+        )
     else:
-        found += [
-            days.fault("unlike_daily", day, f"{np.expm1(centre[day]):+.1%}")
-            for day in np.flatnonzero(other).tolist()
+        faults += [
+            days.report_fault("unlike_daily", day, f"{np.expm1(centre[day]):+.1%}")
+            for day in np.flatnonzero(is_unlike).tolist()
         ]
     opened = np.where(known, ~is_print[:, len(LAGS) // 2], np.nan)
-    return replace(days, unopened=opened), found
+    return replace(days, unopened=opened), faults

@@ -1,8 +1,7 @@
-"""Days of one symbol that are certainly wrong, found in a few passes over its bars, and a summary
-of its days.
+"""Faults of one symbol's days, found in a few passes over its bars, and a summary of its days.
 
-Everything here looks at one symbol at a time, so that a build can check while it reads; `nights`
-compares the summaries of all symbols.
+All functions here look at one symbol at a time, so that a build can check bars while it reads them.
+`nights` and `alignment` compare the summaries of all symbols.
 """
 
 from __future__ import annotations
@@ -15,30 +14,36 @@ import numpy as np
 
 from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, PRICES, Array, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid
-from fintrader.bars.checks.kinds import SURE, UNLIKELY, group_by_day, runs
+from fintrader.bars.checks.kinds import SURE, UNLIKELY, group_by_day, list_runs
 from fintrader.bars.evidence import measure_shift
 from fintrader.results.market_description import Fault
 
-_FEW = 5
-"""With fewer bars a day, equal closes may be chance: whole rows are compared."""
-_RUN = 3
-"""So many repeated days in a row are not chance, however coarse the prices."""
+_FEW_BARS = 5
+"""Most bars of a day that is compared by whole rows, since few equal closes may be chance. Longer
+days are compared by their closes."""
+_RUN_DAYS = 3
+"""Number of consecutive repeated days that are no chance, however coarse the prices."""
 _PAUSE_BARS = 4
-"""Missing bars in a row that separate two phases of trading."""
-SCALE = 70.0
-"""No price changes by this factor in one bar."""
+"""Number of bar lengths; a longer step separates two phases of trading."""
+SCALE_JUMP = 70.0
+"""Least ratio of two consecutive prices that no market produces."""
 _EXCURSION_BARS = 180
-HASHED = 15
-"""Places in a block, compared with the blocks of other symbols."""
-_BLOCK = 30
-"""Bars that share one scale."""
+"""Most bars after which a price that jumped away may come back."""
+BLOCK_PLACES = 15
+"""Number of places in a block, whose closes are compared with those of other symbols."""
+_SCALE_BARS = 30
+"""Number of bars whose returns are divided by one volatility."""
 LAGS = (-2, -1, 0, 1, 2)
-"""Offsets from a session's start at which to look for an opening print."""
+"""Offsets from a session's start, in bars, at which an opening print is looked for."""
 
 
 @dataclass(frozen=True, eq=False)
 class Days:
-    """Summary of one symbol's `D` days with at least one bar inside the session."""
+    """Summary of one symbol's `D` days with at least one bar inside the session.
+
+    Places are the intervals of `length` minutes of which the sessions consist, `P` in all sessions
+    together; a bar stands at a place.
+    """
 
     symbol: str
     session: Array
@@ -48,74 +53,79 @@ class Days:
     bars: Array
     """`[D]` int64: number of bars."""
     open: Array
-    """`[D]` float64: the first bar's; `close` is the last bar's."""
+    """`[D]` float64: open of the first bar; `close`: of the last bar; `high` and `low`: of the
+    day."""
     high: Array
     low: Array
     close: Array
     volume: Array
-    """`[D]` float64: shares a bar, on average."""
+    """`[D]` float64: mean number of shares per bar."""
     turnover: Array
-    """`[D]` float64: price times shares a bar, on average."""
+    """`[D]` float64: mean of close times shares per bar, USD."""
     content: Array
-    """`[D]` int64: a hash of the day's closes, equal for equal ones; 0 for a day too uniform to be
-    recognised by it."""
+    """`[D]` int64: hash of the day's closes (of whole rows on days of at most five bars); 0 for a
+    day whose prices vary too little to identify it."""
     blocks: Array
-    """`[P // 15]` uint64: a hash of 15 closes in a row, 0 where bars or moves are missing."""
+    """`[P // 15 + 1]` uint64: hash of each 15 closes in a row; 0 where a bar is missing or prices
+    hardly move."""
     length: int
-    """Minutes between most bars and the next one; 0 where there is one a day, and then the fields
-    below are empty."""
+    """Usual length of the bars, minutes; 0 for daily bars, for which `moves` is empty."""
     moves: Array
-    """`[P]` int8: returns on all places of the sessions, see `_trace_moves`."""
+    """`[P]` int8: return at each place, 30 to a standard deviation, see `_trace_moves`."""
     place: Array
-    """`[D]` int64: first place of each day's session; `places` `[D]` is the number of them."""
+    """`[D]` int64: number of the first place of each day's session; `places`: `[D]` int64, the
+    session's number of places."""
     places: Array
     silent: Array
-    """`[2, D]` int64: places without a bar before the first bar and after the last one."""
+    """`[2, D]` int64: number of places before the day's first bar, and after its last one."""
     ends: Array
-    """`[3, D]` float64: log of the first, the second and the last bar's volume over the day's
-    mean."""
+    """`[3, D]` float64: log of the volume of the first, second and last bar over the day's mean."""
     openings: Array
-    """`[D, 5]` float64: opens of the bars LAGS places from the session's start, else NaN."""
+    """`[D, 5]` float64: open of the bar at each of the `LAGS` from the session's start; NaN without
+    a bar."""
     unopened: Array
-    """`[D]` float64: 1 if the opening print of daily bars differs from the first bar, 0 if equal,
-    NaN if unknown."""
+    """`[D]` float64: 1 if the open of daily bars differs from that of the session's first bar, 0 if
+    they are equal, NaN without daily bars."""
 
     @cached_property
     def first(self) -> Array:
-        """`[D]` int64: the first bar of each day, among all inside the sessions."""
+        """`[D]` int64: row of each day's first bar, among the symbol's bars inside the sessions."""
         return np.asarray(np.cumsum(self.bars) - self.bars)
 
     @cached_property
     def gaps(self) -> Array:
-        """`[D]` int64: sessions since the day before; 0 on the first day."""
+        """`[D]` int64: number of sessions since the symbol's day before; 0 on the first day."""
         return np.diff(self.session, prepend=self.session[:1])
 
-    def day_of(self, bar: int) -> int:
-        """The number of the day that holds a bar."""
+    def find_day(self, bar: int) -> int:
+        """Return the number of the day that contains a row of the bars."""
         return int(np.searchsorted(self.first, bar, side="right")) - 1
 
-    def fault(self, kind: str, day: int, detail: str = "", count: int | None = None) -> Fault:
-        """A fault of the day of this number; it counts all bars of the day, or so many."""
+    def report_fault(
+        self, kind: str, day: int, detail: str = "", count: int | None = None
+    ) -> Fault:
+        """Return a fault on a day, given by its number; `count` is that of the bars concerned, by
+        default all of the day."""
         held = self.bars[day] if count is None else count
         return Fault(kind, self.symbol, str(self.dates[day]), int(held), detail)
 
 
 def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]:
-    """Summarise one symbol's days, and find their faults; the summary is None when no bar lies
-    inside a session.
+    """Summarise one symbol's days, and find their faults; the summary is None if no bar lies inside
+    a session.
 
-    bars: one symbol's, valid and sorted by time, including those outside of the sessions.
+    bars: valid bars of one symbol, sorted by time, also those outside of the sessions.
     """
     length = bar_length(bars, 0)
     length = length if length < DAY_MINUTES // 2 else 0
-    found = list(_find_shifted(bars, grid, length))
+    faults = list(_find_shifted(bars, grid, length))
     whole = bars
     at = grid.locate(bars.ts)
     if (at < 0).any():
         bars = bars.take(at >= 0)
         at = at[at >= 0]
     if len(bars) == 0:
-        return None, found
+        return None, faults
     counts = np.bincount(grid.session[at])
     number = np.flatnonzero(counts)
     counts = counts[number]
@@ -153,18 +163,18 @@ def check_days(bars: Bars, grid: SessionGrid) -> tuple[Days | None, list[Fault]]
         openings=_pick_openings(whole, grid.begin[number], length),
         unopened=np.full(len(number), np.nan),
     )
-    found += _find_scale_jumps(bars, days)
-    found += _find_repeated(days)
-    found += _find_excursions(bars, days) if len(bars) > 1 else []
+    faults += _find_scale_jumps(bars, days)
+    faults += _find_repeated(days)
+    faults += _find_excursions(bars, days) if len(bars) > 1 else []
     if length > 0:
-        found += _find_spread_out(bars, days, grid)
+        faults += _find_spread_out(bars, days, grid)
         for find in (_find_reversed, _find_frozen, _find_last_jump, _find_middles, _find_adjusted):
-            found += find(bars, days)
-    return days, found
+            faults += find(bars, days)
+    return days, faults
 
 
 def _pick_openings(bars: Bars, begin: Array, length: int) -> Array:
-    """Pick `Days.openings`; begin: `[D]` int64, start of each session."""
+    """Find `Days.openings`, the opens around each session's start `begin` `[D]`, nanoseconds."""
     wanted = begin[:, None] + np.array(LAGS) * length * MINUTE_NS
     row = np.minimum(np.searchsorted(bars.ts, wanted), len(bars) - 1)
     return np.where(bars.ts[row] == wanted, bars.open[row], np.nan)
@@ -173,38 +183,40 @@ def _pick_openings(bars: Bars, begin: Array, length: int) -> Array:
 def _trace_moves(
     bars: Bars, grid: SessionGrid, at: Array, first: Array, length: int
 ) -> tuple[Array, Array, Array]:
-    """Trace a symbol's returns in a byte each, on places of `length` minutes within the sessions.
+    """Put a symbol's returns on the places of the sessions, in one byte each.
 
-    at: `[R]` the grid's bar of each row; first: `[D]` first row of each day. Returns the moves
-    `[P]` int8, 30 to a standard deviation of the bars around and 0 where there is none; the place
-    of each row `[R]`; and the first place of each session `[S + 1]`.
+    at: `[R]` number of the grid's bar of each row; first: `[D]` first row of each day; length:
+    minutes of a bar. Returns the moves, `[P]` int8, in units of 1/30 standard deviation of the bars
+    around and 0 without a bar; the place of each row, `[R]`; and the first place of each session,
+    `[S + 1]`.
     """
     minutes = grid.session_minutes
     begin = np.concatenate([[0], np.cumsum(-(-minutes // length))])
     session = grid.session[at]
     minute = np.searchsorted(grid.exchange_minutes, bars.ts, side="right") - 1
     place = begin[session] + (minute - (np.cumsum(minutes) - minutes)[session]) // length
-    # a return over missing bars belongs to no single place: there a bar's own is taken
+    # a return over missing bars belongs to no single place: there take close / open of the bar
     before = np.where(np.diff(place, prepend=-9) == 1, np.roll(bars.close, 1), bars.open)
     before[first] = bars.open[first]
     move = np.log(bars.close / before)
     rows = np.diff(first, append=len(bars))
-    # half an hour of minutes has a volatility of its own: the open and noon would weigh unlike
-    blocks = np.flatnonzero((np.arange(len(bars)) - np.repeat(first, rows)) % _BLOCK == 0)
+    # scale each 30 bars by their own volatility, or the open would outweigh noon
+    blocks = np.flatnonzero((np.arange(len(bars)) - np.repeat(first, rows)) % _SCALE_BARS == 0)
     rows = np.diff(blocks, append=len(bars))
     usual = np.repeat(1.25 * np.add.reduceat(np.abs(move), blocks) / rows, rows)
     moves = np.zeros(begin[-1], dtype=np.int8)
-    # beyond four deviations a move is news of its own, and would outweigh the day
+    # cut off moves at four deviations, or a single piece of news would outweigh the day
     moves[place] = np.clip(np.round(30 * move / np.maximum(usual, 1e-12)), -120, 120)
     return moves, place, begin
 
 
 def _find_shifted(bars: Bars, grid: SessionGrid, length: int) -> Iterator[Fault]:
-    """Find days as long as a session whose two ends are displaced alike: by about a whole number of
-    half hours, or without a gap by exactly as many bars.
+    """Find days that are as long as their session, but displaced: both ends by about the same
+    number of half hours, or, for days almost without missing bars, by exactly the same number of
+    bars.
 
-    An auction's print may stand alone before the open or after the close, so a bar of one price is
-    no evidence of an end.
+    A bar of a single price may be an auction's trade before the open or after the close, so it is
+    no evidence of where a day begins or ends.
     """
     if not 0 < length <= 60:
         return
@@ -228,45 +240,49 @@ def _find_shifted(bars: Bars, grid: SessionGrid, length: int) -> Iterator[Fault]
 
 
 def _hash_days(bars: Bars, first: Array, stop: Array) -> Array:
-    """`[D]` int64, see `Days.content`. Another process gets other hashes."""
-    found = np.zeros(len(first), dtype=np.int64)
+    """Return `Days.content`, `[D]` int64. The hashes differ between processes.
+
+    first, stop: `[D]` first row of each day, and the row after its last.
+    """
+    hashes = np.zeros(len(first), dtype=np.int64)
     inner = [(price > bars.low) & (price < bars.high) for price in (bars.open, bars.close)]
-    # a bar of one or two prices equals others by chance
+    # bars with only one or two different prices are often equal by chance
     different = 1 + (bars.high > bars.low) + (inner[0] | inner[1])
     for day, (begin, end) in enumerate(zip(first.tolist(), stop.tolist(), strict=True)):
         close = bars.close[begin:end]
-        if end - begin > _FEW:
-            # a price that hardly moves equals that of other days by chance
+        if end - begin > _FEW_BARS:
+            # days whose price hardly moves are often equal by chance
             if end - begin >= 30 and np.count_nonzero(close[1:] != close[:-1]) >= 10:
-                found[day] = hash(close.tobytes())
+                hashes[day] = hash(close.tobytes())
         elif (different[begin:end] >= 3).all():
             rows = [getattr(bars, name)[begin:end] for name in (*PRICES, "volume")]
-            found[day] = hash(np.concatenate(rows).tobytes())
-    return found
+            hashes[day] = hash(np.concatenate(rows).tobytes())
+    return hashes
 
 
 def _hash_blocks(close: Array, place: Array, places: int) -> Array:
-    """Hash the closes `[R]` by blocks of places, see `Days.blocks`."""
-    number = place // HASHED
+    """Return `Days.blocks`. close, place: `[R]` close and place of each row; places: P."""
+    number = place // BLOCK_PLACES
     first = np.flatnonzero(np.diff(number, prepend=-1))
-    # the sum of products wraps, so that different closes give different hashes
-    weights = np.random.default_rng(0).integers(1 << 62, size=HASHED, dtype=np.uint64)
+    # the sum of products wraps around, which makes it a hash
+    weights = np.random.default_rng(0).integers(1 << 62, size=BLOCK_PLACES, dtype=np.uint64)
     bits = np.ascontiguousarray(close, dtype=np.float64).view(np.uint64)
-    found = np.add.reduceat(bits * weights[place % HASHED], first)
-    # prices that move by a tick or two coincide by chance
+    hashes = np.add.reduceat(bits * weights[place % BLOCK_PLACES], first)
+    # prices that move by a few ticks only are often equal by chance
     reach = np.maximum.reduceat(close, first) - np.minimum.reduceat(close, first)
     steps = np.abs(np.diff(close))
     is_wide = reach > 5 * steps[steps > 0].min(initial=np.inf)
-    whole = np.diff(first, append=len(close)) == HASHED
-    blocks = np.zeros(places // HASHED + 1, dtype=np.uint64)
-    blocks[number[first]] = np.where(whole & is_wide, found, 0)
+    whole = np.diff(first, append=len(close)) == BLOCK_PLACES
+    blocks = np.zeros(places // BLOCK_PLACES + 1, dtype=np.uint64)
+    blocks[number[first]] = np.where(whole & is_wide, hashes, 0)
     return blocks
 
 
 def _find_repeated(days: Days) -> Iterator[Fault]:
-    """Find days with the content of an earlier one.
+    """Find days that repeat the prices of an earlier day.
 
-    A daily bar may equal another day's by chance, or the day before's, as in a filled holiday.
+    A day of few bars may equal another one by chance; one that equals the day before is reported as
+    `filled_day`, because vendors fill holidays so.
     """
     order = np.argsort(days.content, kind="stable")
     content = days.content[order]
@@ -274,33 +290,36 @@ def _find_repeated(days: Days) -> Iterator[Fault]:
     first = order[np.searchsorted(content, content[again])]
     last = order[again - 1]
     again = order[again]
-    few = days.bars[again] <= _FEW
+    few = days.bars[again] <= _FEW_BARS
     filled = few & (again - last == 1)
     chance = few & ~filled
-    if chance.any() and len(days.content) >= _RUN and _repeats_by_chance(days):
+    if chance.any() and len(days.content) >= _RUN_DAYS and _repeats_by_chance(days):
         chance &= ~np.isin(again, _find_repeated_runs(days.content))
     else:
         chance[:] = False
     for day, other, is_filled in zip(again[~chance], first[~chance], filled[~chance], strict=True):
         kind = "filled_day" if is_filled else "repeated_day"
-        yield days.fault(kind, day, f"same as {days.dates[other]}")
+        yield days.report_fault(kind, day, f"same as {days.dates[other]}")
 
 
 def _find_repeated_runs(content: Array) -> Array:
-    """Numbers of the days in runs of `_RUN` that repeat others, in the same order."""
+    """Return the numbers of the days in runs of at least `_RUN_DAYS` days that repeat an earlier
+    run in the same order."""
     seen: dict[bytes, int] = {}
-    found: list[int] = []
-    for start, part in enumerate(np.lib.stride_tricks.sliding_window_view(content, _RUN)):
-        is_distinct = part.all() and len(np.unique(part)) == _RUN
-        if is_distinct and start - seen.setdefault(part.tobytes(), start) >= _RUN:
-            found += range(start, start + _RUN)
-    return np.array(found, dtype=np.int64)
+    repeated: list[int] = []
+    for start, part in enumerate(np.lib.stride_tricks.sliding_window_view(content, _RUN_DAYS)):
+        is_distinct = part.all() and len(np.unique(part)) == _RUN_DAYS
+        if is_distinct and start - seen.setdefault(part.tobytes(), start) >= _RUN_DAYS:
+            repeated += range(start, start + _RUN_DAYS)
+    return np.array(repeated, dtype=np.int64)
 
 
 def _repeats_by_chance(days: Days) -> bool:
-    """True if pairs of days that agree in all but one of open, high, low, close and volume are at
-    least as many as those that agree in all, as with prices of few digits: a copy then proves
-    nothing."""
+    """Report whether days of few bars repeat by chance, as with prices of few digits.
+
+    That is so if the pairs of days that agree in all but one of open, high, low, close and volume
+    are at least as many as the pairs that agree in all five.
+    """
     wide = days.high > days.low
     fields = [getattr(days, name)[wide] for name in (*PRICES, "volume")]
 
@@ -314,45 +333,47 @@ def _repeats_by_chance(days: Days) -> bool:
 
 
 def _find_scale_jumps(bars: Bars, days: Days) -> Iterator[Fault]:
-    """Find bars at which the price becomes 70 times as much or as little."""
+    """Find bars whose price is over 70 times the last close, or under 1/70 of it."""
     from fintrader.bars import kernels
 
-    far = kernels.mark_steps(bars.open, bars.close, SCALE)
+    far = kernels.mark_steps(bars.open, bars.close, SCALE_JUMP)
     if far.any():
         yield from group_by_day("scale_jump", bars, far, np.repeat(days.dates, days.bars))
 
 
 def _find_reversed(bars: Bars, days: Days) -> Iterator[Fault]:
-    """Find days whose bars run backwards: closes match the open of the bar before, instead of
-    opens its close, more often than chance allows."""
+    """Find days whose bars are in reverse order: closes lie nearer to the open of the bar before
+    than opens lie to its close, more often than chance explains."""
     from fintrader.bars import kernels
 
-    votes, cast = kernels.backward_votes(bars.open, bars.close, days.first)
+    votes, cast = kernels.count_backward_votes(bars.open, bars.close, days.first)
     for day in np.flatnonzero((cast >= 20) & (votes > SURE * np.sqrt(cast))).tolist():
-        yield days.fault("reversed_day", day)
+        yield days.report_fault("reversed_day", day)
 
 
 def _find_frozen(bars: Bars, days: Days) -> Iterator[Fault]:
-    """Find runs of bars that trade at a single price, far longer than the symbol's usual ones."""
+    """Find runs of bars that trade at a single price, far longer than is usual for the symbol."""
     still = np.zeros(len(bars), dtype=bool)
     still[1:] = bars.close[1:] == bars.close[:-1]
     still &= (bars.high == bars.low) & (bars.volume > 0)
     still[days.first] = False
     usual = max(float(still.mean()), 1e-3)
-    for begin, stop in runs(still):
+    for begin, stop in list_runs(still):
         alike = stop - begin
         if alike * days.length >= 29 and alike >= 9 and alike * np.log10(usual) < UNLIKELY:
-            price = f"at {bars.close[begin]:g}"
-            day = days.day_of(begin)
+            day = days.find_day(begin)
             within = bars.take(slice(int(days.first[day]), int(days.first[day] + days.bars[day])))
             is_limit = _is_limit(within, begin - int(days.first[day]), days.length)
             kind = "limit_price" if is_limit else "frozen_price"
-            yield days.fault(kind, day, price, alike + 1)
+            yield days.report_fault(kind, day, f"at {bars.close[begin]:g}", alike + 1)
 
 
 def _is_limit(bars: Bars, begin: int, length: int) -> bool:
-    """True if a bar's price is the highest or lowest between two pauses in trading, and not the
-    day's only price, as at a price limit of the exchange."""
+    """Report whether the price may be at a limit of the exchange: it is the highest or lowest
+    between two pauses in trading, and the day has other prices.
+
+    bars: one day's; begin: row of the first bar at that price; length: minutes of a bar.
+    """
     pauses = np.flatnonzero(np.diff(bars.ts) > _PAUSE_BARS * length * MINUTE_NS) + 1
     edges = np.concatenate([[0], pauses, [len(bars)]])
     part = slice(*edges[np.searchsorted(edges, begin, side="right") + np.array([-1, 0])])
@@ -363,8 +384,8 @@ def _is_limit(bars: Bars, begin: int, length: int) -> bool:
 
 
 def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid) -> Iterator[Fault]:
-    """Find days whose bars lie at every second, third, ... place of the grid only, more regularly
-    than chance allows."""
+    """Find days whose bars stand only at every second, third, ... place of the session, more
+    regularly than chance explains."""
     open_ = grid.begin[days.session]
     places = (grid.end[days.session] - open_) // (days.length * MINUTE_NS)
     for day in np.flatnonzero((days.bars <= places // 2 + 1) & (days.bars >= 6)).tolist():
@@ -375,47 +396,49 @@ def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid) -> Iterator[Faul
             certain = share > 0.95 and len(place) * np.log10(step) > 9
             if certain and len(place) * step > places[day] // 2:
                 minutes = f"{step * days.length} minutes apart, elsewhere {days.length}"
-                yield days.fault("bar_length", day, minutes, len(place))
+                yield days.report_fault("bar_length", day, minutes, len(place))
                 break
 
 
 def _find_last_jump(bars: Bars, days: Days) -> Iterator[Fault]:
-    """Find a jump of the symbol's last bar that is far larger than its others."""
+    """Find a jump of the symbol's last bar that is far larger than those of the 390 bars before."""
     close = bars.close[max(int(days.first[-1]), len(bars) - 391) :]
     if len(close) < 10:
         return
     step = np.abs(np.diff(np.log(close)))
     far = max(0.04, 20 * 1.4826 * float(np.median(step[:-1])), 3 * float(step[:-1].max()))
     if step[-1] > far:
-        yield days.fault("last_bar_jump", -1, f"{close[-1] / close[-2] - 1:+.1%}", 1)
+        yield days.report_fault("last_bar_jump", -1, f"{close[-1] / close[-2] - 1:+.1%}", 1)
 
 
 def _find_tick(bars: Bars) -> float:
-    """Find the smallest step between two highs; infinite if all are equal."""
+    """Find the smallest difference between two highs, USD; infinite if all are equal."""
     prices = np.unique(bars.high)
     steps = np.diff(prices)
     return float(steps[steps > 1e-6 * prices[1:]].min(initial=np.inf))
 
 
 def _find_middles(bars: Bars, days: Days) -> Iterator[Fault]:
-    """Find days whose closes are the middle of high and low, in more bars than even odds allow."""
+    """Find days on which more closes lie in the middle of high and low than in half of the bars,
+    beyond chance."""
     reach = bars.high - bars.low
     tick = _find_tick(bars)
     wide = reach > 4.5 * tick
     middle = wide & (np.abs(2 * bars.close - bars.high - bars.low) <= np.maximum(tick, 0.1 * reach))
     cast, votes = (np.add.reduceat(mask, days.first, dtype=np.int64) for mask in (wide, middle))
     share = np.clip(votes / np.maximum(cast, 1), 0.5, 1 - 1e-9)
-    # Chernoff's bound of fair coins
+    # Chernoff's bound for throws of a fair coin
     odds = cast * (share * np.log(2 * share) + (1 - share) * np.log(2 * (1 - share)))
     hit = np.flatnonzero(odds > -UNLIKELY * np.log(10))
     if len(hit):
-        said = f"on {len(hit)} of {len(days.session)} days"
-        yield days.fault("middle_close", hit[0], said, votes[hit].sum())
+        detail = f"on {len(hit)} of {len(days.session)} days"
+        yield days.report_fault("middle_close", hit[0], detail, votes[hit].sum())
 
 
 def _find_adjusted(bars: Bars, days: Days) -> Iterator[Fault]:
-    """Find a part of the days whose prices are no whole cents, where those of the others are; a
-    part that is adjusted for a split is whole when multiplied by its ratio."""
+    """Find days whose prices are not whole cents, if those of other days are: they may be adjusted
+    for dividends. Prices that are whole cents when multiplied by 2 to 20 were adjusted for a split,
+    and are not reported."""
     cents = 100 * bars.close
 
     def share_whole(ratio: int) -> Array:
@@ -423,39 +446,40 @@ def _find_adjusted(bars: Bars, days: Days) -> Iterator[Fault]:
         near = np.abs(values - np.round(values)) < ratio * (1e-4 + 1.2e-7 * cents)  # of a float32
         return np.add.reduceat(near, days.first, dtype=np.int64) / days.bars
 
-    seen = (days.bars >= 20) & (days.close >= 1)  # below a dollar a tick is less
+    seen = (days.bars >= 20) & (days.close >= 1)  # below a dollar a tick is less than a cent
     share = share_whole(1)
     broken = np.flatnonzero(seen & (share < 0.5))
     if len(broken) < 5 or np.count_nonzero(seen & (share > 0.99)) < 5:
         return
     if not any(np.median(share_whole(ratio)[broken]) > 0.99 for ratio in range(2, 21)):
-        said = f"on {len(broken)} of {len(days.session)} days, to {days.dates[broken[-1]]}"
-        yield days.fault("adjusted_part", broken[0], said, days.bars[broken].sum())
+        detail = f"on {len(broken)} of {len(days.session)} days, to {days.dates[broken[-1]]}"
+        yield days.report_fault("adjusted_part", broken[0], detail, days.bars[broken].sum())
 
 
 def _find_excursions(bars: Bars, days: Days) -> Iterator[Fault]:
-    """Find bars whose prices leave in one step and come back in another one."""
-    import pandas as pd  # late: settings load this module, and no pandas
+    """Find bars whose close jumps away in one step and comes back in another
+    (`_mark_excursions`)."""
+    import pandas as pd  # imported here: settings load this module, and not pandas
 
     step = np.abs(np.diff(np.log(bars.close)))
     session = np.repeat(days.session, days.bars)
     size = pd.Series(step)
-    # a symbol is wild, or a day is
+    # usual for the symbol or for the day, whichever is larger
     usual = np.maximum(size.median(), size.groupby(session[1:]).transform("median"))
     far = np.maximum(0.05, 20 * 1.4826 * np.asarray(usual))
     away = _mark_excursions(np.log(bars.close), session, far)
-    # such a jump is a fault of scale
-    away[1:] &= step <= np.log(SCALE)
+    # larger jumps are reported as `scale_jump`
+    away[1:] &= step <= np.log(SCALE_JUMP)
     yield from group_by_day("price_spike", bars, away, np.repeat(days.dates, days.bars))
 
 
 def _mark_excursions(level: Array, session: Array, far: Array) -> Array:
-    """`[R]` bool: bars whose log close has left in a step longer than `far` `[R - 1]` and comes
-    back, each in one bar.
+    """Return `[R]` bool: bars during which the price is away, between a jump and its return.
 
-    Back means within 30 % of the move, by a bar that takes as much back to within 30 %, at most 180
-    bars later and in the same session (or the very next bar). A price that leaves or returns step
-    by step is a market that moves.
+    level: `[R]` log close; session: `[R]`; far: `[R - 1]` least size of a jump. The price has
+    returned if it is within 30 % of the jump's size of the price before, by a single step of the
+    jump's size within 30 %, at most 180 bars later and in the same session (or in the very next
+    bar). A price that leaves or returns in several steps is an ordinary move.
     """
     step = np.diff(level)
     away = np.zeros(len(level), dtype=bool)

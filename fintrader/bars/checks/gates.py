@@ -1,9 +1,12 @@
-"""The gate of a build: bars that no market can have made stop it, unless `data.waive` names them.
+"""The gate of a build: faults that no market produces stop the build, unless `data.waive` names
+them.
 
-It checks each symbol while the build reads it, keeps a summary of the symbol's days and a byte for
-each of its returns, and judges when all are read. `find_faults` lists all faults, also those that
-stop nothing, for the report on the bars' quality. It reports a price that jumps and comes back; no
-build drops it: that would take the next bar.
+`Gate` checks each symbol while the build reads it, keeps a summary of the symbol's days and one
+byte for each of its returns, and judges when all symbols are read. `find_faults` lists all faults,
+also those that stop nothing, for the report on the bars' quality.
+
+A price that jumps and comes back is reported, and no build drops it: only later bars show that it
+comes back, so dropping it would leak the future.
 """
 
 from __future__ import annotations
@@ -39,12 +42,12 @@ from fintrader.results.market_description import Fault
 log = logging.getLogger("fintrader.bars")
 
 _NAMED = 3
-"""A message names this many faults, and counts the others."""
+"""Number of faults that a message names; it counts the others."""
 
 
 @dataclass(frozen=True)
 class Waiver:
-    """Faults that may pass: a kind everywhere, of one symbol, or of one symbol on one day."""
+    """A kind of fault that may pass: everywhere, for one symbol, or for one symbol on one day."""
 
     kind: str
     symbol: str = ""
@@ -52,8 +55,8 @@ class Waiver:
 
 
 def read_waiver(text: str) -> Waiver:
-    """Read `kind`, `kind:SYMBOL` or `kind:SYMBOL:2016-01-04`. Raises ValueError for a kind that
-    stops no build."""
+    """Read `kind`, `kind:SYMBOL` or `kind:SYMBOL:2016-01-04`. Raises ValueError unless the kind is
+    one of `STOPPING`."""
     kind, _, rest = text.partition(":")
     if kind not in STOPPING:
         raise ValueError(
@@ -67,8 +70,8 @@ def read_waiver(text: str) -> Waiver:
 
 
 class Gate:
-    """Checks the bars of every symbol of a build, one after the other, and judges in the end
-    whether the build may go on."""
+    """Checks the bars of a build symbol by symbol, and decides at the end whether the build may go
+    on."""
 
     def __init__(
         self,
@@ -76,23 +79,23 @@ class Gate:
         waive: Sequence[str],
         actions: Sequence[Action] = (),
         *,
-        closed: bool = True,
+        is_active: bool = True,
         daily: Mapping[str, Bars] | None = None,
     ) -> None:
-        """actions: declared splits and dividends; closed: False lets everything pass, for a
-        synthetic market; daily: daily bars of another source by symbol, to compare with."""
+        """actions: declared splits and dividends; is_active: False lets all bars pass unchecked, as
+        for a synthetic market; daily: symbol -> daily bars of another source, to compare with."""
         self.grid = grid
         self.actions = actions
-        self.closed = closed
+        self.is_active = is_active
         self.waivers = [read_waiver(text) for text in waive]
         self.daily = daily or {}
         self._days: dict[str, Days] = {}
         self._faults: dict[str, list[Fault]] = {}
 
     def settle(self, raw: Bars) -> Bars:
-        """Record one symbol's broken ranges; if waived, drop its rows that contradict an earlier
-        row of the same time."""
-        if self.closed and len(raw):
+        """Record one symbol's broken ranges (`find_broken_ranges`); drop waived rows that
+        contradict an earlier row of the same time, and return the others."""
+        if self.is_active and len(raw):
             days = exchange_days(self.grid.calendar, raw.ts)
             self._faults.setdefault(raw.symbols[0], []).extend(find_broken_ranges(raw, days))
         kind = "conflicting_duplicate"
@@ -100,7 +103,7 @@ class Gate:
             return raw
         (symbol,) = raw.symbols
         order = np.argsort(raw.ts, kind="stable")
-        order = order[~raw.empty()[order]]  # a row without a price contradicts none
+        order = order[~raw.empty()[order]]  # a row without a price contradicts no other
         keep = np.ones(len(raw), dtype=bool)
         counts = Counter[str]()
         for row in order[raw.take(order).contradictions()].tolist():
@@ -114,9 +117,9 @@ class Gate:
         return raw if keep.all() else raw.take(keep)
 
     def see(self, bars: Bars) -> None:
-        """Check one symbol's bars as traded, valid and sorted, including those outside of the
-        sessions."""
-        if not self.closed or len(bars) == 0:
+        """Check one symbol's bars: prices as traded, valid and sorted, including bars outside of
+        the sessions."""
+        if not self.is_active or len(bars) == 0:
             return
         days, faults = check_days(bars, self.grid)
         self._faults.setdefault(bars.symbols[0], []).extend(faults)
@@ -127,29 +130,28 @@ class Gate:
             self._days[days.symbol] = days
 
     def faults(self, symbols: Sequence[str]) -> list[Fault]:
-        """All faults of the bars of these symbols, in order."""
+        """List all faults of the bars of these symbols, sorted by kind, symbol and day."""
         days = [self._days[name] for name in symbols if name in self._days]
         declared = place_actions(self.actions, [day.symbol for day in days], self.grid)
-        found = [fault for name in symbols for fault in self._faults.get(name, [])]
-        found += compare_days(days, self.grid.num_sessions, declared)
-        found += find_misaligned(days)
-        found += find_missing_edges(days, self.grid.num_sessions)
-        return sorted(_compare_between(found, days, self.grid))
+        faults = [fault for name in symbols for fault in self._faults.get(name, [])]
+        faults += compare_days(days, self.grid.num_sessions, declared)
+        faults += find_misaligned(days)
+        faults += find_missing_edges(days, self.grid.num_sessions)
+        return sorted(_classify_between_bars(faults, days, self.grid))
 
     def judge(self, symbols: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
-        """Return the waived faults of a market of these symbols, and the doubtful ones, which stop
-        nothing.
+        """Return the waived and the doubtful faults (`DOUBTFUL`) of a market of these symbols.
 
-        Raises BarError naming the faults that stop the build, their symbols and days, and the
-        waiver for them.
+        Raises BarError if other faults stop the build; its message names them, their symbols and
+        days, and the waivers that would let them pass.
         """
-        found = self.faults(symbols)
-        stopping = [fault for fault in found if fault.kind in STOPPING]
+        faults = self.faults(symbols)
+        stopping = [fault for fault in faults if fault.kind in STOPPING]
         waived = [fault for fault in stopping if self._may_pass(fault)]
         standing = [fault for fault in stopping if not self._may_pass(fault)]
         if standing:
             raise BarError(_explain_refusal(standing))
-        doubtful = [fault for fault in found if fault.kind in DOUBTFUL]
+        doubtful = [fault for fault in faults if fault.kind in DOUBTFUL]
         if doubtful:
             log.warning(
                 "kept, but doubtful: %s; see `fintrader data quality`", name_faults(doubtful)
@@ -167,18 +169,19 @@ class Gate:
         )
 
     def _name_day(self, ts: int) -> str:
-        """The session's date at or next to this moment, as text."""
+        """Return the date of the session at a moment (nanoseconds since 1970 UTC), or of the
+        nearest session, as text."""
         at = int(np.searchsorted(self.grid.borders, ts, side="right")) - 1
         return str(self.grid.dates[min(max(at, 0), self.grid.num_sessions - 1)])
 
 
-def _compare_between(
-    found: Sequence[Fault], days: Sequence[Days], grid: SessionGrid
+def _classify_between_bars(
+    faults: Sequence[Fault], days: Sequence[Days], grid: SessionGrid
 ) -> Iterator[Fault]:
-    """Classify days whose bars begin between the usual places as shifted, unless all symbols'
-    do."""
-    alike = Counter(fault.day for fault in found if fault.kind == "between_bars")
-    for fault in found:
+    """Yield the faults, and change `between_bars` to `shifted_day` on days on which not all symbols
+    have it."""
+    alike = Counter(fault.day for fault in faults if fault.kind == "between_bars")
+    for fault in faults:
         if fault.kind == "between_bars":
             session = np.searchsorted(grid.dates, np.datetime64(fault.day))
             if alike[fault.day] < sum(session in day.session for day in days):
@@ -187,7 +190,7 @@ def _compare_between(
 
 
 def name_faults(faults: Sequence[Fault]) -> str:
-    """Name the first faults, and count the others."""
+    """Describe the first faults in a phrase, with the number of the others."""
     first = [
         f"{fault.kind} of {fault.symbol} on {fault.day}"
         + (f" ({fault.detail})" if fault.detail else "")
@@ -197,7 +200,8 @@ def name_faults(faults: Sequence[Fault]) -> str:
 
 
 def suggest_waivers(faults: Sequence[Fault]) -> list[str]:
-    """Entries of `data.waive` for these faults: one for each of a few, else one for each kind."""
+    """List entries of `data.waive` for these faults: one for each if they are few, else one for
+    each kind."""
     exact = [f"{fault.kind}:{fault.symbol}:{fault.day}" for fault in faults]
     return exact if len(exact) <= _NAMED else sorted({fault.kind for fault in faults})
 
@@ -207,7 +211,7 @@ def _explain_refusal(faults: Sequence[Fault]) -> str:
     action = ", declare the action under data.actions (a split of 1 where there was none)"
     has_split = any(fault.kind == "split" for fault in faults)
     return (
-        f"bars that cannot be right: {name_faults(faults)}; {faults[0].kind} means that {meaning}."
+        f"bars that cannot be right: {name_faults(faults)}; {faults[0].kind} means: {meaning}."
         f" Correct the bars{action if has_split else ''}, or let them pass: data.waive:"
         f" [{', '.join(suggest_waivers(faults))}]"
     )
@@ -221,30 +225,30 @@ def find_faults(
     daily: Mapping[str, Bars] | None = None,
     now: float | None = None,
 ) -> list[Fault]:
-    """Find all faults of raw bars, sorted by kind, symbol and day; the bars stay as they are.
+    """Find all faults of raw bars, sorted by kind, symbol and day; the bars stay unchanged.
 
-    parts: those of one symbol each, in the order of their files; grid: spans the bars and has their
-    bar length; actions: known splits and dividends; daily: daily bars of another source by symbol;
-    now: seconds since 1970, for tests.
+    parts: the bars of one symbol each, in the order of their files; grid: contains the bars and has
+    their length; actions: known splits and dividends; daily: symbol -> daily bars of another
+    source; now: seconds since 1970, by default the present.
     """
-    found: list[Fault] = []
+    faults: list[Fault] = []
     traded: dict[str, Array] = {}
     gate = Gate(grid, (), actions, daily=daily)
     for raw in parts:
-        found += find_row_faults(raw, exchange_days(grid.calendar, raw.ts), now)
+        faults += find_row_faults(raw, exchange_days(grid.calendar, raw.ts), now)
         bars = raw.take(mask_valid_rows(raw, now)).sorted()
         bars = bars.take(~bars.repeats())
         gate.see(bars)
-        found += find_placement_faults(bars, grid, exchange_days(grid.calendar, bars.ts))
+        faults += find_placement_faults(bars, grid, exchange_days(grid.calendar, bars.ts))
         at = grid.locate(bars.ts)
-        found += find_price_faults(bars.take(at >= 0), grid)
+        faults += find_price_faults(bars.take(at >= 0), grid)
         traded[bars.symbols[0]] = mask = np.zeros(grid.num_bars, dtype=bool)
         mask[at[at >= 0]] = True
     gate_faults = gate.faults([*traded])
     shifted = {(fault.symbol, fault.day) for fault in gate_faults if fault.kind == "shifted_day"}
-    found = [
+    faults = [
         fault
-        for fault in found
+        for fault in faults
         if fault.kind != "outside_session" or (fault.symbol, fault.day) not in shifted
     ]
-    return sorted([*found, *gate_faults, *find_coverage_faults(traded, grid)])
+    return sorted([*faults, *gate_faults, *find_coverage_faults(traded, grid)])

@@ -1,8 +1,8 @@
-"""Faults that show only across days or symbols: nights after which prices or volumes are of another
-scale, and days of another symbol.
+"""Faults that show only across days or symbols: nights after which prices or volumes have another
+scale, and days with the bars of another symbol.
 
-A night's move is measured less that of the market, and against the symbol's usual moves. Real news
-moves a price and volume rises; a wrong factor moves a price and volume stays.
+An overnight move is measured in excess of the market's, and compared with the symbol's usual moves.
+If news moves a price, volume rises; if a wrong factor moves it, volume stays the same.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fintrader.bars.bars import Array
-from fintrader.bars.checks.days import HASHED, SCALE, Days
+from fintrader.bars.checks.days import BLOCK_PLACES, SCALE_JUMP, Days
 from fintrader.bars.checks.kinds import SURE
 from fintrader.bars.corporate_actions import Events
 from fintrader.results.market_description import Fault
 
 _SPLITS: tuple[float, ...] = (1.25, 1.5, 2, 2.5, *range(3, 9), 10, 12, 15, 20, 25, 30, 40, 50)
+"""Usual ratios of splits, new shares for one old share."""
 _AROUND = 20
-"""Days on each side from which the usual move and volume are taken."""
+"""Number of days before and after a day from which its usual move and volume are taken."""
 _FEWEST = 5
-"""With fewer symbols the market's move is unknown, with fewer days a symbol's usual one."""
+"""Fewest symbols from which the market's move is taken, and fewest days for a symbol's usual
+move."""
 _WEEK = 5
 """No company pays the same dividend twice within so many sessions."""
 
@@ -30,29 +32,29 @@ _WEEK = 5
 def compare_days(
     days: Sequence[Days], sessions: int, declared: Mapping[str, Events]
 ) -> list[Fault]:
-    """Find faults that show only across days or symbols. sessions: S of the grid; declared: of each
-    symbol."""
-    nights = [_measure_nights(one, declared[one.symbol]) for one in days]
+    """Find faults that show only across days or symbols. sessions: number of the grid's sessions;
+    declared: symbol -> its declared splits and dividends."""
+    nights = [_measure_nights(summary, declared[summary.symbol]) for summary in days]
     moves = np.full((len(days), sessions), np.nan, dtype=np.float32)
-    for row, (one, night) in enumerate(zip(days, nights, strict=True)):
-        moves[row, one.session] = np.where(one.gaps == 1, night, np.nan)
+    for row, (summary, night) in enumerate(zip(days, nights, strict=True)):
+        moves[row, summary.session] = np.where(summary.gaps == 1, night, np.nan)
     market = np.zeros(sessions)
     common = np.isfinite(moves).sum(axis=0) >= _FEWEST
     market[common] = np.nanmedian(moves[:, common], axis=0)
     level = np.cumsum(market)
-    found = [*_find_foreign(days), *_find_swapped(days, moves)]
-    explained = {(fault.symbol, fault.day) for fault in found}
-    for row, one in enumerate(days):
-        nights[row][1:] -= np.diff(level[one.session])
-        faults = _find_night_faults(one, nights[row], declared[one.symbol])
-        found += [fault for fault in faults if (fault.symbol, fault.day) not in explained]
-        found += _find_volume_scales(one)
-    return found + list(_find_paid_twice(days, nights, declared))
+    faults = [*_find_foreign(days), *_find_swapped(days, moves)]
+    explained = {(fault.symbol, fault.day) for fault in faults}
+    for row, summary in enumerate(days):
+        nights[row][1:] -= np.diff(level[summary.session])
+        night_faults = _find_night_faults(summary, nights[row], declared[summary.symbol])
+        faults += [fault for fault in night_faults if (fault.symbol, fault.day) not in explained]
+        faults += _find_volume_scales(summary)
+    return faults + list(_find_paid_twice(days, nights, declared))
 
 
 def _measure_nights(days: Days, declared: Events) -> Array:
-    """`[D]` log of the open over the last close, less the declared actions; NaN on the first
-    day."""
+    """Return `[D]`: overnight log return to each day's open, with declared splits and dividends
+    accounted for; NaN on the first day."""
     worth = days.open[1:].copy()
     for session, (split, dividend) in declared.items():
         happened = (days.session[:-1] < session) & (session <= days.session[1:])
@@ -62,63 +64,71 @@ def _measure_nights(days: Days, declared: Events) -> Array:
 
 
 def _find_swapped(days: Sequence[Days], moves: Array) -> Iterator[Fault]:
-    """Find nights after which two symbols go on from each other's close."""
+    """Find nights after which each of two symbols continues from the other's close.
+
+    moves: `[N, S]` overnight log returns.
+    """
     far = np.abs(moves) > 0.15
     for session in np.flatnonzero(far.sum(axis=0) >= 2).tolist():
         for pair in itertools.combinations(np.flatnonzero(far[:, session]).tolist(), 2):
-            one, other = (days[row] for row in pair)
-            at, its = (int(np.searchsorted(two.session, session)) for two in (one, other))
+            first, second = (days[row] for row in pair)
+            first_day, second_day = (
+                int(np.searchsorted(summary.session, session)) for summary in (first, second)
+            )
             crossed = (
-                np.log(one.open[at] / other.close[its - 1]),
-                np.log(other.open[its] / one.close[at - 1]),
+                np.log(first.open[first_day] / second.close[second_day - 1]),
+                np.log(second.open[second_day] / first.close[first_day - 1]),
             )
             if np.abs(crossed).max() < 0.15 * np.abs(moves[list(pair), session]).min():
-                yield one.fault("foreign_day", at, f"goes on from {other.symbol}")
-                yield other.fault("foreign_day", its, f"goes on from {one.symbol}")
+                yield first.report_fault("foreign_day", first_day, f"goes on from {second.symbol}")
+                yield second.report_fault("foreign_day", second_day, f"goes on from {first.symbol}")
 
 
 def _find_paid_twice(
     days: Sequence[Days], nights: Sequence[Array], declared: Mapping[str, Events]
 ) -> Iterator[Fault]:
-    """Compare all declared dividends with the nights before them, and with each other.
+    """Find dividends that prices do not fall by, and dividends that are declared twice.
 
-    A night less the market's, with the dividend added, is noise e of deviation s; where prices are
-    adjusted it is noise plus the yield y. z = sum(y e / s^2) / sqrt(sum(y^2 / s^2)) is normal.
-    A yield of many deviations is tested alone.
+    Let e be an overnight return in excess of the market's, with the dividend added back, and s its
+    usual size. If prices fall by the dividend, e is noise; if they are adjusted for it, e is noise
+    plus the yield y. So z = sum(y e / s^2) / sqrt(sum(y^2 / s^2)) over all dividends is standard
+    normal in right data. A dividend with a yield of many s is tested alone.
     """
     terms = []
-    for one, night in zip(days, nights, strict=True):
+    for summary, night in zip(days, nights, strict=True):
         usual = 1.4826 * float(np.nanmedian(np.abs(night))) if len(night) > 5 else 0.0
         before = (-_WEEK, 0.0)
-        for session, (_, dividend) in declared[one.symbol].items():
-            day = int(np.searchsorted(one.session, session))
-            inside = 0 < day < len(night) and one.session[day] == session
+        for session, (_, dividend) in declared[summary.symbol].items():
+            day = int(np.searchsorted(summary.session, session))
+            inside = 0 < day < len(night) and summary.session[day] == session
             if dividend == 0 or not inside:
                 continue
             if session - before[0] < _WEEK and abs(dividend - before[1]) < 0.01 * dividend:
-                said = f"{dividend:g} USD again after {session - before[0]} sessions"
-                yield one.fault("paid_twice", day, said, 1)
+                again = f"{dividend:g} USD again after {session - before[0]} sessions"
+                yield summary.report_fault("paid_twice", day, again, 1)
             before = session, dividend
-            if usual > 0 and one.gaps[day] == 1:
-                paid = dividend / float(one.close[day - 1]) / usual
+            if usual > 0 and summary.gaps[day] == 1:
+                paid = dividend / float(summary.close[day - 1]) / usual
                 left = night[day] / usual
                 if paid > SURE and paid / 2 < left < 2 * paid:
-                    yield one.fault("paid_twice", day, f"{dividend:g} USD, and no fall", 1)
+                    yield summary.report_fault(
+                        "paid_twice", day, f"{dividend:g} USD, and no fall", 1
+                    )
                 else:
-                    terms.append((paid * np.clip(left, -4, 4), paid**2, one.dates[day]))
+                    terms.append((paid * np.clip(left, -4, 4), paid**2, summary.dates[day]))
     score = sum(term[0] for term in terms) / np.sqrt(sum(term[1] for term in terms) or 1.0)
     if score > SURE:
-        said = f"of {len(terms)} dividends together"
-        yield Fault("paid_twice", "", str(min(term[2] for term in terms)), len(terms), said)
+        first = str(min(term[2] for term in terms))
+        yield Fault("paid_twice", "", first, len(terms), f"of {len(terms)} dividends together")
 
 
 def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[Fault]:
-    """Find excursions of one day, splits, and moves that stand without more volume than usual."""
+    """Find excursions of one day, splits, and moves that persist without unusual volume."""
     size = np.abs(np.nan_to_num(night))
     steps = np.abs(np.diff(np.log(days.close)))
     whole_days = 1.4826 * float(np.median(steps)) if len(steps) else 0.0
     returned = np.zeros(len(night), dtype=bool)
-    # a market that never closes has no nights to speak of; its ordinary days still move it as far
+    # a market that never closes hardly moves overnight, so compare with its moves by day as well
     least = max(0.03, 2 * whole_days if len(steps) >= _FEWEST else 0.0)
     for day in np.flatnonzero(size > least).tolist():
         around = slice(max(0, day - _AROUND), day + _AROUND + 1)
@@ -138,30 +148,30 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
                 yield _name_excursion(days, day, move, declared, is_exact)
             continue
         within = float(np.log(days.close[day] / days.open[day]))
-        if abs(move + within) < 0.5 * abs(move):  # the open alone was off, or the day took it back
+        if abs(move + within) < 0.5 * abs(move):  # only the open was off, or the day reversed it
             continue
         split = _name_split(days, day, move, _split_at(days, day, declared))
         if split and activity < 3:
             yield split
-        elif 0.08 < abs(move) < np.log(SCALE) and size[day] > 8 * usual and activity < 1.8:
-            yield days.fault("quiet_jump", day, f"{np.expm1(move):+.1%}", 1)
+        elif 0.08 < abs(move) < np.log(SCALE_JUMP) and size[day] > 8 * usual and activity < 1.8:
+            yield days.report_fault("quiet_jump", day, f"{np.expm1(move):+.1%}", 1)
 
 
 def _name_excursion(days: Days, day: int, move: float, declared: Events, is_exact: bool) -> Fault:
-    """Name a day away from those around it; a split declared for the wrong day makes one."""
+    """Return the fault of a day whose prices differ from the days around it: `split` if a split was
+    declared for the wrong day, else `excursion_day` or `quiet_jump`."""
     known, after = (_split_at(days, number, declared) for number in (day, day + 1))
     if known == after:
         if _is_beyond_market(days, day, move, is_exact):
-            return days.fault("excursion_day", day, f"{np.expm1(move):+.1%}")
-        said = f"{np.expm1(move):+.1%}, back the night after"
-        return days.fault("quiet_jump", day, said)
+            return days.report_fault("excursion_day", day, f"{np.expm1(move):+.1%}")
+        return days.report_fault("quiet_jump", day, f"{np.expm1(move):+.1%}, back the next night")
     late = int(known != 1)
-    return days.fault("split", day + late, f"declared for {days.dates[day + 1 - late]}", 1)
+    return days.report_fault("split", day + late, f"declared for {days.dates[day + 1 - late]}", 1)
 
 
 def _is_beyond_market(days: Days, day: int, move: float, is_exact: bool) -> bool:
-    """True if no real market moves so far for one day: in turmoil both days' ranges are as wide as
-    the jumps between them."""
+    """Report whether no market moves so far for a single day. In turmoil, in contrast, the ranges
+    of the days are as wide as the jumps between them."""
     reach = np.log(days.high / days.low)
     usual = float(np.median(reach[max(0, day - _AROUND) : day + _AROUND + 1]))
     if days.length > 0:
@@ -171,7 +181,8 @@ def _is_beyond_market(days: Days, day: int, move: float, is_exact: bool) -> bool
 
 
 def _name_split(days: Days, day: int, move: float, known: float) -> Fault | None:
-    """Name the split that an overnight move shows beyond the `known` one, if any."""
+    """Return the fault of an overnight move that looks like a split beyond the `known` one (1 for
+    none); None if it does not."""
     split = _match_split(move)
     part = abs(float(np.log(known))) / 2
     if not split and part and abs(move) > min(part, 0.2):
@@ -182,16 +193,17 @@ def _name_split(days: Days, day: int, move: float, known: float) -> Fault | None
     shown = f"{seen:.3g} to 1" if abs(np.log(seen)) > min(part or 0.2, 0.2) else "no split"
     kind = "split" if max(split, 1 / split, known, 1 / known) >= 2 else "small_split"
     known_as = "none" if known == 1 else f"{known:g} to 1"
-    return days.fault(kind, day, f"{shown}, and {known_as} is declared", 1)
+    return days.report_fault(kind, day, f"{shown}, and {known_as} is declared", 1)
 
 
 def _split_at(days: Days, day: int, declared: Events) -> float:
-    """Return the split declared for a day (by number), 1 for none."""
+    """Return the split ratio declared for a day, given by its number; 1 without a split."""
     return declared.get(int(days.session[day]), (1.0, 0.0))[0] if day < len(days.bars) else 1.0
 
 
 def _compare_activity(days: Days, day: int) -> float:
-    """A day's volume over the usual one, in shares or in money, whichever is less."""
+    """Return a day's volume over the usual one of the days around it, in shares or in money,
+    whichever ratio is smaller."""
     around = np.r_[max(0, day - _AROUND) : day, day + 1 : min(len(days.session), day + _AROUND + 1)]
     if len(around) == 0:
         return np.inf
@@ -200,7 +212,7 @@ def _compare_activity(days: Days, day: int) -> float:
 
 
 def _match_split(move: float) -> float:
-    """The split that would explain a night's log return, 0 for none."""
+    """Return the ratio of the usual split that explains an overnight log return, 0 without one."""
     for known in _SPLITS:
         # five shares are never merged into four
         for target in (known, 1 / known) if known > 1.25 else (known,):
@@ -210,8 +222,9 @@ def _match_split(move: float) -> float:
 
 
 def _find_volume_scales(days: Days) -> Iterator[Fault]:
-    """Find days from which on volume is 30 times that of before, or a thirtieth, in shares and in
-    money alike; a `volume_jump` if news, a suspension or thin trading may explain it."""
+    """Find days from which on volume is more than 30 times larger or smaller than before, both in
+    shares and in money. The fault is `volume_scale` if another unit explains it, else
+    `volume_jump`."""
     levels = [
         np.log(np.where(values > 0, values, np.nan)) for values in (days.volume, days.turnover)
     ]
@@ -228,13 +241,13 @@ def _find_volume_scales(days: Days) -> Iterator[Fault]:
             factor = np.exp(abs(change))
             detail = f"{factor:,.0f} times as much" if change > 0 else f"one {factor:,.0f}th"
             kind = "volume_scale" if _is_new_unit(days, day) else "volume_jump"
-            yield days.fault(kind, day, detail, days.bars[day:].sum())
+            yield days.report_fault(kind, day, detail, days.bars[day:].sum())
 
 
 def _is_new_unit(days: Days, day: int) -> bool:
-    """True if the volumes of ten days before and after differ by a factor of a hundred, a thousand
-    and so on, without overlap, as another unit makes them, and prices move as before, without a
-    pause."""
+    """Report whether a change of unit explains a jump in volume: the volumes of the ten days before
+    and after differ by about 100, 1000 or another power of ten, without overlap, trading did not
+    pause, and prices move about as much as before."""
     before = slice(max(0, day - 10), day)
     after = slice(day, day + 10)
     if days.gaps[day] > 3 or (days.length == 0 and day < 10):
@@ -253,15 +266,16 @@ def _is_new_unit(days: Days, day: int) -> bool:
 
 
 def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
-    """Find days on which a symbol has another one's content, in pairs that differ on other days."""
-    import pandas as pd  # late: settings load this module, and no pandas
+    """Find days on which a symbol has the prices of another one, if the two differ on most of their
+    common days."""
+    import pandas as pd  # imported here: settings load this module, and not pandas
 
     if not days:
         return
     columns = {
-        "session": np.concatenate([one.session for one in days]),
-        "content": np.concatenate([one.content for one in days]),
-        "owner": np.repeat(np.arange(len(days)), [len(one.session) for one in days]),
+        "session": np.concatenate([summary.session for summary in days]),
+        "content": np.concatenate([summary.content for summary in days]),
+        "owner": np.repeat(np.arange(len(days)), [len(summary.session) for summary in days]),
     }
     table = pd.DataFrame(columns).query("content != 0")
     twice = table[table.duplicated(["session", "content"], keep=False)]
@@ -271,32 +285,32 @@ def _find_foreign(days: Sequence[Days]) -> Iterator[Fault]:
             pairs.setdefault(pair, set()).add(int(same.session.iloc[0]))
     for pair, session in _find_pasted(days):
         pairs.setdefault(pair, set()).add(session)
-    for (one, other), sessions in pairs.items():
-        common = len(np.intersect1d(days[one].session, days[other].session))
-        if 2 * len(sessions) < common:  # a company under its old and its new name is no fault
+    for (first, second), sessions in pairs.items():
+        common = len(np.intersect1d(days[first].session, days[second].session))
+        if 2 * len(sessions) < common:  # else one company under its old and its new ticker
             for number in sorted(sessions):
-                stranger, donor = _order_by_fit(days[one], days[other], number)
+                stranger, donor = _order_by_fit(days[first], days[second], number)
                 day = int(np.searchsorted(stranger.session, number))
-                detail = f"same as {donor.symbol}"
-                yield stranger.fault("foreign_day", day, detail)
+                yield stranger.report_fault("foreign_day", day, f"same as {donor.symbol}")
 
 
 def _find_pasted(days: Sequence[Days]) -> Iterator[tuple[tuple[int, int], int]]:
-    """Find pairs of symbols, and sessions, with the same closes for a while."""
-    for length in {one.length for one in days if one.length > 0}:
-        rows = np.array([row for row, one in enumerate(days) if one.length == length])
+    """Find pairs of symbols with a block of equal closes, and the session of the block."""
+    for length in {summary.length for summary in days if summary.length > 0}:
+        rows = np.array([row for row, summary in enumerate(days) if summary.length == length])
         table = np.stack([days[row].blocks for row in rows])
         order = np.argsort(table, axis=0, kind="stable")
         ordered = np.take_along_axis(table, order, axis=0)
         alike = (ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)
         for rank, block in np.argwhere(alike).tolist():
             first, second = rows[order[rank : rank + 2, block]].tolist()
-            day = np.searchsorted(days[first].place, HASHED * block, side="right") - 1
+            day = np.searchsorted(days[first].place, BLOCK_PLACES * block, side="right") - 1
             yield (first, second), int(days[first].session[day])
 
 
-def _order_by_fit(one: Days, other: Days, number: int) -> tuple[Days, Days]:
-    """Order two symbols: first the one that a session's bars fit less, which has the other's."""
+def _order_by_fit(first: Days, second: Days, number: int) -> tuple[Days, Days]:
+    """Order two symbols with equal bars in a session: first the one whose days before and after fit
+    them less, which is the one with the other's bars."""
 
     def distance(days: Days) -> float:
         day = int(np.searchsorted(days.session, number))
@@ -306,4 +320,4 @@ def _order_by_fit(one: Days, other: Days, number: int) -> tuple[Days, Days]:
         ]
         return max(moves, default=0.0)
 
-    return (one, other) if distance(one) > distance(other) else (other, one)
+    return (first, second) if distance(first) > distance(second) else (second, first)

@@ -1,1 +1,1 @@
-"""Sources of bars. Every source delivers the same long table, `fintrader.bars.bars.Bars`."""
+"""Sources of bars: files and vendors. Every source delivers `fintrader.bars.bars.Bars`."""

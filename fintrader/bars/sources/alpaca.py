@@ -1,13 +1,13 @@
 """Bars from Alpaca, through alpaca-py (extra `alpaca`).
 
-Minute bars since 2016. The feed `sip` (all exchanges) needs a subscription for the last 15 minutes
-only; `iex` is one exchange with a few per cent of the volume, so most of its minutes are silent.
-Adjustment is raw unless asked for. The free plan allows 200 requests a minute; pages of 10,000 bars
-are followed to the end. Bars outside the exchange's session are left out.
+Alpaca has bars since 2016. The feed `sip` has all exchanges, and needs a subscription only for the
+last 15 minutes; `iex` is a single exchange with a few per cent of the volume, so it has no trade in
+most minutes. Prices are as traded, unless `data.source.adjustment` is set. The free plan allows 200
+requests a minute; a request returns pages of 10,000 bars, which are all read.
 
-Keys come from the environment and from nowhere else: APCA_API_KEY_ID and APCA_API_SECRET_KEY. They
-are in no message, no manifest and no configuration. They are sent to data.alpaca.markets, or to a
-server on this machine, and to no other address (`checked_endpoint`); a redirect is refused.
+Keys come only from the environment: APCA_API_KEY_ID and APCA_API_SECRET_KEY. No message, manifest
+or configuration contains them. They are sent only to data.alpaca.markets, or to a server on this
+machine (`check_endpoint`); a redirect is refused.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _NEW_YORK = ZoneInfo("America/New_York")
 _SECOND = 1_000_000_000
 _RETRY = {408, 429, 500, 502, 503, 504}
 _DOTS = str.maketrans("\u3002\uff0e\uff61", "...")
-"""Characters that browsers and resolvers read as the dot between two parts of a name."""
+"""Translation of the characters that browsers and resolvers read as the dot in a host's name."""
 
 ENDPOINT = "APCA_API_DATA_URL"
-"""Environment variable with the address of a server on this machine, for tests."""
+"""Environment variable for tests: address of a server on this machine that stands in for Alpaca."""
 
 
 class Alpaca(Vendor):
@@ -58,7 +58,7 @@ class Alpaca(Vendor):
 
     name = "alpaca"
     batch = 20
-    requests_a_minute = 190  # below the free plan's 200, whose minutes start at other seconds
+    requests_a_minute = 190  # below the free plan's 200, since Alpaca counts other minutes
     settings: AlpacaSettings
 
     def __init__(
@@ -95,8 +95,8 @@ class Alpaca(Vendor):
         return self.between(symbols, *(int(one.timestamp()) * _SECOND for one in midnights))
 
     def between(self, symbols: Sequence[str], first: int, stop: int) -> dict[str, Bars]:
-        """Bars that begin in `[first, stop)`, nanoseconds since 1970 UTC: also of a day that is not
-        over. Raises as `fetch`."""
+        """Return the bars that begin in `[first, stop)`, nanoseconds since 1970 UTC, also of the
+        present day. Raises like `fetch`."""
         if stop <= first:
             return {}
         client = self._stocks
@@ -104,7 +104,7 @@ class Alpaca(Vendor):
         from alpaca.data.requests import StockBarsRequest
         from alpaca.data.timeframe import TimeFrame, TimeFrameUnit
 
-        # Whole seconds: Alpaca's end is included, and a bar that begins there has not closed.
+        # stop - 1: Alpaca includes the end, and a bar that begins there does not belong to the span
         start, end = (
             dt.datetime.fromtimestamp(moment // _SECOND, dt.UTC) for moment in (first, stop - 1)
         )
@@ -125,7 +125,7 @@ class Alpaca(Vendor):
         }
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
-        client = self._client_of("corporate_actions", "CorporateActionsClient")
+        client = self._open_client("corporate_actions", "CorporateActionsClient")
         from alpaca.data.enums import CorporateActionsType as Type
         from alpaca.data.requests import CorporateActionsRequest
 
@@ -143,13 +143,15 @@ class Alpaca(Vendor):
 
     @cached_property
     def _stocks(self) -> Any:
-        return self._client_of("stock", "StockHistoricalDataClient")
+        return self._open_client("stock", "StockHistoricalDataClient")
 
-    def _client_of(self, module: str, name: str) -> Any:
+    def _open_client(self, module: str, name: str) -> Any:
         address = os.environ.get(ENDPOINT, f"https://{DATA_HOST}")
-        endpoint = checked_endpoint(address, DATA_HOST, DataError)
+        endpoint = check_endpoint(address, DATA_HOST, DataError)
         try:
-            found = getattr(importlib.import_module(f"alpaca.data.historical.{module}"), name)
+            client_class = getattr(
+                importlib.import_module(f"alpaca.data.historical.{module}"), name
+            )
         except ImportError:
             raise DataError(
                 f"the source alpaca needs alpaca-py: {install_command('alpaca')}"
@@ -160,8 +162,8 @@ class Alpaca(Vendor):
             raise DataError(
                 "alpaca needs keys; set APCA_API_KEY_ID and APCA_API_SECRET_KEY in the environment"
             )
-        client = found(key, secret, raw_data=True, url_override=endpoint)
-        client._retry = 0  # repetitions are ours: they double their wait and are counted
+        client = client_class(key, secret, raw_data=True, url_override=endpoint)
+        client._retry = 0  # `VendorFeed` repeats requests itself, with doubling waits
         restrict(client._session, endpoint, self.timeout_seconds, self._pace)
         return client
 
@@ -181,9 +183,9 @@ class Alpaca(Vendor):
 
     def _convert(self, symbol: str, rows: Sequence[Any]) -> Bars:
         ts = np.array([row["t"].rstrip("Z") for row in rows], dtype="datetime64[ns]")
-        if self.settings.interval == "1d":  # a day's bar carries midnight of New York in UTC
+        if self.settings.interval == "1d":  # daily bars carry midnight of New York, in UTC
             ts = ts.astype("datetime64[D]").astype("datetime64[ns]")
-        # Alpaca calls columns by their first letters.
+        # Alpaca names columns by their first letters.
         columns = {
             name: np.array([row[name[0]] for row in rows], dtype=np.float64) for name in COLUMNS
         }
@@ -193,8 +195,8 @@ class Alpaca(Vendor):
 def _ask(
     ask: Callable[[Any], Any], request: Any, explain: Callable[[int | None], DataError]
 ) -> dict[str, list[Any]]:
-    """Return the answer to a request. Raises Busy for a failure that may pass, and the error that
-    `explain` makes of any other status."""
+    """Return the answer to a request. Raises Busy for a failure that may pass, and the result of
+    `explain` for any other status."""
     from alpaca.common.exceptions import APIError
 
     try:
@@ -205,7 +207,7 @@ def _ask(
             raise Busy("too many requests" if status == 429 else f"status {status}") from None
         raise explain(status) from None
     except (OSError, ValueError) as error:
-        # requests' errors are OSErrors; their text quotes the URL, so only the kind is shown
+        # errors of requests are OSErrors; their text quotes the URL, so only their class is shown
         raise Busy(type(error).__name__, error) from None
 
 
@@ -217,7 +219,7 @@ def _explain_actions(status: int | None) -> DataError:
 
 
 class RedirectError(OSError):
-    """A server that points to another address; the keys do not follow."""
+    """The server redirected a request to another address; keys are not sent there."""
 
 
 def restrict(
@@ -228,12 +230,14 @@ def restrict(
     *,
     host: str = "",
 ) -> None:
-    """Limit a session's requests in time and rate, and send its keys to the checked endpoint only.
+    """Limit a session's requests in time and rate, and let its keys reach only the checked
+    endpoint.
 
-    A third of the time is for the connection, the rest for the server to say something. A redirect
-    raises RedirectError. Plain http, which only leads to this machine, passes by every proxy of the
-    environment: it would read the keys. All requests go to `endpoint`, unless it is empty; with
-    `host` only those that are meant for it, by https.
+    endpoint: address to which all requests are sent; empty: each request goes to its own address.
+    limit_s: seconds for the connection (30 % of them) and for the server's first answer (70 %).
+    pace: limit on the rate. host: if given, requests for other hosts, or not by https, raise
+    RedirectError; so does every redirect. Plain http is allowed only to this machine, and then
+    bypasses the proxies of the environment, which could read the keys.
     """
     from requests.adapters import HTTPAdapter
 
@@ -258,19 +262,19 @@ def restrict(
         session.mount(scheme, Limited(max_retries=0))
 
 
-def checked_endpoint(endpoint: str, host: str, error: type[FintraderError]) -> str:
-    """Return the address that keys may be sent to: https to `host`, or a server on this machine.
+def check_endpoint(endpoint: str, host: str, error: type[FintraderError]) -> str:
+    """Return the address to which keys may be sent: `host` by https, or a server on this machine.
 
-    The address is built anew from the parts that were compared, so nothing else that stands in
-    `endpoint` decides where keys go. Raises `error` for every other address.
+    The address is put together from the checked parts, so nothing else in `endpoint` can decide
+    where keys go. Raises `error` for every other address.
     """
     name = ""
     try:
         parts = urlsplit(endpoint)
         name = _normalised_host(parts.hostname or "")
-        fault = _fault(endpoint, parts, name, host)
+        fault = _find_endpoint_fault(endpoint, parts, name, host)
     except ValueError:
-        fault = "comes with brackets or a port that mean nothing"
+        fault = "has invalid brackets or an invalid port"
     if fault:
         shown = name.encode("ascii", "backslashreplace").decode()
         shown = "".join(sign for sign in shown if sign.isprintable())[:100]
@@ -286,7 +290,8 @@ def checked_endpoint(endpoint: str, host: str, error: type[FintraderError]) -> s
 
 
 def _normalised_host(name: str) -> str:
-    """Write a host as resolvers read it: without escapes, odd dots, odd letters and odd numbers."""
+    """Return a host's name as resolvers read it: without escapes, and with unusual spellings of
+    dots, letters and numbers replaced."""
     plain = unicodedata.normalize("NFKC", unquote(name)).translate(_DOTS).lower().rstrip(".")
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(plain))
@@ -297,7 +302,7 @@ def _normalised_host(name: str) -> str:
 
 
 def _is_loopback(name: str) -> bool:
-    """Say whether a normalised host is this machine."""
+    """Report whether a normalised host is this machine."""
     if name in ("localhost", "::1"):
         return True
     try:
@@ -306,10 +311,11 @@ def _is_loopback(name: str) -> bool:
         return False
 
 
-def _fault(endpoint: str, parts: SplitResult, name: str, host: str) -> str:
-    """Name the reason that keeps keys from an address; empty where there is none.
+def _find_endpoint_fault(endpoint: str, parts: SplitResult, name: str, host: str) -> str:
+    """Return the reason why keys are not sent to an address, as a clause without its subject; empty
+    if they may be sent.
 
-    Raises ValueError for a port that is none.
+    Raises ValueError for an invalid port.
     """
     is_local = _is_loopback(name)
     if name == REAL_MONEY_HOST and name != host:
@@ -317,22 +323,22 @@ def _fault(endpoint: str, parts: SplitResult, name: str, host: str) -> str:
     if name != host and not is_local:
         return "is not allowed"
     if any(sign.isspace() or not sign.isprintable() or sign == "\\" for sign in endpoint):
-        return "comes with a space, a control character or a backslash"
+        return "contains a space, a control character or a backslash"
     if "@" in endpoint:
-        return "comes with a user or a password"
+        return "contains a user or a password"
     if "?" in endpoint or "#" in endpoint or parts.path not in ("", "/", "/v2", "/v2/"):
-        return "comes with a path, a query or a fragment"
+        return "contains a path, a query or a fragment"
     if parts.scheme != "https" and not (is_local and parts.scheme == "http"):
-        return "is not asked by https"
+        return "does not use https"
     port = parts.port
     if not is_local and port not in (None, 443):
-        return f"is asked on port {port}"
+        return f"uses port {port}"
     return ""
 
 
 def _read_action(kind: str, row: Any) -> Action:
-    """Read an announcement of Alpaca's: its rates are new and old shares, additional shares for
-    each one, or USD."""
+    """Read an announcement of Alpaca. Its rates are new and old shares for splits, additional
+    shares per share for stock dividends, and USD per share for cash dividends."""
     split = 1.0
     dividend = 0.0
     if kind in ("forward_splits", "reverse_splits"):

@@ -1,10 +1,10 @@
-"""Splits and dividends as a vendor announces them, and their effect on prices that a vendor
-adjusts.
+"""Splits and dividends that a vendor announces, and their effect on prices that it adjusts.
 
-A vendor adjusts its prices as of the day of the request. Bars requested before a split and bars
-requested after it are on two scales; so the earlier ones are put on the later scale when they are
-read (`scale`), and where the prices hold dividends too, they are requested again (`is_outdated`).
-Actions that a vendor's prices hold already reach no account (`select_for_accounts`).
+A vendor adjusts its prices as of the day of the request, so bars that were requested before and
+after a split have different scales. Stored bars are put on the scale of the last request when they
+are read (`scale`). If the prices are also adjusted for dividends, the bars are requested again
+(`is_outdated`). Actions that a vendor's prices are adjusted for are not applied to accounts
+(`select_for_accounts`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _FILE = "actions.json"
 
 @dataclass(frozen=True)
 class TickerActions:
-    """A vendor's answer on one ticker: its actions from the day `first` on, as of the day `asked`
-    of the request."""
+    """A vendor's answer on one ticker: its actions from the day `first` on, as known on the day
+    `asked` of the request."""
 
     first: str
     asked: str
     actions: tuple[tuple[str, float, float], ...]
-    """(day, split, dividend), in order of time; dividends as paid for a share of the day."""
+    """(day, split, dividend), in order of time; dividends in USD per share as paid on that day."""
 
 
 _NEVER_ASKED = TickerActions(str(dt.date.max), "", ())
@@ -40,13 +40,16 @@ _NEVER_ASKED = TickerActions(str(dt.date.max), "", ())
 
 @dataclass(frozen=True)
 class StoredActions:
-    """Content of the file of announced actions."""
+    """Content of the file of announced actions: ticker -> the vendor's answer."""
 
     tickers: dict[str, TickerActions]
 
 
 class Announced:
-    """The actions that a vendor announced, kept with its bars in the store."""
+    """The actions that a vendor announced, stored next to its bars.
+
+    Raises DataError when the stored file is damaged.
+    """
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
@@ -60,7 +63,7 @@ class Announced:
                 raise damaged from None
 
     def list_unknown(self, tickers: Iterable[str], first: dt.date, last: dt.date) -> list[str]:
-        """List the tickers whose actions on the days `first` to `last` are not all known."""
+        """List the tickers whose actions of the days `first` to `last` are not all stored."""
         known = {name: self._tickers.get(name, _NEVER_ASKED) for name in tickers}
         return [
             name
@@ -71,17 +74,19 @@ class Announced:
     def put(
         self, tickers: Iterable[str], first: dt.date, asked: dt.date, actions: Iterable[Action]
     ) -> None:
-        """Store all actions from `first` on, as answered on the day `asked`."""
+        """Store the vendor's answer of the day `asked`: all actions of these tickers from the day
+        `first` on."""
         rows: dict[str, list[tuple[str, float, float]]] = {name: [] for name in tickers}
         for action in sorted(actions, key=lambda action: (action.symbol, action.day)):
             if action.symbol in rows:
                 rows[action.symbol].append((str(action.day), action.split, action.dividend_usd))
-        for name, found in rows.items():
-            self._tickers[name] = TickerActions(str(first), str(asked), tuple(found))
+        for name, ticker_rows in rows.items():
+            self._tickers[name] = TickerActions(str(first), str(asked), tuple(ticker_rows))
         self._objects.put(_FILE, seal(to_json(StoredActions(self._tickers))))
 
     def list_actions(self, ticker: str) -> list[Action]:
-        """List a ticker's actions in order of time; dividends as paid for a share of the day."""
+        """List a ticker's stored actions in order of time; dividends in USD per share as paid on
+        that day."""
         return [
             Action(
                 symbol=ticker, day=dt.date.fromisoformat(day), split=split, dividend_usd=dividend
@@ -91,8 +96,8 @@ class Announced:
 
 
 def scale(actions: Sequence[Action], asked: dt.date, basis: dt.date) -> float:
-    """Shares of the day `basis` for one share of the day `asked`: divide prices by it, multiply
-    volumes."""
+    """Return the number of shares on the day `basis` into which the splits turn one share of the
+    day `asked`. Prices as of `asked` are divided by it, and volumes multiplied."""
     ratio = 1.0
     for action in actions:
         if asked < action.day <= basis:
@@ -103,8 +108,8 @@ def scale(actions: Sequence[Action], asked: dt.date, basis: dt.date) -> float:
 def is_outdated(
     actions: Sequence[Action], adjustment: Adjustment, asked: dt.date, basis: dt.date
 ) -> bool:
-    """True where the vendor has since adjusted its prices for a dividend, whose factor only the
-    vendor knows."""
+    """Report whether, between the days `asked` and `basis`, the vendor has adjusted its prices in a
+    way that stored bars cannot follow: by a dividend, or by a split if both are adjusted for."""
     if adjustment not in ("dividend", "all"):
         return False
     return any(
@@ -117,17 +122,17 @@ def is_outdated(
 def select_for_accounts(
     actions: Sequence[Action], adjustment: Adjustment, basis: dt.date
 ) -> list[Action]:
-    """Select the actions that the prices do not hold; where they hold splits, dividends become
-    those of a share of the day `basis`."""
-    found = []
+    """Select the actions that the prices are not adjusted for. If prices are adjusted for splits,
+    dividends are converted to USD per share of the day `basis`."""
+    selected = []
     for action in actions:
         split = action.split if adjustment in ("raw", "dividend") else 1.0
         dividend = action.dividend_usd if adjustment in ("raw", "split") else 0.0
         if adjustment == "split":
-            # one share from before the split is `split` of the shares that the prices are for
+            # a share from before that day's split is as many shares of the adjusted prices
             own = action.split if action.day <= basis else 1.0
             dividend /= scale(actions, action.day, basis) * own
         rest = action.model_copy(update={"split": split, "dividend_usd": dividend})
         if rest.effects():
-            found.append(rest)
-    return found
+            selected.append(rest)
+    return selected

@@ -1,5 +1,5 @@
-"""The rows of files of bars, some hundred thousand at a time, in the long schema; what cannot be
-read is named."""
+"""Readers of files of bars: they yield `Bars` of up to some hundred thousand rows. Errors name the
+file and, where possible, row and column."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars, concat
-from fintrader.bars.sources.cells import Column, first_line, one_kind, table_bars
+from fintrader.bars.sources.cells import Column, check_zones_alike, convert_table, first_line
 from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
 from fintrader.bars.sources.listing import BarFile, files_of, kind_of
 from fintrader.bars.sources.presets import SPELLINGS, plain
@@ -32,6 +32,7 @@ from fintrader.storage.objects import open_file_system
 log = logging.getLogger("fintrader.bars")
 
 BATCH_ROWS = 500_000
+"""Most rows that are read at once, about."""
 _HEADER_BYTES = 1 << 16
 _BLOCK_BYTES = 32 << 20
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4"}
@@ -39,15 +40,13 @@ _BOMS = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _FOREIGN = ("gb18030", "cp949", "shift_jis", "cp950")
 """Encodings of Chinese, Korean and Japanese text."""
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
-"""Bytes that no text holds."""
-_FEW = 10
-"""From so many lines on, equal decimals are no chance."""
+"""Bytes that no text contains."""
 
 
 @contextlib.contextmanager
 def fold_warnings() -> Iterator[None]:
-    """Log repeated warnings (of many files, or several readings of one) once, at the end, with the
-    number of the others."""
+    """Hold back the warnings about bars, and log them at the end. Of several with the same text but
+    other numbers or names, only the first is logged, with the number of the others."""
     seen: dict[str, dict[str, None]] = {}
 
     def keep_back(record: logging.LogRecord) -> bool:
@@ -64,29 +63,30 @@ def fold_warnings() -> Iterator[None]:
 
 
 def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()) -> Bars:
-    """All rows of all files (of `symbols` only, when given). Raises BarError, see the module's
-    docstring."""
-    return read_rows(own_files(settings, path), settings, symbols)
+    """Read all rows of all files at a path, of `symbols` only if there are any. Raises BarError for
+    what cannot be read, DataError if there is no file."""
+    return read_rows(select_files(settings, path), settings, symbols)
 
 
 def read_rows(
     files: Sequence[BarFile], settings: FilesSettings, symbols: tuple[str, ...] = ()
 ) -> Bars:
-    """Read all rows of these files; else like `read_files`."""
+    """Read all rows of these files, of `symbols` only if there are any. Raises BarError for what
+    cannot be read."""
     bars = concat(
         [batch for file in files for batch in iterate(file, settings, is_alone=len(files) == 1)]
     )
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
-        bars = bars.take(np.isin(bars.symbol, wanted)).without_unused()
+        bars = bars.take(np.isin(bars.symbol, wanted)).drop_unused_symbols()
     return bars
 
 
-def own_files(
+def select_files(
     settings: FilesSettings, path: str, is_known: Callable[[BarFile], bool] = lambda _: False
 ) -> list[BarFile]:
-    """The files that `files_of` lists and that have the settings' columns; the log names the
-    others. Files that `is_known` accepts have them, and are not opened."""
+    """List the files of `files_of` that have the settings' columns; the log names the others.
+    is_known: True for files that are known to have them, which are not opened."""
     files, left_out = share_layout(files_of(settings, path), settings, is_known)
     if left_out:
         log.warning("%s: left out: %s", path, "; ".join(left_out))
@@ -98,27 +98,28 @@ def share_layout(
     settings: FilesSettings,
     is_known: Callable[[BarFile], bool] = lambda _: False,
 ) -> tuple[list[BarFile], list[str]]:
-    """The files that have the settings' columns, and why each of the others has not; all where
-    none has.
+    """Return the files that have the settings' columns, and a text on each of the others that says
+    why it is left out; if no file has the columns, return all files.
 
-    A file that lacks a single column is a faulty one of the same layout, and stays: its reading
-    says so. So does one that cannot be read, unless it is blank or the only of its kind.
+    A file that lacks a single column stays: it has the right layout with a fault, which an error
+    names when the file is read. A file that cannot be read stays too, unless it is blank or no file
+    of its kind has the columns. is_known: True for files that are known to have the columns.
     """
     if len(files) == 1:
         return list(files), []
     lacking = {}
     errors = {}
     for file in files:
-        # unpacking a member takes long, and no name can differ
+        # unpacking a member takes long; with `header` the names are those of the settings anyway
         if is_known(file) or (settings.header and file.member):
             lacking[file] = 0
             continue
         try:
-            lacking[file] = len(_missing(present_columns(file, settings), settings))
+            lacking[file] = len(_list_missing(present_columns(file, settings), settings))
         except BarError as error:
             errors[file] = error
     kinds = {file.kind for file, count in lacking.items() if count < 2}
-    if not kinds:  # reading the first one says what is wrong
+    if not kinds:  # an error names what is wrong when the first file is read
         return list(files), []
     shared = {file: file.kind in kinds and lacking.get(file, 0) < 2 for file in files}
     for file in errors:
@@ -129,9 +130,9 @@ def share_layout(
         for file, is_shared in shared.items()
         if not is_shared
     ]
-    found = [file for file in files if shared[file]]
-    tables = [file for file in found if kind_of(file.place)]  # a .txt is one where no other is
-    return tables or found, left_out
+    selected = [file for file in files if shared[file]]
+    tables = [file for file in selected if kind_of(file.place)]  # text files count if alone
+    return tables or selected, left_out
 
 
 def iterate(
@@ -141,12 +142,13 @@ def iterate(
     *,
     is_alone: bool = False,
 ) -> Iterator[Bars]:
-    """The rows of one file in file order, in the long schema, some hundred thousand at a time.
+    """Yield the rows of one file in its order, up to some hundred thousand at a time.
 
-    `after`: leave out so many bytes, of a CSV (`BarFile.appendable`); the next row's number is the
-    second. `is_alone`: there is no other file, so that a file without prices is refused.
+    after: number of bytes to skip at the beginning of a CSV (`BarFile.appendable`), and the number
+    of the row that follows. is_alone: True if there is no other file: a file without prices then
+    raises BarError, otherwise the log names it. Raises BarError for what cannot be read.
     """
-    if after is not None and _blank_from(file.path, after[0]):
+    if after is not None and _is_blank_from(file.path, after[0]):
         return
     names = column_names(settings)
     has_row = has_price = after is not None
@@ -170,11 +172,11 @@ def iterate(
                 rows, table = _drop_blank(rows, table)
             if settings.time_format is None:
                 times = table[names["ts"]].slice(0, 1)
-                zoned = one_kind(Column(times, names["ts"], file.name, rows[:1]), zoned)
+                zoned = check_zones_alike(Column(times, names["ts"], file.name, rows[:1]), zoned)
             if wide:
-                bars = _joined(table, wide, settings, file.name, rows, date)
+                bars = _convert_wide(table, wide, settings, file.name, rows, date)
             else:
-                bars = table_bars(
+                bars = convert_table(
                     table, settings, origin=file.name, rows=rows, symbol=symbol, date=date
                 )
             has_row = True
@@ -188,38 +190,41 @@ def iterate(
 
 
 def _drop_blank(rows: Array, table: pa.Table) -> tuple[Array, pa.Table]:
-    """Leave out rows without any cell, such as a last line of commas."""
+    """Drop rows in which all cells are empty, such as a last line of commas. Returns the numbers of
+    the other rows, and the table."""
     is_filled = np.any([~pc.is_null(column).to_numpy() for column in table.columns], axis=0)
     return rows[is_filled], table.filter(pa.array(is_filled))
 
 
 def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[str, str]]:
-    """Symbol -> our name -> column, of a table with columns for each symbol; empty for a long
-    one."""
+    """Return symbol -> our name of a column -> its name in the file, for a table with columns for
+    each symbol; empty for a table with one row per bar. Symbols that lack a column are left out."""
     if settings.wide is None:
         return {}
     roles: dict[str, list[str]] = {}
     for name in [name for name in COLUMNS if name in settings.names]:
         roles.setdefault(settings.names[name], []).append(name)
     if "{field}" not in settings.wide:
-        roles = {"": [*PRICES]}  # a close each
+        roles = {"": [*PRICES]}  # the close counts as all four prices
     body = (
         re.escape(settings.wide)
         .replace(r"\{symbol\}", "(?P<symbol>.+?)")
         .replace(r"\{field\}", f"(?P<field>{'|'.join(map(re.escape, roles))})")
     )
-    found: dict[str, dict[str, str]] = {}
+    by_symbol: dict[str, dict[str, str]] = {}
     for column in present:
         match = re.fullmatch(body, column)
         if match and column not in (settings.names.get("ts"), settings.names.get("date")):
             symbol = match["symbol"].upper() if settings.uppercase else match["symbol"]
             own = roles[match.groupdict().get("field", "")]
-            found.setdefault(symbol, {}).update(dict.fromkeys(own, column))
+            by_symbol.setdefault(symbol, {}).update(dict.fromkeys(own, column))
     needed = sum(map(len, roles.values()))
-    return {symbol: columns for symbol, columns in sorted(found.items()) if len(columns) == needed}
+    return {
+        symbol: columns for symbol, columns in sorted(by_symbol.items()) if len(columns) == needed
+    }
 
 
-def _joined(
+def _convert_wide(
     table: pa.Table,
     wide: dict[str, dict[str, str]],
     settings: FilesSettings,
@@ -227,8 +232,8 @@ def _joined(
     rows: Array,
     date: str | None,
 ) -> Bars:
-    """The bars of all symbols of a wide table, row by row; a symbol without any number in a row has
-    no bar there."""
+    """Convert a wide table to the bars of all symbols, row by row; a symbol without any number in a
+    row has no bar there. wide: see `wide_columns`."""
     names = column_names(settings)
     parts = []
     for symbol, columns in wide.items():
@@ -241,7 +246,7 @@ def _joined(
         part = pa.table(own).take(pa.array(index))
         if len(index):
             parts.append(
-                table_bars(
+                convert_table(
                     part, settings, origin=origin, rows=rows[index], symbol=symbol, date=date
                 )
             )
@@ -249,26 +254,25 @@ def _joined(
     return bars.take(np.argsort(bars.row, kind="stable")) if bars.row is not None else bars
 
 
-def _blank_from(path: str, offset: int) -> bool:
-    """True where only empty lines follow."""
+def _is_blank_from(path: str, offset: int) -> bool:
+    """Report whether a file has only empty lines from a byte on."""
     with Path(path).open("rb") as file:
         file.seek(offset)
         return not file.read(_HEADER_BYTES).strip(b"\0\t\n\r\f ")
 
 
 def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
-    """Raise BarError for a CSV without an end to its last line, where its last number may be the
-    half of one.
+    """Raise BarError for a CSV whose last line has no newline, if its last number may be cut off.
 
-    What is packed knows its length, and is whole once it can be unpacked.
+    Compressed files are not checked: unpacking fails if they are cut off.
     """
     if file.kind != "csv" or file.member is not None or file.packing:
         return
-    with readable(file):
+    with explain_errors(file):
         fs, inside = open_file_system(file.path)
         if fs.tail(inside, 2).strip(b"\0")[-1:] in (b"", b"\n", b"\r"):
             return
-        encoding = _encoding(fs.head(inside, _HEADER_BYTES)) or "utf-8"
+        encoding = _guess_encoding(fs.head(inside, _HEADER_BYTES)) or "utf-8"
         lines = fs.tail(inside, _HEADER_BYTES).decode(encoding, errors="replace").splitlines()
     if lines and _is_prose(lines[-1], settings.delimiter):
         return
@@ -279,17 +283,19 @@ def _refuse_cut_off(file: BarFile, settings: FilesSettings) -> None:
     if not fields or not _may_be_whole(last, fields[:-1], settings.decimal):
         raise BarError(
             f"{file.name}: the last line has no newline, and its last number may be cut off; fetch"
-            " the file again, or add a newline where the number is whole"
+            " the file again, or add a newline if the number is complete"
         )
     if re.fullmatch(r"\d+\D?\d*", last):
         log.warning(
-            "%s: the last line has no newline: is its last number %s whole?", file.name, last
+            "%s: the last line has no newline; check that its last number %s is complete",
+            *(file.name, last),
         )
 
 
 def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
-    """True if a field is as long as others: its quotes are closed, it has as many decimals, or it
-    is a text that is no prefix of another."""
+    """Report whether the last field seems complete, compared with the `others` of its column: its
+    quotes are closed, it has as many decimals or digits as others, or it is a text that occurs and
+    begins no other."""
     if last.startswith('"'):
         return len(last) > 1 and last.endswith('"')
     if not re.fullmatch(r"[-+\d.,eE]*", last):
@@ -298,12 +304,13 @@ def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
         places = {len(field.partition(decimal)[2]) for field in others}
         return len(last.partition(decimal)[2]) in places - {0}
     whole = [len(field) for field in others if decimal not in field]
-    is_zero = last == "0" and whole == [*map(len, others)]  # no whole number begins so
+    is_zero = last == "0" and whole == [*map(len, others)]  # no longer whole number begins with 0
     return is_zero or (bool(last) and len(last) >= min(whole, default=len(last) + bool(others)))
 
 
 def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
-    """The names of a file's columns. Raises BarError when one that the settings name is missing."""
+    """Return the names of a file's columns. Raises BarError if one that the settings name is
+    missing."""
     present = present_columns(file, settings)
     _refuse_lacking(file, present, settings)
     return present
@@ -312,9 +319,10 @@ def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:
 def _refuse_lacking(file: BarFile, present: list[str], settings: FilesSettings) -> None:
     if settings.wide is not None and not wide_columns(settings, present):
         raise BarError(
-            f"{file.name}: no columns called like {settings.wide}; it has {', '.join(present)}"
+            f"{file.name}: no column matches data.source.wide {settings.wide}; it has"
+            f" {', '.join(present)}"
         )
-    for role, name in _missing(present, settings).items():
+    for role, name in _list_missing(present, settings).items():
         raise BarError(
             f"{file.name}: no column {name!r}; it has {', '.join(present)}. Name your"
             f" columns under data.source.columns (--data.source.columns.{role}), or let"
@@ -322,11 +330,14 @@ def _refuse_lacking(file: BarFile, present: list[str], settings: FilesSettings) 
         )
     lacking = [name for name in settings.extra if name not in present]
     if lacking:
-        raise BarError(f"{file.name}: no column {lacking[0]!r}; it has {', '.join(present)}")
+        raise BarError(
+            f"{file.name}: no column {lacking[0]!r} (data.source.extra); it has"
+            f" {', '.join(present)}"
+        )
 
 
-def _missing(present: list[str], settings: FilesSettings) -> dict[str, str]:
-    """Our name -> the settings' name of each column that is not there."""
+def _list_missing(present: list[str], settings: FilesSettings) -> dict[str, str]:
+    """Return our name -> the settings' name of each column that the file lacks."""
     is_wide = bool(wide_columns(settings, present))
     return {
         role: name
@@ -336,10 +347,10 @@ def _missing(present: list[str], settings: FilesSettings) -> dict[str, str]:
 
 
 def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
-    """The names of a file's columns, unchecked; of a CSV's first line, unless `header`
-    names as many. Raises BarError when it cannot be read."""
+    """Return the names of a file's columns, unchecked. For a CSV they are its first line, unless
+    `settings.header` has as many names. Raises BarError when the file cannot be read."""
     if file.kind != "csv":
-        with readable(file), _open_typed(file, settings.header) as (names, _):
+        with explain_errors(file), _open_typed(file, settings.header) as (names, _):
             return list(names)
     line = csv_line(file, settings.skip_rows)
     fields = next(csv.reader([line], delimiter=settings.delimiter))
@@ -348,18 +359,19 @@ def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
 
 
 def read_head(file: BarFile, rows: int) -> pd.DataFrame:
-    """The first rows of a typed file; columns without names have numbers. Raises BarError when it
-    cannot be read."""
-    with readable(file), _open_typed(file) as (names, read):
+    """Read the first rows of a file that is no CSV; columns without names get numbers. Raises
+    BarError when it cannot be read."""
+    with explain_errors(file), _open_typed(file) as (names, read):
         first = next(read(names, rows), None)
-        # A reader sees the index that pandas stored as a column.
+        # the index that pandas stored stays a column, as other readers see it
         table = pd.DataFrame() if first is None else first.to_pandas(ignore_metadata=True)
     is_named = names != [str(number) for number in range(len(names))]
     return table if is_named else table.set_axis(range(table.shape[1]), axis=1)
 
 
 def csv_line(file: BarFile, number: int = 0) -> str:
-    """One of the first lines of a CSV, counted from 0. Raises BarError when there is none."""
+    """Return the first line of a CSV that is not blank, from line `number` on (counted from 0).
+    Raises BarError when there is none."""
     for line in filter(str.strip, csv_head(file, _HEADER_BYTES).splitlines()[number:]):
         return line
     raise BarError(f"{file.name}: holds no row; check the file")
@@ -373,10 +385,10 @@ def _is_blank(file: BarFile) -> bool:
 
 
 def csv_head(file: BarFile, size: int) -> str:
-    """The first lines of a CSV, of at most so many bytes, unpacked. Raises BarError when it is
-    none."""
+    """Return the first lines of a CSV as text, at most `size` bytes, without compression. Raises
+    BarError when the file is no text."""
     head = b""
-    with readable(file), _open_text(file) as stream:
+    with explain_errors(file), _open_text(file) as stream:
         while len(head) < size:
             piece = bytes(stream.read(size - len(head)))
             head += piece
@@ -384,16 +396,16 @@ def csv_head(file: BarFile, size: int) -> str:
                 break
     if len(head.translate(None, _CONTROL)) < len(head):
         raise BarError(
-            f"{file.name}: holds no text; unpack it, or export it as CSV (or Parquet, called"
-            " .parquet)"
+            f"{file.name}: is no text; unpack it, or export it as CSV (or as Parquet, with a name"
+            " that ends with .parquet)"
         )
     lines = head[: head.rfind(b"\n") + 1] if len(head) == size else head
     return (lines or head).decode("utf-8-sig", errors="replace")
 
 
 @contextlib.contextmanager
-def readable(file: BarFile) -> Iterator[None]:
-    """Raise BarError for what pyarrow cannot read."""
+def explain_errors(file: BarFile) -> Iterator[None]:
+    """Turn the errors of readers into BarError, which names the file and a remedy."""
     try:
         yield
     except TableError as error:
@@ -402,7 +414,7 @@ def readable(file: BarFile) -> Iterator[None]:
         if "Empty CSV file" in str(error):
             raise BarError(f"{file.name}: holds no row; check the file") from None
         if "invalid UTF8" in str(error) or isinstance(error, UnicodeError):
-            raise BarError(f"{file.name}: its text is no UTF-8; save it as UTF-8") from None
+            raise BarError(f"{file.name}: its text is not UTF-8; save it as UTF-8") from None
         if isinstance(error, FileNotFoundError | PermissionError):
             raise BarError(
                 f"{file.name}: cannot be read ({os.strerror(error.errno or 0)}); check the file"
@@ -416,22 +428,22 @@ def readable(file: BarFile) -> Iterator[None]:
 
 
 _Read = Callable[[list[str], list[str]], Iterator[tuple[Array, pa.Table]]]
-"""Reads columns of text and of numbers as row numbers `[R]` and tables, of at most some hundred
-thousand rows."""
+"""Reader of a file: (names of columns of text, names of columns of numbers) -> pairs of row numbers
+`[R]` and a table, of up to some hundred thousand rows."""
 
 
 @contextlib.contextmanager
 def _open_table(
     file: BarFile, settings: FilesSettings, after: tuple[int, int] | None
 ) -> Iterator[tuple[list[str], _Read]]:
-    """Open a file: the names of its columns, and their reader. `after`: bytes of a CSV to skip, and
-    the number of its next row."""
+    """Open a file; yield the names of its columns, and their reader. after: number of bytes of a
+    CSV to skip, and the number of the row that follows."""
     if file.kind == "csv":
         present = present_columns(file, settings)
         yield present, partial(_read_csv, file, settings, present if after else [], after)
         return
     with contextlib.ExitStack() as held:
-        with readable(file):
+        with explain_errors(file):
             present, read = held.enter_context(_open_typed(file, settings.header))
         yield present, partial(_read_typed, file, read)
 
@@ -440,7 +452,7 @@ def _read_typed(
     file: BarFile, read: Any, texts: list[str], numeric: list[str]
 ) -> Iterator[tuple[Array, pa.Table]]:
     done = 0
-    with readable(file):
+    with explain_errors(file):
         for table in read([*dict.fromkeys([*texts, *numeric])], BATCH_ROWS):
             yield np.arange(done, done + len(table)), table
             done += len(table)
@@ -454,7 +466,7 @@ def _read_csv(
     texts: list[str],
     numeric: list[str],
 ) -> Iterator[tuple[Array, pa.Table]]:
-    """Read the rows of a CSV, without remarks and repeated headers, which the log names."""
+    """Read the rows of a CSV; remarks and repeated headers are left out and named in the log."""
     offset, first = after or (0, settings.skip_rows + (1 if settings.header else 2))
     left_out: dict[int, str] = {}
     again: dict[int, str] = {}
@@ -471,19 +483,19 @@ def _read_csv(
 
     def number(table: pa.Table) -> Array:
         rows = np.arange(first + done, first + done + len(table))
-        for line in sorted(left_out):  # the reader skips them
+        for line in sorted(left_out):  # the reader does not count the lines that it skips
             rows[rows >= line] += 1
         return rows
 
     types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numeric, pa.float64())
     done = 0
-    with readable(file):
+    with explain_errors(file):
         try:
             for table in read(types):
                 yield number(table), table
                 done += len(table)
         except pa.ArrowInvalid:
-            # text in a number: read the rest as text, so that the error can name the row
+            # a cell is no number: read the rest as text, so that the error can name its row
             seen = done
             for table in read(dict.fromkeys(types, pa.string())):
                 fresh = table.slice(min(seen, len(table)))
@@ -502,15 +514,15 @@ def _read_csv(
 
 
 def _is_prose(line: str, delimiter: str) -> bool:
-    """Report whether a line with another number of fields is a remark (words, and no number or
-    date) or blank."""
+    """Report whether a line is blank or a remark: it begins with a word, and no field is a number
+    or date."""
     fields = [field.strip(' "') for field in line.split(delimiter)]
     has_numbers = any(re.fullmatch(r"[-+.:/\d]+", field) for field in fields)
     return not has_numbers and re.match(r'["#\s]*([^\W\d]+[ :：]|$)', line) is not None
 
 
 def _unpack(file: BarFile) -> Any:
-    """A file's bytes as pyarrow reads them, unpacked."""
+    """Open a file as a stream of its bytes for pyarrow, without compression."""
     source = file.open()
     stream = pa.OSFile(source) if isinstance(source, str) else source
     if file.packing == "xz":
@@ -525,8 +537,8 @@ def _open_typed(file: BarFile, header: Sequence[str] = ()) -> Any:
     return open_typed(file.kind, stream, header)
 
 
-def _encoding(head: bytes) -> str | None:
-    """Encoding of a text by its first bytes, None for UTF-8."""
+def _guess_encoding(head: bytes) -> str | None:
+    """Guess the encoding of a text from its first bytes; None for UTF-8."""
     if head[:2] in _BOMS:
         return _BOMS[head[:2]]
     for place, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
@@ -537,12 +549,13 @@ def _encoding(head: bytes) -> str | None:
     except UnicodeDecodeError as error:
         is_cut = error.reason == "unexpected end of data"
         is_text = len(head.translate(None, _CONTROL)) == len(head)
-        return _old_encoding(head) if is_text and not is_cut else None
+        return _guess_old_encoding(head) if is_text and not is_cut else None
     return None
 
 
-def _old_encoding(head: bytes) -> str:
-    """Find the encoding in which the column names are known ones, cp1252 by default."""
+def _guess_old_encoding(head: bytes) -> str:
+    """Return the encoding in which the first lines contain a known name of a column; cp1252 if none
+    does."""
     known = {word for words in SPELLINGS.values() for word in words if not word.isascii()}
     lines = b",".join(head.splitlines()[:3])  # a line of symbols may stand above
     for encoding in _FOREIGN:
@@ -553,10 +566,10 @@ def _old_encoding(head: bytes) -> str:
 
 
 def _open_text(file: BarFile, after: int = 0) -> Any:
-    """A text's bytes, `after` so many, unpacked and in UTF-8."""
+    """Open a text as a stream of UTF-8 without compression; `after`: number of bytes to skip."""
     stream = _unpack(file)
     head = bytes(stream.read(_HEADER_BYTES))
-    encoding = _encoding(head)
+    encoding = _guess_encoding(head)
     if file.packing:
         stream = _unpack(file)
     else:
@@ -576,9 +589,10 @@ def _open_csv(
     tail: tuple[int, list[str]],
     leave_out: Callable[[Any], str],
 ) -> Any:
-    """Open a reader of a CSV's columns in `types`. `tail`: bytes to skip, and the names of the
-    columns. `leave_out` judges lines with another number of fields."""
-    # NA, TRUE and nan are tickers; only an empty cell is none
+    """Open a reader of the columns `types` (name -> type) of a CSV. tail: number of bytes to skip,
+    and then the names of the columns. leave_out: decides if a line with another number of fields is
+    skipped."""
+    # only an empty cell is missing, since NA, TRUE and nan may be tickers
     options = pa_csv.ConvertOptions(
         column_types=types,
         include_columns=list(types),

@@ -21,16 +21,17 @@ log = logging.getLogger("fintrader.bars")
 
 
 class CompanyFeed(Feed):
-    """Another feed's bars, joined by company: one symbol for each, named by the last of its tickers
-    that has bars.
+    """Bars of another feed, joined by company: one symbol for each company, named by the last of
+    its tickers that has bars.
 
-    A ticker's bars belong to the company that traded under it on the day. `tickers_as_of` is for
-    sources that use one day's tickers for all years (a vendor uses today's): then the bars belong
-    to the company that held the ticker on that day, and bars under an earlier ticker fill the
-    missing sessions. Without it, bars from before a change of ticker are read under the new ticker
-    where they run through the change session by session, as bars of two companies never do.
+    A ticker's bars on a day belong to the company that had the ticker on that day. Some sources use
+    the tickers of one day for all years (a vendor those of today); `tickers_as_of` is that day.
+    Then a ticker's bars of all years belong to the company that had it on that day, and bars under
+    the company's other tickers fill missing sessions. Without it, bars under a ticker from before
+    the company took it count as the company's if no session is missing around the change, since
+    bars of two companies do not join so closely.
 
-    Bars of a ticker that no company of the index held stay unchanged, without a company.
+    Bars of a ticker that no company of the index ever had stay unchanged, without a company.
     """
 
     def __init__(
@@ -58,27 +59,27 @@ class CompanyFeed(Feed):
         self._wanted = set(wanted)
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Prepare the feed, and assign its bars to companies."""
+        """Prepare the feed, and assign its tickers to companies. Raises DataError."""
         self.feed.prepare(progress)
         self.inputs = self.feed.inputs
         self.missing = self.feed.missing
         first, last = (session_date(self.calendar, ts) for ts in self.feed.span())
         self._days = first, last
         spans = {company.key: self._find_spans(company) for company in self._companies}
-        used = {span.ticker for found in spans.values() for span in found}
+        used = {span.ticker for own_spans in spans.values() for span in own_spans}
         others = [name for name in self.feed.symbols if name not in used]
         self._by_symbol = {name: [Name(name, EVER, NEVER)] for name in others}
-        # no company, though the ticker may have been a member's before, or become one later
+        # they have no company, even if a member had the ticker before or will have it later
         self.companies = dict.fromkeys(others, "")
         for company in sorted(self._companies, key=lambda one: one.names[-1].stop, reverse=True):
-            found = spans[company.key]
-            if not found:
+            own_spans = spans[company.key]
+            if not own_spans:
                 continue
-            wanted = [span.ticker for span in found if span.ticker in self._wanted]
-            name = (wanted or [max(found, key=lambda span: span.start).ticker])[0]
-            if name in self._by_symbol:  # the present holder keeps the ticker
+            wanted = [span.ticker for span in own_spans if span.ticker in self._wanted]
+            name = (wanted or [max(own_spans, key=lambda span: span.start).ticker])[0]
+            if name in self._by_symbol:  # the company that had the ticker last keeps it
                 name = company.key
-            self._by_symbol[name] = found
+            self._by_symbol[name] = own_spans
             self.companies[name] = company.key
         if self._as_of is None:
             self._warn_of_members(others, spans)
@@ -97,8 +98,8 @@ class CompanyFeed(Feed):
         return self.feed.index(grid)
 
     def holder(self, ticker: str, day: dt.date) -> str | None:
-        """The symbol that traded under a ticker on a day; if there was none, the symbol of a
-        company that bore the ticker on another day."""
+        """Return the symbol that traded under a ticker on a day; without one, the symbol of a
+        company that had the ticker on another day; None if there is none either."""
         for symbol, spans in self._by_symbol.items():
             if any(span.ticker == ticker and span.start <= day < span.stop for span in spans):
                 return symbol
@@ -124,7 +125,8 @@ class CompanyFeed(Feed):
         return filled[0] if len(filled) == 1 else replace(concat(filled), row=None).sorted()
 
     def _find_spans(self, company: Company) -> list[Name]:
-        """Find a company's bars among those of the source, in order of preference."""
+        """List the tickers under which the source has a company's bars, each with its days, in
+        order of preference."""
         there = set(self.feed.symbols) - set(self._aliases)
         tickers = [
             name
@@ -144,7 +146,8 @@ class CompanyFeed(Feed):
         return spans + (named if self._as_of is None else named[::-1])
 
     def _find_holder(self, ticker: str, day: dt.date) -> str:
-        """Find the key of the company that holds a ticker on a day, or else held it last before."""
+        """Return the key of the company that has a ticker on a day, or else of the one that had it
+        last before."""
         ranked = [
             (name.start <= day < name.stop, name.start <= day, name.start, company.key)
             for name, company in self._bearers[ticker]
@@ -152,16 +155,18 @@ class CompanyFeed(Feed):
         return max(ranked)[-1]
 
     def _is_alias_of(self, ticker: str, company: Company) -> bool:
-        """True where a ticker names a company: by its tickers of the source's days, or else by any
-        of its tickers."""
+        """Report whether an alias's ticker stands for a company: the last one that had it on some
+        of the source's days, or else at any time."""
         ever = self._bearers.get(ticker, [])
         then = [pair for pair in ever if overlaps(pair[0][1:], *self._days)]
         return [one for _, one in then or ever][-1:] == [company]
 
     def _first_day(self, symbol: str, span: Name, days: Array) -> dt.date:
-        """First day of a ticker's bars that are the company's: the day on which it took the ticker;
-        the first of the bars' `days` `[R]` where bars on both sides of that day show a file with
-        later tickers."""
+        """Return the first day from which a ticker's bars are the company's.
+
+        That is the day on which the company took the ticker. It is the first of the bars' `days`
+        `[R]` if bars run through that day without a gap, as in a file that uses later tickers.
+        """
         took = np.datetime64(span.start)
         early = days[days < took]
         late = days[days >= took]
@@ -180,15 +185,16 @@ class CompanyFeed(Feed):
                 first: dt.date = early.min().item()
                 return first
         log.warning(
-            "%d bars of %s before %s are left out: %s then traded as %s (where the file's tickers"
-            " are those of a later day, set data.universe.tickers_as_of to it)",
+            "%d bars of %s before %s are left out: %s then traded as %s (if the file uses the"
+            " tickers of a later day, set data.universe.tickers_as_of to that day)",
             *(len(early), span.ticker, span.start, company.key),
             earlier[-1] if earlier else "nothing",
         )
         return span.start
 
     def _warn_of_members(self, others: Sequence[str], spans: Mapping[str, Sequence[Name]]) -> None:
-        """Warn of tickers without a company that a member without bars bears on other days."""
+        """Warn of tickers without a company that belong, on other days, to a member without
+        bars."""
         members = [
             one
             for one in self._companies
@@ -198,16 +204,17 @@ class CompanyFeed(Feed):
             for one in members:
                 if any(name.ticker == ticker for name in one.names):
                     log.warning(
-                        "%s is no member: from %s to %s the ticker was not that of %s, which"
-                        " traded as %s (where the file's tickers are those of another day, set"
-                        " data.universe.tickers_as_of to it)",
+                        "%s is no member: from %s to %s the ticker did not belong to %s, which"
+                        " traded as %s (if the file uses the tickers of another day, set"
+                        " data.universe.tickers_as_of to that day)",
                         *(ticker, *self._days, one.key, one.ticker(self._days[1])),
                     )
 
 
 def join_by_company(feed: Feed, index: str | None, calendar: str, **how: Any) -> Feed:
-    """Join a feed's bars by the companies of an index; without an index, return it unchanged.
-    Raises DataError for an alias that no member bore."""
+    """Join a feed's bars by the companies of an index; without an index, return the feed unchanged.
+    how: options of `CompanyFeed`. Raises DataError for an alias to a ticker that no member ever
+    had."""
     if index is None:
         return feed
     companies = index_companies(index)
@@ -215,7 +222,7 @@ def join_by_company(feed: Feed, index: str | None, calendar: str, **how: Any) ->
     for symbol, theirs in (how.get("aliases") or {}).items():
         if theirs not in known:
             raise DataError(
-                f"data.universe.aliases: no member of {index} ever traded as {theirs} ({symbol});"
-                " correct it"
+                f"data.universe.aliases: no member of {index} ever traded as {theirs}; correct"
+                f" the alias of {symbol}"
             )
     return CompanyFeed(feed, companies, calendar, **how)

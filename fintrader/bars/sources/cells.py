@@ -1,4 +1,4 @@
-"""Conversion of a table's cells, text or typed, to the numbers of bars; errors name row and
+"""Conversion of a table's cells, as text or typed, to the numbers of bars. Errors name row and
 column."""
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from fintrader.errors import BarError
 log = logging.getLogger("fintrader.bars")
 
 _ZONE = r"(?:Z|[+-]\d\d:?\d\d|:\d\d(?:\.\d+)?[+-]\d\d)$"
-"""End of a time as text that carries an offset from UTC."""
+"""Pattern of the end of a time, as text, that contains an offset from UTC."""
 EMPTY = ("", "null", "none", "nan", "nat", "na", "n/a", "#n/a", "-", "--", ".")
-"""Cells, written small, that hold no number; among tickers they are such."""
+"""Cells, in lower case, that count as empty in columns of numbers; in a column of tickers they are
+valid tickers."""
 _MARKS = "[,' \u00a0\u202f]"
+"""Separators of thousands."""
 _MONEY = f"(?:{MONEY})"
 _WRITTEN = re.compile(
     rf"(?P<sign>[+-]?){_MONEY}?\s?"
@@ -36,7 +38,7 @@ _WRITTEN = re.compile(
     rf"\s?(?P<unit>(?:[KMBT]|Tsd|Mio|Mrd)?)[.,]?{_MONEY}?",
     re.IGNORECASE,
 )
-"""A formatted number: thousands separators, a currency sign, K or M."""
+"""A formatted number: with separators of thousands, a currency, or a unit such as K or M."""
 _EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"} | {
     "TSD": "e3",
     "MIO": "e6",
@@ -46,7 +48,7 @@ ZONE_NAME = (
     r"^(.*?(?:\d|[AaPp][Mm]))\s+((?:GMT|UTC)?[+-]\d\d:?\d\d"
     r"|(?![AaPp][Mm]\b)[A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)(?:\s[(A-Z].*)?$"
 )
-"""A time, and the name or offset of its zone; behind an offset may stand a name."""
+"""Pattern of a time and the name or offset of its zone; an offset may be followed by a name."""
 _OFFSETS = dict(
     one.split("=")
     for one in split_words(
@@ -56,38 +58,45 @@ _OFFSETS = dict(
     )
 )
 CLOCK_DIGITS = {"%H%M": 4, "%H%M%S": 6, "%H%M%S%f": 9}
-"""Formats of times of day without separators, and their digits; 9:30 may lack its leading zero."""
+"""Format of a time of day without separators -> its number of digits. Shorter cells lack leading
+zeros, as 930 for 9:30."""
 LOCAL = "epoch_local"
-"""Time format of numbers since 1970 by the clock of the settings' zone, as of MetaTrader."""
+"""Time format of numbers since 1970 in local time of the settings' zone, as MetaTrader writes
+them."""
 EXCEL = "excel"
-"""Time format of days since 1899-12-30."""
+"""Time format of Excel: days since 1899-12-30."""
 SINCE = r"excel|(?:days|seconds) since -?\d+-\d\d-\d\d"
-"""Time formats of days or seconds since a day."""
+"""Pattern of the time formats that count days or seconds since a day."""
 MINGUO = "minguo"
 """Time format of dates like 113/01/02, whose years count from 1911, as in Taiwan."""
 _MOST_CLOSES = 0.05
-"""Largest share of rows with a close alone that counts as days without trade."""
+"""Largest share of rows with a close and not all other prices that are left out as days without
+trade; more are an error."""
 UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
-"""Nanoseconds of each unit of time."""
+"""Unit of time -> its nanoseconds."""
 _SECOND = UNITS["s"]
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,4}[./]\d{1,2}[./]\d{1,4}\b")
 _LARGEST = np.array([10**10, 10**13, 10**16])
-"""Numbers below are seconds, milliseconds and microseconds since 1970."""
+"""Numbers since 1970 below these bounds are seconds, milliseconds and microseconds; larger ones are
+nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """The cells of a column, and how messages name them."""
+    """The cells of a column, with their names for messages."""
 
     cells: pa.ChunkedArray
+    """`[R]`."""
     name: str
+    """The column's name in the file."""
     origin: str
+    """The file's name in messages."""
     rows: Array
-    """`[R]` int64: the rows' numbers."""
+    """`[R]` int64: number of each row in the file."""
 
     @property
     def is_text(self) -> bool:
-        """True where the cells are text, be it encoded as numbers of a dictionary."""
+        """True if the cells are text, also if they are encoded by a dictionary."""
         kind = self.cells.type
         return bool(
             pa.types.is_string(kind)
@@ -98,8 +107,8 @@ class Column:
 
     @property
     def holds_times(self) -> bool:
-        """True where the cells are times or dates, or the first that is not empty begins with
-        one."""
+        """True if the cells are times or dates, or text whose first filled cell begins with a
+        date."""
         kind = self.cells.type
         if not self.is_text:
             return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
@@ -108,7 +117,7 @@ class Column:
 
     @property
     def text(self) -> pa.ChunkedArray:
-        """The cells as text, without spaces around it."""
+        """The cells as text, without surrounding spaces."""
         kind = self.cells.type
         cells = self.cells
         if pa.types.is_dictionary(kind):
@@ -117,28 +126,30 @@ class Column:
 
     @cached_property
     def stripped(self) -> pd.Series[Any]:
-        """`text` as a series."""
+        """`text` as a pandas series."""
         text: pd.Series[Any] = self.text.to_pandas()
         return text
 
-    def unfit(self, said: str) -> BarError:
-        """Return the error of a column that is wrong as a whole."""
-        return BarError(f"{self.origin}: column {self.name!r} {said}")
+    def column_error(self, reason: str) -> BarError:
+        """Return the BarError for a column that is wrong as a whole; `reason` completes the
+        sentence that begins with the column."""
+        return BarError(f"{self.origin}: column {self.name!r} {reason}")
 
-    def fault(self, at: int, said: str) -> BarError:
-        """Return the error of one cell."""
-        return BarError(f"{self.origin}, row {self.rows[at]}, column {self.name!r}: {said}")
+    def cell_error(self, at: int, reason: str) -> BarError:
+        """Return the BarError for the cell of row number `at` of the table; `reason` is its
+        text."""
+        return BarError(f"{self.origin}, row {self.rows[at]}, column {self.name!r}: {reason}")
 
     def refuse(self, bad: pd.Series[bool], what: str) -> None:
-        """Raise BarError for the first bad cell."""
+        """Raise BarError for the first cell that `bad` `[R]` marks; `what` completes `CELL is`."""
         if bad.any():
             at = int(bad.to_numpy().argmax())
-            raise self.fault(
+            raise self.cell_error(
                 at, f"{self.cells[at].as_py()!r} is {what}; correct the row or remove it"
             )
 
 
-def table_bars(
+def convert_table(
     table: pa.Table,
     settings: FilesSettings,
     *,
@@ -147,28 +158,28 @@ def table_bars(
     symbol: str = "",
     date: str | None = None,
 ) -> Bars:
-    """A table's rows in the long schema; `rows` are their numbers in messages. A row without any
-    price has NaN in all its numbers. Raises BarError: row and column.
+    """Convert a table to bars. A row without any price gets NaN in all of its numbers.
 
-    `symbol`: of all of them, where no column says it; `date`: of all of them, where times are those
-    of a day.
+    origin: the file's name in messages; rows: `[R]` numbers of the rows there; symbol: that of all
+    rows, if no column has it; date: that of all rows, if the times are times of day. Raises
+    BarError, which names row and column.
     """
 
     def column(name: str) -> Column:
-        found = Column(table[name], name, origin, rows)
-        if found.cells.null_count:
-            empty = int(np.flatnonzero(pc.is_null(found.cells).to_numpy())[0])
-            raise found.fault(empty, "the cell is empty; fill it or remove the row")
-        return found
+        result = Column(table[name], name, origin, rows)
+        if result.cells.null_count:
+            empty = int(np.flatnonzero(pc.is_null(result.cells).to_numpy())[0])
+            raise result.cell_error(empty, "the cell is empty; fill it or remove the row")
+        return result
 
     names = column_names(settings)
     if "symbol" in names:
-        codes, tickers = _symbols(column(names["symbol"]), settings.uppercase)
+        codes, tickers = _read_symbols(column(names["symbol"]), settings.uppercase)
     else:
         codes = np.zeros(table.num_rows, dtype=np.int32)
         tickers = (symbol.upper() if settings.uppercase else symbol,)
-    days = _date_text(column(names["date"])) if "date" in names else date
-    ts = _times(column(names["ts"]), days, settings)
+    days = _read_dates(column(names["date"])) if "date" in names else date
+    ts = _read_times(column(names["ts"]), days, settings)
     parts = split_sum(names.get("volume"), table.column_names)
     numeric = {name: name for name in settings.extra} | {name: names[name] for name in PRICES}
     numeric |= {f"volume {part}": part for part in parts}
@@ -186,11 +197,12 @@ def table_bars(
     )
 
 
-def one_kind(column: Column, zoned: bool | None) -> bool | None:
-    """True where times as text carry a zone: all like the first of them, or like those before
-    (`zoned`).
+def check_zones_alike(column: Column, zoned: bool | None) -> bool | None:
+    """Report whether times as text contain a zone: all must be like the first one, or as `zoned`
+    says of the rows before.
 
-    None where nothing tells. Raises BarError naming the first row that differs.
+    None if the times are not text; `zoned` if a cell is empty. Raises BarError, which names the
+    first row that differs.
     """
     if not column.is_text:
         return None
@@ -201,15 +213,15 @@ def one_kind(column: Column, zoned: bool | None) -> bool | None:
     if (carries != expected).any():
         at = int((carries != expected).argmax())
         own, others = ("no", "do") if expected else ("a", "do not")
-        raise column.fault(
+        raise column.cell_error(
             at,
             f"{column.cells[at].as_py()!r} carries {own} time zone, and the rows before it"
-            f" {others}; write all times alike",
+            f" {others}; write all times with a zone, or none",
         )
     return expected
 
 
-def _symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
+def _read_symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
     kind = column.cells.type
     encodes_text = pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type)
     cells = column.cells if encodes_text else column.text
@@ -223,21 +235,23 @@ def _symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ...]]:
     for code, ticker in tickers.items():
         if not ticker:
             blank = int((codes == code).argmax())
-            raise column.fault(blank, "an empty text is no ticker; fill it or remove the row")
+            raise column.cell_error(blank, "an empty text is no ticker; fill it or remove the row")
     order = {ticker: place for place, ticker in enumerate(sorted({*tickers.values()}))}
     rank = np.zeros(len(named), dtype=np.int32)
     rank[used] = [order[ticker] for ticker in tickers.values()]
     return rank[codes], tuple(order)
 
 
-def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSettings) -> Array:
-    """`[R]` int64 UTC nanoseconds of the bars' starts. `days`: their dates, where `column` has the
-    time of day only."""
+def _read_times(
+    column: Column, days: pa.ChunkedArray | str | None, settings: FilesSettings
+) -> Array:
+    """Convert a column of times to the starts of bars, `[R]` int64 nanoseconds since 1970 UTC.
+    days: dates of the rows, if the column has the time of day only."""
     kind = column.cells.type
     if re.fullmatch(SINCE, settings.time_format or ""):
-        ns = _count_days(column, settings)
+        ns = _read_day_counts(column, settings)
     elif settings.time_format in ("epoch", LOCAL, *UNITS):
-        ns = _count_times(column, UNITS.get(settings.time_format), days, settings)
+        ns = _read_counts(column, UNITS.get(settings.time_format), days, settings)
     elif column.is_text or days is not None:
         text = column.text
         if days is not None:
@@ -246,79 +260,86 @@ def _times(column: Column, days: pa.ChunkedArray | str | None, settings: FilesSe
             text = pc.binary_join_element_wise(days, text, " ")
         ns = _parse_times(replace(column, cells=text), settings)
     elif pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        ns = _epoch(column, column.cells, settings)
+        ns = _to_utc(column, column.cells, settings)
     else:
-        raise column.unfit(
+        raise column.column_error(
             f"is {kind}, not a time; store times, or ISO 8601 text, or say what it counts"
             " (data.source.time_format: epoch)"
         )
     if settings.label in ("day", "eve"):
         late = pd.Timedelta(hours=12 if settings.label == "eve" else 0)
         midnight = (to_wall(ns, settings.timezone) + late).normalize()
-        ns = _epoch(column, midnight, settings)
-    if settings.label == "end":  # some end their bars a millisecond early
+        ns = _to_utc(column, midnight, settings)
+    if settings.label == "end":  # rounded up, since some sources end bars a millisecond early
         return -(-ns // _SECOND) * _SECOND - settings.bar_minutes * MINUTE_NS
     return ns
 
 
 def _read_moments(column: Column, settings: FilesSettings) -> Array:
-    """`[R]` float64 nanoseconds since 1970 UTC of an extra column of times, NaN for empty cells;
-    dates are the ends of these days."""
+    """Convert an extra column of times to `[R]` float64 nanoseconds since 1970 UTC, NaN for empty
+    cells. A date without a time of day becomes the end of that day."""
     is_filled = ~pd.isna(column.cells.to_pandas())
     if column.is_text:
         is_filled = ~is_empty(column.stripped)
     filled = is_filled.to_numpy()
     moments = np.full(len(filled), np.nan)
     column = replace(column, cells=column.cells.filter(pa.array(filled)), rows=column.rows[filled])
-    ns = _times(column, None, settings.model_copy(update={"label": "start", "time_format": None}))
+    ns = _read_times(
+        column, None, settings.model_copy(update={"label": "start", "time_format": None})
+    )
     wall = to_wall(ns, settings.timezone)
     is_date = wall == wall.normalize()
-    if not is_date.all():  # a midnight among times is one; a date without a time is still a date
+    if not is_date.all():  # among times a midnight is a time, and only text can show a mere date
         is_date = (column.stripped.str.len() == 10).to_numpy()
     moments[filled] = ns + is_date * 1440 * MINUTE_NS
     return moments
 
 
-def _count_days(column: Column, settings: FilesSettings) -> Array:
-    """Read days or seconds since a day, in the settings' zone."""
+def _read_day_counts(column: Column, settings: FilesSettings) -> Array:
+    """Read days or seconds since a day, in local time of the settings' zone. Returns `[R]` int64
+    nanoseconds since 1970 UTC."""
     written = str(settings.time_format)
-    days = _numbers(column, settings) / (86_400 if written.startswith("seconds") else 1)
+    days = _read_column(column, settings) / (86_400 if written.startswith("seconds") else 1)
     days += first_day(written)
     column.refuse(pd.Series(~(np.abs(days) < 100_000)), f"no time in {written}")
     seconds = np.round(days * 86_400).astype("datetime64[s]")  # fractions of a day are inexact
-    return _epoch(column, seconds.astype("datetime64[ns]"), settings)
+    return _to_utc(column, seconds.astype("datetime64[ns]"), settings)
 
 
 def first_day(written: str) -> int:
-    """Count the days from 1970 to the first one of a format in `SINCE`; before 1970 they are
-    negative."""
+    """Return the day from which a format like `SINCE` counts, as the number of days since 1970;
+    negative before."""
     day = written.partition(" since ")[2] or "1899-12-30"
     return int(np.datetime64(day, "D").astype(int))
 
 
-def _date_text(days: Column) -> pa.ChunkedArray:
+def _read_dates(days: Column) -> pa.ChunkedArray:
     kind = days.cells.type
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return pc.strftime(days.cells, format="%Y-%m-%d")
     return days.text
 
 
-def _count_times(
+def _read_counts(
     column: Column, unit: int | None, days: pa.ChunkedArray | str | None, settings: FilesSettings
 ) -> Array:
-    """Times that count units: since 1970 in UTC, or since midnight of their day in the settings'
-    zone. Without a unit, each row's size reveals it: from May 1970 to 2286 all units differ."""
+    """Read times that are counts: since 1970 UTC, or since midnight of their day in the settings'
+    zone. Returns `[R]` int64 nanoseconds since 1970 UTC.
+
+    unit: nanoseconds of a count. If None, the size of each number reveals its unit, which is
+    unambiguous from May 1970 to 2286.
+    """
     kind = column.cells.type
     is_exact = column.is_text or pa.types.is_integer(kind)
     if unit == 1 and not is_exact:
-        raise column.unfit(f"is {kind}, too coarse for nanoseconds; store whole numbers")
+        raise column.column_error(f"is {kind}, too coarse for nanoseconds; store whole numbers")
     counts = None
-    if is_exact:  # as a number with a fraction, nanoseconds since 1970 would be rounded
+    if is_exact:  # a float could not represent nanoseconds since 1970 exactly
         with contextlib.suppress(pa.ArrowInvalid):
             whole = column.text if column.is_text else column.cells
             counts = whole.cast(pa.int64()).to_numpy()
     if counts is None:
-        numbers = _numbers(column, settings)
+        numbers = _read_column(column, settings)
         column.refuse(pd.Series(numbers).isna(), "no number")
         counts = np.round(numbers).astype(np.int64)
         if unit is None and (counts != numbers).any():  # seconds with a fraction
@@ -330,11 +351,11 @@ def _count_times(
         column.refuse(far, f"no time in {settings.time_format} since 1970; {remedy}")
         times = counts * scale
         is_local = settings.time_format == LOCAL
-        return _epoch(column, times.astype("datetime64[ns]"), settings) if is_local else times
+        return _to_utc(column, times.astype("datetime64[ns]"), settings) if is_local else times
     dates = [days] * len(counts) if isinstance(days, str) else days.to_pylist()
     known = {text: np.datetime64(pd.Timestamp(text), "ns") for text in set(dates)}
     midnight = np.array([known[text] for text in dates], dtype="datetime64[ns]")
-    return _epoch(column, midnight + counts * np.timedelta64(unit, "ns"), settings)
+    return _to_utc(column, midnight + counts * np.timedelta64(unit, "ns"), settings)
 
 
 def _parse_times(column: Column, settings: FilesSettings) -> Array:
@@ -345,19 +366,20 @@ def _parse_times(column: Column, settings: FilesSettings) -> Array:
     if written == MINGUO:
         text = text.str.replace(r"^\d+", lambda year: str(1911 + int(year[0])), regex=True)
         written = "%Y/%m/%d"
-    zoned = bool(one_kind(column, None)) if written is None else "%z" in written
+    zoned = bool(check_zones_alike(column, None)) if written is None else "%z" in written
     try:
         parsed = pd.to_datetime(text, format=written or "ISO8601", errors="coerce", utc=zoned)
     except (ValueError, re.error) as error:
-        raise column.unfit(
+        raise column.column_error(
             f"has no times in {written!r}; correct data.source.time_format"
         ) from error
     column.refuse(parsed.isna(), f"no time like {written or '2016-01-04 09:30'}")
-    return _epoch(column, parsed, settings)
+    return _to_utc(column, parsed, settings)
 
 
 def _parse_named_zones(column: Column, settings: FilesSettings) -> Array:
-    """Read times that each end with the name of their zone."""
+    """Read times that each end with the name of their zone. Returns `[R]` int64 nanoseconds since
+    1970 UTC."""
     parts = column.stripped.str.extract(ZONE_NAME)
     column.refuse(parts[1].isna(), "not a time that ends with the name of its zone")
     written = str(settings.time_format).removesuffix(" %Z").removesuffix(" %z")
@@ -377,8 +399,8 @@ def _parse_named_zones(column: Column, settings: FilesSettings) -> Array:
 
 
 def find_zone(name: str) -> str | None:
-    """Find the zone or offset of a name such as EST, US/Eastern or GMT+2; None for an unknown
-    one."""
+    """Return the IANA zone or the offset of a name such as EST, US/Eastern or GMT+2; None for an
+    unknown name."""
     offset = re.fullmatch(r"(?:GMT|UTC)?([+-])(\d{1,2}):?(\d\d)?", name)
     if offset:
         return f"{offset[1]}{offset[2]:0>2}:{offset[3] or '00'}"
@@ -389,13 +411,13 @@ def find_zone(name: str) -> str | None:
 
 
 def carries_zone(times: pd.Series[Any]) -> bool:
-    """True where all times end with an offset from UTC, as text."""
+    """Report whether all times, as text, end with an offset from UTC."""
     return bool(times.astype(str).str.contains(_ZONE).all())
 
 
-def _epoch(column: Column, stamps: Any, settings: FilesSettings) -> Array:
-    """A column's timestamps as int64 UTC nanoseconds; those without a zone are of the settings'
-    zone."""
+def _to_utc(column: Column, stamps: Any, settings: FilesSettings) -> Array:
+    """Convert timestamps to `[R]` int64 nanoseconds since 1970 UTC; those without a zone are in the
+    settings' zone."""
     try:
         if not isinstance(stamps, pa.ChunkedArray):
             stamps = pa.chunked_array([pa.array(stamps)])
@@ -404,27 +426,30 @@ def _epoch(column: Column, stamps: Any, settings: FilesSettings) -> Array:
         return np.asarray(stamps.cast(pa.timestamp("ns", tz="UTC")).cast(pa.int64()).to_numpy())
     except pa.ArrowInvalid as error:
         if "out of bounds" in str(error):
-            raise column.unfit(
+            raise column.column_error(
                 "has times outside of the years 1678 to 2261; correct them"
             ) from None
-        raise column.unfit(
+        raise column.column_error(
             f"has times that do not exist or are ambiguous in {settings.timezone}"
-            f" ({first_line(error)}); declare the right data.source.timezone"
+            f" ({first_line(error)}); correct data.source.timezone"
         ) from None
 
 
 def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[str, Array]:
-    """Numbers of each column, by our name; an empty cell of an extra column is NaN. Raises BarError
-    for any other cell without one in a row that has a price."""
+    """Read the numbers of each column: our name of the column -> `[R]` float64.
+
+    Rows without a trade get NaN in all columns. An empty volume counts as 0, and an empty cell of
+    an extra column is NaN. Raises BarError for any other empty cell in a row with prices.
+    """
     _refuse_ambiguous(columns, settings)
     factor = settings.columns.get("factor")
-    values = {name: _numbers(column, settings) for name, column in columns.items()}
+    values = {name: _read_column(column, settings) for name, column in columns.items()}
     untraded = np.zeros(len(values["close"]), dtype=bool)
-    if set(values) > {*PRICES}:  # some write a day without trade as zeros, and the last close
+    if set(values) > {*PRICES}:  # some sources write days without trade as zeros and the last close
         volume = sum(np.nan_to_num(values[name]) for name in values if name not in PRICES)
         traded = volume + sum(np.nan_to_num(values[name]) for name in PRICES[:3])
         untraded = np.asarray(traded) == 0
-        for name in PRICES[:3]:  # or a price that is missing
+        for name in PRICES[:3]:  # others write 0 for a missing price
             values[name] = np.where((values[name] == 0) & (volume == 0), np.nan, values[name])
     is_close = ~np.isnan(values["close"])
     lacks = [np.isnan(values[name]) for name in PRICES[:3]]
@@ -433,7 +458,7 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     if closes.any() and closes.mean() <= _MOST_CLOSES:
         first = columns["close"]
         log.warning(
-            "%s: row %d and %d others have a close, but not all prices; left out",
+            "%s: row %d and %d others have a close, but not all prices; they are left out",
             *(first.origin, first.rows[closes][0], closes.sum() - 1),
         )
         empty |= closes
@@ -447,7 +472,7 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
             )
             values[name] = np.where(lacking, 0.0, values[name])
         elif lacking.any() and (name not in settings.extra or name == factor):
-            raise column.fault(
+            raise column.cell_error(
                 int(lacking.argmax()), "the cell is empty; fill it or remove the row"
             )
         if empty.any():
@@ -455,26 +480,27 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     return values
 
 
-def _numbers(column: Column, settings: FilesSettings) -> Array:
-    """Numbers of cells, NaN for an empty one; of times, see `_read_moments`."""
+def _read_column(column: Column, settings: FilesSettings) -> Array:
+    """Read a column as `[R]` float64, NaN for empty cells; times become nanoseconds
+    (`_read_moments`)."""
     if column.holds_times:
         return _read_moments(column, settings)
     if not column.is_text:
         cells = column.cells
-        if cells.type == pa.float32():  # the shortest decimals: 1.10235, not 1.1023500...
+        if cells.type == pa.float32():  # by way of text, or 1.10235 would become 1.1023499...
             cells = cells.cast(pa.string())
         try:
             return np.asarray(cells.cast(pa.float64()).to_numpy())
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            raise column.unfit(f"is {cells.type}, not numbers") from None
+            raise column.column_error(f"is {cells.type}, not numbers") from None
     numbers = parse_numbers(column.stripped, settings.decimal)
     column.refuse(numbers.isna() & ~is_empty(column.stripped), "no number")
     return np.asarray(numbers)
 
 
 def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
-    """Parse stripped cells as plain or formatted numbers (1,234.50, $131.96, 32.48M); NaN for
-    anything else."""
+    """Parse stripped cells as plain or formatted numbers, such as 1,234.50, $131.96 or 32.48M; NaN
+    for anything else."""
     if decimal == ",":
         text = text.str.translate(str.maketrans(",.", ".,"))
     numbers = pd.to_numeric(text, errors="coerce").astype(np.float64)
@@ -487,34 +513,36 @@ def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
 
 
 def is_empty(text: pd.Series[Any]) -> pd.Series[bool]:
-    """Mark the stripped cells that hold nothing."""
+    """Mark the stripped cells that are empty, or one of `EMPTY`."""
     return text.isna() | text.str.lower().isin(EMPTY)
 
 
 def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> None:
-    """Raise BarError for prices in 32nds, and for a column of numbers like 1,234 only, where no
-    cell of the table says whether a comma parts thousands or decimals."""
+    """Raise BarError for prices in 32nds, and for a column that has only numbers like 1,234 if no
+    cell of the table shows whether its comma separates thousands or decimals."""
     for name in [name for name in PRICES if columns[name].is_text]:
         cells = columns[name].stripped[~is_empty(columns[name].stripped)]
         if len(cells) and cells.str.fullmatch(r"\d+'([0-2]\d|3[01])[0257+]").all():
-            raise columns[name].unfit(f"has prices in 32nds, like {cells.iloc[0]}; write decimals")
+            raise columns[name].column_error(
+                f"has prices in 32nds, like {cells.iloc[0]}; write decimals"
+            )
     if settings.decimal == ",":
         return
     texts = {name: column.stripped for name, column in columns.items() if column.is_text}
-    # 1,234,567 and 1,234.5 show that a comma parts thousands, 1.25 that a point parts decimals
+    # 1,234,567 and 1,234.5 show that the comma separates thousands; 1.25 shows a decimal point
     shown = r",\d{3}[,.]|^[^\d\s]?\d+\.(?:\d{1,2}|\d{4,}|\d+ ?[KMBkmb])$"
     if any(text.str.contains(shown, na=False).any() for text in texts.values()):
         return
     for name, text in texts.items():
         cells = text[~is_empty(text)]
         if len(cells) and cells.str.fullmatch(r"\d{1,3},\d{3}").all():
-            raise columns[name].unfit(
-                f"has only numbers like {cells.iloc[0]}: if the comma parts decimals, set"
-                " data.source.decimal: ','; if it parts thousands, remove it from the file"
+            raise columns[name].column_error(
+                f"has only numbers like {cells.iloc[0]}: if the comma is the decimal sign, set"
+                " data.source.decimal: ','; if it separates thousands, remove it from the file"
             )
 
 
 def first_line(error: BaseException) -> str:
-    """First line of a library's error, without the file's text, which may be anything."""
-    said = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return re.sub(r"(got \d+): .*", r"\1", said)
+    """Return the first line of a library's error, without the text that it quotes from the file."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return re.sub(r"(got \d+): .*", r"\1", reason)

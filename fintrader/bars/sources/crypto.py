@@ -1,9 +1,9 @@
-"""Bars of cryptocurrency pairs from some hundred exchanges, through ccxt (extra `crypto`). No keys
-are needed.
+"""Bars of cryptocurrency pairs from about a hundred exchanges, through ccxt (extra `crypto`). No
+keys are needed.
 
-Set `data.calendar: 24/7`: sessions are days of UTC of 1,440 minutes. ccxt keeps each exchange's own
-pace. How far back minutes reach is the exchange's choice (Kraken keeps its last 720 bars, others
-years); what it does not have stays a gap. A pair trades in its quote currency, so all pairs of a
+Set `data.calendar: 24/7`: a session is a UTC day of 1,440 minutes. ccxt limits the rate of requests
+as each exchange wants it. Exchanges keep minute bars for different times (Kraken the last 720 bars,
+others years); missing bars stay a gap. A pair trades in its quote currency, so all pairs of a
 market should have the same one.
 """
 
@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 
 from fintrader.bars.bars import COLUMNS, Bars, wrap_columns
-from fintrader.bars.sources.alpaca import checked_endpoint, restrict
+from fintrader.bars.sources.alpaca import check_endpoint, restrict
 from fintrader.bars.sources.announced import Adjustment
 from fintrader.bars.sources.vendor import Busy, Vendor
 from fintrader.bars.sources.vendor_settings import CcxtSettings
 from fintrader.errors import DataError, install_command
 
 _NS = 1_000_000
+"""Nanoseconds of a millisecond."""
 _OPTIONS = {
     "binance": {
         "fetchMarkets": {"types": ["spot"]},
@@ -37,16 +38,18 @@ _OPTIONS = {
     }
 }
 ENDPOINT = "FINTRADER_CCXT_DATA_URL"
-"""Environment variable with the address of a server on this machine in an exchange's place, for
-tests."""
+"""Environment variable for tests: address of a server on this machine that stands in for the
+exchange."""
 _PAGE = 500
-"""Bars a request where ccxt does not know an exchange's own limit."""
+"""Bars per request if ccxt does not know the exchange's own limit."""
 
 
 class Ccxt(Vendor):
-    """Requests to one exchange. `client` is ccxt's object for it (tests bring their own).
+    """Requests to one exchange. client: ccxt's object for the exchange, by default a new one (tests
+    pass their own).
 
-    Raises DataError when the package is missing, or ccxt knows no such exchange.
+    Raises DataError when the package is missing, ccxt knows no such exchange, or the exchange
+    offers no bars of this length.
     """
 
     name = "ccxt"
@@ -60,14 +63,14 @@ class Ccxt(Vendor):
         self.settings = settings
         address = os.environ.get(ENDPOINT)
         if address and client is None:
-            endpoint = checked_endpoint(address, "localhost", DataError)
+            endpoint = check_endpoint(address, "localhost", DataError)
             restrict(self._client.session, endpoint, self._client.timeout / 1000)
         offered = self._client.timeframes or {}
         if not self._client.has.get("fetchOHLCV") or settings.interval not in offered:
             raise DataError(
                 f"{settings.exchange} offers no bars of {settings.interval} through ccxt (it has "
                 f"{', '.join(offered) or 'none'}); choose another data.source.bar_minutes or"
-                " exchange"
+                " data.source.exchange"
             )
 
     @property
@@ -86,30 +89,32 @@ class Ccxt(Vendor):
         return self.between(symbols, _midnight(first), _midnight(last + dt.timedelta(days=1)))
 
     def between(self, symbols: Sequence[str], first: int, stop: int) -> dict[str, Bars]:
-        """Bars that begin in `[first, stop)`, nanoseconds since 1970 UTC. Raises as `fetch`."""
+        """Return the bars that begin in `[first, stop)`, nanoseconds since 1970 UTC. Raises like
+        `fetch`."""
         length = self.settings.bar_minutes * 60_000
         span = first // _NS, stop // _NS
-        found = {}
+        bars = {}
         for symbol in symbols:
             rows = fetch_pages(functools.partial(self._request, symbol), span, length, self.page)
             if rows:
-                found[symbol] = convert_rows(rows, symbol, f"ccxt {self.settings.exchange}")
-        return found
+                bars[symbol] = convert_rows(rows, symbol, f"ccxt {self.settings.exchange}")
+        return bars
 
     def _request(self, symbol: str, since: int) -> list[Any]:
-        """Request a page of the bars that have closed by the clock of the server that answers."""
+        """Request a page of bars, and leave out those that have not closed by the server's
+        clock."""
         import ccxt as errors
 
         where = f"{self.settings.exchange} (ccxt)"
         try:
-            self._client.load_markets()  # asked for once
+            self._client.load_markets()  # ccxt requests them once
             if symbol not in self._client.markets:
                 hint = _suggest(symbol, self._client.markets, "pairs are written like BTC/USDT")
                 raise DataError(f"{where} has no pair {symbol!r}; {hint}, or name another exchange")
-            found: list[Any] = self._client.fetch_ohlcv(
+            rows: list[Any] = self._client.fetch_ohlcv(
                 symbol, self.settings.interval, since, self.page
             )
-        except errors.NetworkError as error:  # their text quotes the URL
+        except errors.NetworkError as error:  # its text quotes the URL, so it is not shown
             if " 451 " in str(error):
                 raise DataError(
                     f"{where} does not serve this country; choose another exchange, like kraken or"
@@ -123,14 +128,14 @@ class Ccxt(Vendor):
             ) from None
         date = (self._client.last_response_headers or {}).get("Date")
         if not date:
-            return found
+            return rows
         clock = parsedate_to_datetime(date).timestamp() * 1000
-        return [row for row in found if row[0] + self.settings.bar_minutes * 60_000 <= clock]
+        return [row for row in rows if row[0] + self.settings.bar_minutes * 60_000 <= clock]
 
 
 def open_exchange(name: str) -> Any:
-    """Make ccxt's object for an exchange, of its spot market; nothing is asked yet. Raises
-    DataError when the package is missing, or ccxt knows no such exchange."""
+    """Make ccxt's object for the spot market of an exchange, without any request. Raises DataError
+    when the package is missing, or ccxt knows no such exchange."""
     try:
         import ccxt
     except ImportError:
@@ -150,11 +155,12 @@ def _suggest(name: str, known: Iterable[str], otherwise: str) -> str:
 def fetch_pages(
     ask: Callable[[int], Sequence[Sequence[Any]]], span: tuple[int, int], step: int, page: int
 ) -> list[Sequence[Any]]:
-    """Fetch rows of [time, open, high, low, close, volume] inside a span, once each and in order.
+    """Fetch the rows [time, open, high, low, close, volume] with times in `span` `[first, stop)`,
+    in order and without repeats.
 
-    Requests page after page of at most `page` rows from a time on; all times are milliseconds,
-    `step` is a bar's length. An empty page is a stretch without a trade, or before the pair was
-    listed. Rows without a price are left out.
+    ask: requests at most `page` rows from a time on; step: length of a bar. All times are
+    milliseconds since 1970 UTC. An empty page means that nothing traded for so long, or that the
+    pair was not listed yet. Rows without a price are left out.
     """
     since, stop = span
     rows: dict[int, Sequence[Any]] = {}
@@ -174,5 +180,5 @@ def convert_rows(rows: Sequence[Sequence[Any]], symbol: str, origin: str) -> Bar
 
 
 def _midnight(day: dt.date) -> int:
-    """Nanoseconds since 1970, UTC."""
+    """Return the start of a UTC day, nanoseconds since 1970."""
     return int(dt.datetime.combine(day, dt.time(), dt.UTC).timestamp()) * 1000 * _NS

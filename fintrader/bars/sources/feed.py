@@ -1,7 +1,7 @@
-"""A feed hands out bars symbol by symbol, so that no more than one symbol needs to be in memory.
+"""Feeds deliver bars symbol by symbol, so that only one symbol needs to be in memory.
 
-Files go through the store (`feeds`), and so do a vendor's bars (`vendor`); `MemoryFeed` wraps bars
-in memory.
+Bars of files (`feeds`) and of vendors (`vendor`) are kept in a store; `MemoryFeed` wraps bars in
+memory.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ if TYPE_CHECKING:
 
 
 class Feed(Protocol):
-    """Bars by symbol. Only `inputs` may be read before `prepare` has run, and not where
-    `inputs_need_bars`."""
+    """Bars by symbol. `prepare` must run before anything else is used, except `stored`, and
+    `inputs` if `inputs_need_bars` is False."""
 
     inputs: Mapping[str, Any]
-    """Identity of the bars, as plain JSON without any path."""
+    """Identity of the bars, as JSON without any path."""
     inputs_need_bars: bool = False
+    """True where `inputs` is known only after `prepare`."""
     actions: tuple[Action, ...] = ()
     """Splits and dividends that the source itself announces."""
     daily: Feed | None = None
-    """Daily bars of the same symbols from another source, to compare these with."""
+    """Daily bars of the same symbols from another source, to compare with."""
     symbols: list[str]
     """Symbols that have bars, sorted."""
     missing: Sequence[str] = ()
-    """Tickers that were asked for and have no bars."""
+    """Tickers that were requested and have no bars."""
     tickers_as_of: dt.date | None = None
-    """The day whose tickers the source uses for bars of all years; None: each bar has the ticker of
-    its day."""
+    """Day whose tickers the source uses for bars of all years; None: each bar has the ticker of its
+    own day."""
     companies: Mapping[str, str] = MappingProxyType({})
-    """Symbol -> key of its company (`bars.companies`), "" for an unknown company; empty unless bars
+    """Symbol -> key of its company (`bars.companies`), "" for an unknown company. Empty unless bars
     are joined by company."""
 
     def holder(self, ticker: str, day: dt.date) -> str | None:
-        """The symbol that traded under a ticker on a day; None where the source has no bars of
+        """Return the symbol that traded under a ticker on a day; None if the source has no bars of
         it."""
         return ticker if ticker in self.symbols else None
 
@@ -52,17 +53,20 @@ class Feed(Protocol):
         return
 
     def stored(self) -> list[Collection]:
-        """The stored collections of the feed's bars; may be called before `prepare`."""
+        """Open the collections in the store that contain the feed's bars; may be called before
+        `prepare`."""
         return []
 
     def span(self) -> tuple[int, int]:
-        """First and last time of all bars (int64 nanoseconds)."""
+        """Return the first and the last time of all bars, nanoseconds since 1970 UTC."""
 
     def bars(self, symbol: str) -> Bars:
-        """All bars of one symbol as the source had them."""
+        """Return all bars of one symbol, uncleaned. Raises DataError when stored bars are
+        damaged."""
 
     def index(self, grid: SessionGrid) -> Array | None:
-        """`[T]` level of the source's index at each bar's close, None where it has none."""
+        """Return `[T]`: level of the source's index at the close of each bar of `grid`; None if the
+        source has no index."""
         return None
 
 

@@ -1,9 +1,9 @@
-"""Bars of files as a feed: the first build cuts them into chunks by symbol and month, with bounded
-memory; later builds read the chunks, and those of a file's earlier content are kept.
+"""Bars of files as a feed. The first build cuts the files into chunks by symbol and month, with
+bounded memory; later builds read the chunks, and use those of a file's earlier content again.
 
-Each file has a collection, so that a file which grows is read from its former end on. Files of
-days, each with its date in its name, are one collection together: as one long file to which days
-are added at the end.
+Each file has a collection of its own, so that a file that grows is read from its former end on.
+Files of one day each, with the date in the name, form one collection together, like a long file to
+which days are added at the end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, Bars, concat
 from fintrader.bars.calendar import day_starts
 from fintrader.bars.chunks import Chunk, Collection, encode
 from fintrader.bars.clean import refuse_bad_rows
-from fintrader.bars.sources.bar_files import BATCH_ROWS, iterate, own_files
+from fintrader.bars.sources.bar_files import BATCH_ROWS, iterate, select_files
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
@@ -35,14 +35,15 @@ from fintrader.progress import SILENT, Progress
 from fintrader.storage.objects import ObjectStore
 
 _BUFFER_ROWS = 4_000_000
+"""Most rows that wait in memory for the end of their month."""
 _DATE = re.compile(r"(?:19|20)\d\d(-?)[01]\d\1[0-3]\d")
 _FEWEST_DAYS = 8
-"""Fewer different dates in the names of files make no files of days."""
+"""Fewest different dates in the names of files that make them files of days."""
 _AT_ONCE = 4
-"""Manifests that are saved at the same time."""
+"""Number of manifests that are saved at the same time."""
 _Save = Callable[[Collection, Collection | None, contextlib.ExitStack], None]
-"""Saves a collection in the background, then forgets the one that it replaces and releases the
-locks that are held for it."""
+"""Saves a collection in the background, then removes the manifest of the one that it replaces, and
+releases the locks that are held for it."""
 
 
 class _Part(NamedTuple):
@@ -51,13 +52,13 @@ class _Part(NamedTuple):
     name: str
     sha256: str
     cut: Callable[[Collection, Progress | None], Collection | None]
-    """Fills a collection that lacks its chunks, and returns the one that it replaces."""
+    """Fills a collection without chunks, and returns the collection that it replaces, if any."""
 
 
 class FilesFeed(Feed):
-    """Bars of files, by way of the store. `prepare` reads the files.
+    """Bars of files, kept in a store. `prepare` reads the files.
 
-    Bars whose times are dates stand at the first minute of their session.
+    Daily bars, whose times are dates, are moved to the open of their session.
     """
 
     _collections: list[Collection]
@@ -71,21 +72,22 @@ class FilesFeed(Feed):
         *,
         is_raw: bool = False,
     ) -> None:
-        """`is_raw`: keep bad rows, too."""
+        """is_raw: keep bad rows instead of raising BarError for them."""
         self._iterate = iterate if is_raw else iterate_checked
         self.settings = settings
         self.calendar = calendar
         self.store = store
         self.files, self._contents = _read_contents(settings, path, store)
-        self.inputs = file_inputs(self.files, [content.sha256 for content in self._contents])
+        self.inputs = identify_files(self.files, [content.sha256 for content in self._contents])
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Cut the files that the store lacks into chunks. Raises BarError for a bad row."""
-        with _saving() as save:
+        """Cut the files that are not in the store yet into chunks. Raises BarError for a bad row
+        (unless `is_raw`), and if no file holds a row."""
+        with _save_in_background() as save:
             every = [self._complete(part, save, progress) for part in self._plan_parts()]
         self._collections = [collection for collection in every if collection.symbols]
         if not self._collections:
-            raise BarError(f"{self.files[0].name} and all other files hold no row; check the files")
+            raise BarError(f"{self.files[0].name} and all other files hold no row; check data.path")
         self.symbols = sorted(
             {symbol for collection in self._collections for symbol in collection.symbols}
         )
@@ -94,7 +96,7 @@ class FilesFeed(Feed):
         return [self._open(part.name, part.sha256) for part in self._plan_parts()]
 
     def _plan_parts(self) -> Iterator[_Part]:
-        days, alone = days_together(self.files)
+        days, alone = separate_daily_files(self.files)
         for one in alone:
             file = self.files[one]
             content = self._contents[one]
@@ -107,7 +109,8 @@ class FilesFeed(Feed):
             yield _Part("files of days", digest, partial(self._cut_days, files, named))
 
     def _label(self, file: BarFile) -> str:
-        """A file's name, and the symbol and date in the names of its folders."""
+        """Return a file's name, preceded by the symbol and date that `name_pattern` finds in its
+        path."""
         parts = self.settings.read_name(file.place) if self.settings.name_pattern else None
         return file.name if parts is None else ":".join(filter(None, (*parts, file.name)))
 
@@ -145,7 +148,7 @@ class FilesFeed(Feed):
         return before if grown else None
 
     def _complete(self, part: _Part, save: _Save, progress: Progress | None) -> Collection:
-        """Open a collection and complete its chunks."""
+        """Open a collection, and fill it unless it is complete."""
         collection = self._open(part.name, part.sha256)
         if collection.complete:
             return collection
@@ -174,10 +177,11 @@ class FilesFeed(Feed):
 
 
 @contextlib.contextmanager
-def _saving() -> Iterator[_Save]:
-    """Save collections while the next file is read: a disk flushes several in the time of one.
+def _save_in_background() -> Iterator[_Save]:
+    """Save collections in the background while the next file is read, several at once, since a disk
+    flushes several in the time of one.
 
-    Raises the error of a save at a later one, or at the end.
+    An error of a save is raised by a later save, or at the end.
     """
     pending: deque[Future[None]] = deque()
 
@@ -200,8 +204,8 @@ def _saving() -> Iterator[_Save]:
         saved.result()
 
 
-def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
-    """Identity of the bars of files."""
+def identify_files(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
+    """Return the identity of the bars of files: their names and SHA-256 hashes."""
     return {
         "kind": "files",
         "files": [
@@ -213,22 +217,22 @@ def file_inputs(files: list[BarFile], hashes: list[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Content:
-    """Content of a file, and the change since the last build."""
+    """Content of a file, and its change since the last build."""
 
     sha256: str
     before: str | None = None
-    """The SHA-256 of its earlier content, if that was another."""
+    """SHA-256 of its earlier content, if it has changed."""
     grown_from: int | None = None
-    """Bytes of its earlier content, if it still begins with them."""
+    """Size in bytes of its earlier content, if the file still begins with that content."""
     superseded: bool = False
-    """No other file holds the earlier content now."""
+    """True if no file has the earlier content any more."""
 
 
 def _read_contents(
     settings: FilesSettings, path: str, store: ObjectStore
 ) -> tuple[list[BarFile], list[_Content]]:
-    """List the files that have the settings' columns, and their content hashes. The store remembers
-    both for unchanged files."""
+    """List the files that have the settings' columns, and their contents. For unchanged files both
+    are taken from the store."""
     layout = hash_bytes(settings.model_dump_json().encode())[:16]
     with store.lock():
         store.remove_temporaries(deep=False)
@@ -243,7 +247,7 @@ def _read_contents(
             version = file.version()
             return version is not None and before.get(_key(file), [])[::3] == [version, layout]
 
-        files = own_files(settings, path, is_known)
+        files = select_files(settings, path, is_known)
         contents = []
         for file in files:
             version = file.version()
@@ -272,13 +276,14 @@ def _key(file: BarFile) -> str:
     return f"{file.path}:{file.member or ''}"
 
 
-def days_together(files: Sequence[BarFile]) -> tuple[list[int], list[int]]:
-    """Numbers of the files of days, in order of their dates, and of all others."""
+def separate_daily_files(files: Sequence[BarFile]) -> tuple[list[int], list[int]]:
+    """Return the numbers of the files of one day each, in order of their dates, and the numbers of
+    all other files."""
     dates = {}
     for number, file in enumerate(files):
-        found = list(_DATE.finditer(file.place))
-        if found:
-            dates[number] = found[-1][0].replace("-", "")
+        matches = list(_DATE.finditer(file.place))
+        if matches:
+            dates[number] = matches[-1][0].replace("-", "")
     if len(set(dates.values())) < _FEWEST_DAYS:
         return [], list(range(len(files)))
     days = sorted(dates, key=lambda number: (dates[number], files[number].place))
@@ -293,14 +298,15 @@ def ingest(
     *,
     before: Collection | None = None,
 ) -> None:
-    """Cut rows into chunks by symbol and month, which count once the collection is saved.
+    """Cut rows into chunks by symbol and month, and add them to a collection that is yet to be
+    saved.
 
-    `before` holds the chunks of the file's earlier content: they are kept where their rows stand
-    unchanged, be it elsewhere in the file. Memory stays bounded whatever the rows' order.
+    before: the collection of the file's earlier content, whose chunks are used again where their
+    rows are unchanged, even if they moved within the file.
 
-    Rows wait until a batch passes that holds none of their symbol and month: sorted by symbol or by
-    time they are then complete. When too many wait, all are stored, and a month consists of several
-    chunks.
+    Rows of a symbol and month wait in memory until a batch contains none of them: they are then
+    complete if the file is sorted by symbol or by time. When `_BUFFER_ROWS` wait, all are stored,
+    and a month consists of several chunks. So memory is bounded whatever the order of the rows.
     """
     known = before.chunks if before is not None and before.complete else {}
     earlier = {
@@ -314,14 +320,14 @@ def ingest(
 
     def store(key: tuple[str, str]) -> int:
         bars = concat(waiting.pop(key))
-        left = _keep(collection, *key, bars, earlier.get(key, []))
+        left = _reuse_chunks(collection, *key, bars, earlier.get(key, []))
         if len(left):
             collection.add(*key, left, {"file": bars.origin})
         return len(bars)
 
     with (progress or SILENT).task(f"read {name}", unit="rows") as task:
         for batch in batches:
-            parts = _by_symbol_and_month(batch)
+            parts = _split_by_symbol_and_month(batch)
             for key, part in parts.items():
                 waiting.setdefault(key, []).append(part)
                 held += len(part)
@@ -339,7 +345,7 @@ def ingest(
 def iterate_checked(
     file: BarFile, settings: FilesSettings, after: tuple[int, int] | None = None, **how: bool
 ) -> Iterator[Bars]:
-    """Iterate over a file's rows, like `iterate`. Raises BarError for a bad one."""
+    """Iterate over a file's rows, like `iterate`. Raises BarError for the first bad row."""
     for batch in iterate(file, settings, after, **how):
         refuse_bad_rows(batch)
         yield batch
@@ -351,10 +357,11 @@ def iterate_days(
     read: Callable[[BarFile], Iterator[Bars]],
     collection: Collection,
 ) -> Iterator[Bars]:
-    """The rows of the files of days that the collection does not hold yet, numbered on from file to
-    file; adds each file to it. Raises BarError for a bad one.
+    """Yield the rows of the files of days that the collection lacks, with numbers that run on from
+    file to file; add each file to `collection.files`.
 
-    `named`: each one's name and the SHA-256 of its content; `read` iterates over one.
+    named: name and SHA-256 of the content of each file; read: iterates over the rows of one, and
+    its errors are passed on.
     """
     waiting: list[Bars] = []
     base = collection.next_row or 0
@@ -376,8 +383,8 @@ def iterate_days(
 def find_earlier_days(
     collection: Collection, named: Sequence[tuple[str, str]]
 ) -> tuple[Collection | None, bool]:
-    """Find the collection of the files of days as they were; True where those are the first of the
-    files `named` now."""
+    """Find an earlier collection of the files of days; True if its files are the first of those
+    `named` now, so that the others can be added to it."""
     best: Collection | None = None
     for before in collection.open_others():
         if before.complete and before.files:
@@ -388,19 +395,19 @@ def find_earlier_days(
 
 
 def continue_from(collection: Collection, before: Collection) -> None:
-    """Begin with the content of another collection."""
+    """Copy the content of another collection into `collection`, in place."""
     collection.chunks = {symbol: {**months} for symbol, months in before.chunks.items()}
     collection.files = before.files
     collection.next_row = before.next_row
 
 
-def _keep(
+def _reuse_chunks(
     collection: Collection, symbol: str, month: str, bars: Bars, earlier: list[Chunk]
 ) -> Bars:
-    """Count the `earlier` chunks with which these rows begin as chunks of the month, each once;
-    returns the rows after them.
+    """Reuse the `earlier` chunks with which these rows begin as chunks of the month; return the
+    rows after them. Used chunks are removed from `earlier`, in place.
 
-    Rows are compared by the hash of their encoded form, so that no chunk has to be fetched.
+    Rows are compared by the hash of their encoded form, so that no chunk has to be read.
     """
     done = 0
     while earlier and done + earlier[0].rows <= len(bars):
@@ -415,8 +422,8 @@ def _keep(
     return bars.take(slice(done, len(bars)))
 
 
-def _by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
-    """(symbol, month like 2016-01, in UTC) -> its rows, in the order in which they came."""
+def _split_by_symbol_and_month(batch: Bars) -> dict[tuple[str, str], Bars]:
+    """Split rows by (symbol, month of the UTC date like 2016-01); each part keeps its order."""
     day = batch.ts // (DAY_MINUTES * MINUTE_NS)
     first = int(day.min())
     months = (

@@ -1,4 +1,4 @@
-"""Settings of a source of files: the layout of tables of bars."""
+"""Settings of a source of files: the layout of the tables of bars in them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLUMN_NAMES: Mapping[Column, str] = {
     "close": "close",
     "volume": "volume",
 }
-"""Names of the columns of a file that a configuration does not rename."""
+"""Our name of a column -> its name in a file, unless a configuration gives another."""
 
 
 KINDS = {
@@ -32,66 +32,70 @@ KINDS = {
     "excel": "xlsx",
     "zip": "zip",
 }
-"""Kind of a file -> the endings of its name."""
+"""Kind of a file -> the endings of its name, separated by |."""
 PACKINGS = "gz|bz2|zst|lz4|xz"
-"""Endings of CSV and JSON files that are packed."""
+"""Endings of compressed CSV and JSON files."""
 ENDINGS = rf"(?:\.(?:{'|'.join(KINDS.values())}|txt|dat|asc))?(?:\.(?:{PACKINGS}))?"
+"""Pattern of the end of a bar file's name."""
 
 
 class FilesSettings(Settings):
-    """Long tables of bars in files of any of `KINDS`."""
+    """Tables of bars in files of any of `KINDS`, with one row per bar or with columns for each
+    symbol (`wide`)."""
 
     kind: Literal["files"] = "files"
     preset: Preset | None = None
-    """The vendor whose layout the files have; it sets what is not set here."""
+    """The vendor whose layout the files have; it sets all settings that are not set here."""
     name_pattern: str | None = None
-    """Pattern of the files' names, without endings, like `{symbol}_{date}_*` (folders may stand
-    before, `{symbol}/{date}`); others are passed over. With `{symbol}` a file holds one symbol and
-    its name says which, else a column does; `*{symbol=AAPL}` sets it for any name. A .txt, .dat
-    or .asc file is read if this is set and no other file matches."""
+    """Pattern of the files' names without endings, like `{symbol}_{date}_*`; it may include
+    folders, like `{symbol}/{date}`. Files with other names are ignored. With `{symbol}` each file
+    contains one symbol, which its name states; without, a column states it; `*{symbol=AAPL}` sets
+    the symbol whatever the name. Text files (.txt, .dat, .asc) are read only if this is set and no
+    other file matches."""
     uppercase: bool = False
     """Write symbols in capitals."""
     header: tuple[str, ...] = ()
-    """Names of the columns, in order, of CSV files that have no line with names, and of JSON
-    whose rows are lists."""
+    """Names of the columns, in order, for CSV files without a line of names, and for JSON whose
+    rows are lists."""
     skip_rows: int = Field(0, ge=0)
-    """Lines at the beginning of a CSV file that are left out, a line with names included where
-    `header` is set."""
+    """Number of lines to skip at the beginning of a CSV file, including a line of names if `header`
+    replaces it."""
     delimiter: str = Field(",", min_length=1, max_length=1)
     """Character between the fields of a CSV file."""
     decimal: Literal[".", ","] = "."
     """Decimal sign of a CSV file."""
     wide: str | None = None
-    """For tables with columns for each symbol: how these are called, like `{symbol}_{field}`, where
-    a field is one of `columns.open` to `columns.volume`; `{symbol}` for a column of closes each."""
+    """For tables with columns for each symbol: the pattern of their names, like `{symbol}_{field}`,
+    where a field is one of `columns.open` to `columns.volume`; or `{symbol}`, if each symbol has a
+    single column, of closes."""
     columns: Annotated[Mapping[Column, str | None], fill_mapping(COLUMN_NAMES)] = COLUMN_NAMES
-    """Names of the file's columns. `ts`: the time, or the time of day where `date` names another
-    column, or the file's name holds the date. `volume`: null where there is none (it is 0 then; set
-    `env.participation: none`); `Up + Down` for the sum of two columns. `factor` (optional): factors
-    that turn prices into those that were traded; prices are multiplied by it first, volumes
+    """Names of the file's columns. `ts`: the time, or the time of day if the date stands in a
+    column `date` or in the file's name. `volume`: null if there is none (it is then 0; set
+    `env.participation: none`); `Up + Down` for the sum of two columns. `factor` (optional): factor
+    that turns adjusted prices into traded ones; prices are multiplied by it, and volumes
     divided."""
     time_format: str | None = None
-    """Format of times: `epoch` for numbers since 1970, each in seconds to nanoseconds by its size
-    (`epoch_local` where the clock of `timezone` counts, as MetaTrader's servers do); `s`, `ms`,
-    `us` or `ns` since 1970 (since midnight where a date stands elsewhere); `excel` for days since
-    1899-12-30, and `days since 1904-01-01` or `seconds since 1960-01-01` for other first days;
-    `minguo` for dates like 113/01/02, whose years count from 1911; or a pattern like
-    `%d.%m.%Y %H:%M`, for date and time together, with ` %Z` at its end for the name of a zone, such
-    as EST or US/Eastern. ISO 8601 unless set."""
+    """Format of times; ISO 8601 unless set. `epoch`: numbers since 1970 UTC in seconds,
+    milliseconds, microseconds or nanoseconds, as the size of each shows (`epoch_local`: since 1970
+    in local time of `timezone`, as MetaTrader's servers count). `s`, `ms`, `us` or `ns`: numbers in
+    this unit since 1970 UTC, or since midnight if the date stands elsewhere. `excel`: days since
+    1899-12-30; `days since 1904-01-01` or `seconds since 1960-01-01` for other first days.
+    `minguo`: dates like 113/01/02, whose years count from 1911. Or a pattern like `%d.%m.%Y %H:%M`
+    for date and time together; ` %Z` at its end stands for the name of a zone, such as EST or
+    US/Eastern."""
     timezone: str = "America/New_York"
-    """Zone of times that carry none themselves (times with an offset or a zone are taken as they
-    are)."""
+    """Zone of times that contain no zone; times with an offset or a zone are read by it."""
     label: Literal["start", "end", "day", "eve"] = "start"
-    """Whether a bar's time is its start, its end, any time of its day (daily bars stamped at the
-    close), or of the evening before (where a day opens then). With `end`, a bar stamped at the open
-    becomes part of the first bar where most days have one, of a single price: it is the opening's
-    print."""
+    """Meaning of a bar's time: its start; its end; `day`: any time of its day, as for daily bars
+    that are stamped at the close; or `eve`: a time of the evening before, for markets that open
+    then. With `end`, an opening print (a bar of a single price stamped at the open, on most days)
+    becomes part of the first bar."""
     bar_minutes: int = Field(1, ge=1)
-    """Length of the bars in the files; used to move end labels to the start."""
+    """Length of the bars in the files, minutes; with label `end`, times are moved back by it."""
     price_divisor: int = Field(1, ge=1)
-    """Prices are divided by this (10000 where they are integers of 1/10,000 USD)."""
+    """Prices are divided by this: 10000 if they are whole numbers of 1/10,000 USD."""
     extra: tuple[str, ...] = ()
-    """Further numeric columns to carry along; name them under `features` to make them features."""
+    """Further numeric columns to read; name them under `features` to make them features."""
 
     @model_validator(mode="before")
     @classmethod
@@ -109,23 +113,23 @@ class FilesSettings(Settings):
         if lacking:
             raise ValueError(f"columns.{min(lacking)}: name a column; only volume may be null")
         if self.wide is not None and "{symbol}" not in self.wide:
-            raise ValueError("wide: expected how columns are called, like {symbol}_{field}")
+            raise ValueError("wide: expected a pattern of names of columns, like {symbol}_{field}")
         if self.wide is not None and self.extra:
             raise ValueError(
-                "extra: a wide table has columns of prices and volumes only; leave it empty"
+                "extra: a wide table has columns of prices and volumes only; leave extra empty"
             )
         return self
 
     @property
     def names(self) -> dict[str, str]:
-        """Our name -> the file's name of each column that is there."""
+        """Our name -> the file's name of each column that is not null."""
         return {role: name for role, name in self.columns.items() if name is not None}
 
     def read_name(self, place: str) -> tuple[str, str | None] | None:
-        """Symbol ("" where none stands there) and date (like 20160104) of a file by its path and
-        name.
+        """Read symbol and date of a file from its path: the symbol, "" without one, and the date
+        like 20160104, None without one.
 
-        None where it is called otherwise than `name_pattern` says.
+        None if the path does not match `name_pattern`.
         """
         pattern, _, fixed = (self.name_pattern or "{symbol}").partition("{symbol=")
         body = (
@@ -134,10 +138,10 @@ class FilesSettings(Settings):
             .replace(r"\{symbol\}", "(?P<symbol>[^/]+?)")
             .replace(r"\{date\}", r"(?P<date>\d{4}-?\d\d-?\d\d)")
         )
-        found = re.fullmatch(rf"(?:.*/)?{body}{ENDINGS}", place, re.IGNORECASE)
-        if found is None:
+        match = re.fullmatch(rf"(?:.*/)?{body}{ENDINGS}", place, re.IGNORECASE)
+        if match is None:
             return None
-        groups = found.groupdict()
+        groups = match.groupdict()
         symbol = fixed.removesuffix("}") or groups.get("symbol") or ""
         date = (groups.get("date") or "").replace("-", "")
         return symbol.upper() if self.uppercase else symbol, date or None
@@ -155,8 +159,8 @@ class FilesSettings(Settings):
 
 
 def column_names(settings: FilesSettings) -> dict[str, str]:
-    """Our name -> the table's name of the columns that are needed; no `symbol` where it stands in a
-    file's name."""
+    """Return our name -> the file's name of the needed columns: without `factor`, and without
+    `symbol` if the names of files or columns state it."""
     names = settings.names
     names.pop("factor", None)  # read as an extra column
     if "{symbol" in (settings.name_pattern or "") or settings.wide is not None:
@@ -165,7 +169,8 @@ def column_names(settings: FilesSettings) -> dict[str, str]:
 
 
 def split_sum(name: str | None, present: Sequence[str]) -> list[str]:
-    """Split the name of a volume into the columns that it sums, like `Up + Down`."""
+    """Split the name of a volume like `Up + Down` into the columns to sum, unless a column of
+    `present` has this name itself; empty for None."""
     if name is None:
         return []
     return [name] if name in present else name.split(" + ")

@@ -1,5 +1,5 @@
-"""Files of bars at a local path, in a folder, by a glob pattern, in a zip archive, or at an fsspec
-URL."""
+"""Lists of the files of bars at a local path, in a folder, by a glob pattern, in a zip archive, or
+at an fsspec URL."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from fintrader.errors import BarError, DataError
 from fintrader.storage.objects import open_file_system
 
 _RACY_NS = 2_000_000_000
+"""A file that changed within this time may change again without another time stamp."""
 _PIECE = 4 << 20
-# Chunks and manifests of `bars.chunks`, and what lies beside a built market: a folder called like
-# 16 digits of a hash, and the names that only they have in it.
+"""Bytes that are read at once."""
+# Files that fintrader wrote itself: the chunks and manifests of `bars.chunks`, and the records of
+# built markets. Their folder is named by 16 digits of a hash.
 _OWN = re.compile(
     r".*/[0-9a-f]{16}/([^/]+/\d{4}-\d\d-[0-9a-f]{12}\.parquet|manifest(-[0-9a-f]{16})?\.json"
     r"|build\.json)|.*/fingerprints\.json"
@@ -31,60 +33,64 @@ _OWN = re.compile(
 
 
 def files_of(settings: FilesSettings, path: str) -> list[BarFile]:
-    """The bar files that these settings name, sorted, with those that end with .txt where a
-    pattern says how they are called. Raises DataError when there is none."""
+    """List the bar files at a path whose names match the settings' `name_pattern`, sorted; text
+    files (.txt, .dat, .asc) are included if it is set. Raises DataError when there is none."""
     pattern = settings.name_pattern
-    found = list_files(path, text=pattern is not None)
+    files = list_files(path, text=pattern is not None)
     if pattern is None:
-        return found
-    called = [file for file in found if settings.read_name(file.place) is not None]
+        return files
+    called = [file for file in files if settings.read_name(file.place) is not None]
     if not called:
         raise DataError(
-            f"{path}: no file there is called like {pattern}; {found[0].place} is one that"
-            " is not (data.source.name_pattern)"
+            f"{path}: no file there is called like {pattern} (data.source.name_pattern); correct"
+            f" the pattern: the first file is {files[0].place}"
         )
     return called
 
 
 def list_files(path: str, *, text: bool = False) -> list[BarFile]:
-    """The bar files that a path or URL names, sorted; with `text` also those that end with .txt.
+    """List the bar files at a path, folder, glob pattern or URL, sorted; with `text` also text
+    files (.txt, .dat, .asc).
 
-    Raises DataError when there is none, or of an unknown kind.
+    Raises DataError when there is none, a named file is of an unknown kind, or the path cannot be
+    read.
     """
     fs, inside = open_file_system(path)
     try:
         if fs.isdir(inside):
-            fs.ls(inside)  # `find` passes over what may not be read
-            found = _select(fs.find(inside), text)
+            fs.ls(inside)  # `find` would skip a folder that may not be read
+            names = _select(fs.find(inside), text)
         elif any(mark in inside for mark in "*?["):
-            found = _select(fs.glob(inside), text)
+            names = _select(fs.glob(inside), text)
         else:
-            found = [inside]
-            fs.info(inside)  # `exists` says no of what may not be read
+            names = [inside]
+            fs.info(inside)  # `exists` would be False for a file that may not be read
     except FileNotFoundError:
-        found = []
+        names = []
     except PermissionError:
         raise DataError(
             f"{path} may not be read (Permission denied); ask for the right to read it"
         ) from None
-    except (
-        Exception
-    ) as error:  # a cloud's client has its own exceptions, and their text may hold secrets
+    except Exception as error:  # cloud clients raise their own; their text may contain secrets
         raise DataError(
             f"{path}: {type(error).__name__}; check the URL, the network and the credentials"
         ) from None
     scheme = f"{path.partition('://')[0]}://" if is_url(path) else ""
-    if not found:
+    if not names:
         raise DataError(
             f"{path}: no bar file there; give a Parquet or CSV file, a folder or a pattern"
             " (--data.path)"
         )
-    return [file for name in found for file in _open(name if is_url(name) else scheme + name, text)]
+    return [
+        file
+        for name in names
+        for file in _list_bar_files(name if is_url(name) else scheme + name, text)
+    ]
 
 
 def _select(names: Iterable[str], text: bool) -> list[str]:
-    """Files of a known kind, sorted; neither hidden ones nor those that fintrader wrote: stored
-    bars, built markets and runs."""
+    """Select the files of a known kind, sorted, without hidden files and those that fintrader
+    wrote: stored bars, built markets and runs."""
     names = [name for name in names if not _OWN.fullmatch(name)]
     homes = [
         {name.rpartition("/")[0] for name in names if name.endswith(f"/{part}")}
@@ -100,31 +106,35 @@ def _select(names: Iterable[str], text: bool) -> list[str]:
     )
 
 
-def _open(path: str, text: bool) -> list[BarFile]:
-    """The bar files in a path or URL: itself, or the members of a zip archive."""
+def _list_bar_files(path: str, text: bool) -> list[BarFile]:
+    """Return the bar files of one path or URL: the file itself, or the members of a zip archive.
+    Raises DataError for an unknown kind, BarError for an archive that cannot be read or has no
+    table."""
     name = strip_folders(path)
     kind = kind_of(name, text)
     if kind is None:
         if name.lower().endswith(".xls"):
             raise DataError(
-                f"{path}: a workbook of Excel before 2007; save it as .xlsx or as CSV, and name"
-                " that file"
+                f"{path}: a workbook of Excel before 2007; save it as .xlsx or as CSV, and give"
+                " that file instead"
             )
         raise DataError(
-            f"{path}: neither Parquet nor CSV nor another kind of table by its name; unpack it if"
-            " it is an archive, rename it .csv if it is text, else convert it"
+            f"{path}: the ending of its name is not that of Parquet, CSV or another kind of table;"
+            " unpack it if it is an archive, rename it .csv if it is text, else convert it"
         )
     if kind != "zip":
         return [BarFile(name, kind, path)]
     try:
-        with _archive(path) as archive:
+        with _open_archive(path) as archive:
             members = [
                 name for name in _select(archive.namelist(), text) if kind_of(name, text) != "zip"
             ]
     except (zipfile.BadZipFile, OSError) as error:
-        raise BarError(f"{name}: cannot be read ({error}); it may be truncated") from None
+        raise BarError(
+            f"{name}: cannot be read ({error}); it may be truncated: fetch it again"
+        ) from None
     if not members:
-        raise BarError(f"{name}: holds no table; unpack it, and name the files in it")
+        raise BarError(f"{name}: contains no file of bars; unpack it, and give the files in it")
     return [
         BarFile(f"{name}:{member}", str(kind_of(member, text)), path, member=member)
         for member in members
@@ -132,8 +142,8 @@ def _open(path: str, text: bool) -> list[BarFile]:
 
 
 @contextlib.contextmanager
-def _archive(path: str) -> Iterator[zipfile.ZipFile]:
-    """A zip archive, local or at a URL (of which only the parts that are asked for are read)."""
+def _open_archive(path: str) -> Iterator[zipfile.ZipFile]:
+    """Open a zip archive, local or at a URL; only the needed parts are read."""
     fs, inside = open_file_system(path)
     with fs.open(inside, "rb") as file, zipfile.ZipFile(file) as archive:
         yield archive
@@ -141,40 +151,40 @@ def _archive(path: str) -> Iterator[zipfile.ZipFile]:
 
 @dataclass(frozen=True)
 class BarFile:
-    """One file of bars, wherever it lies."""
+    """One file of bars: local, at a URL, or in a zip archive."""
 
     name: str
     """Name in messages."""
     kind: str
-    """One of `layout.KINDS`, but zip."""
+    """One of `layout.KINDS`, except zip."""
     path: str
-    """Local path or URL of the file, or of the zip archive it is in."""
+    """Local path or URL of the file, or of the zip archive that contains it."""
     member: str | None = None
     """Name within the zip archive."""
 
     @property
     def place(self) -> str:
-        """Path and name, that of the archive and within it."""
+        """Path or URL of the file; for a member of an archive, followed by its name there."""
         return self.path if self.member is None else f"{self.path}/{self.member}"
 
     @property
     def stem(self) -> str:
-        """The name without folders and endings: the symbol, for files that hold one symbol each,
-        like BRK.A.csv."""
+        """The name without folders and endings, which is the symbol of a file with one symbol:
+        BRK.A for BRK.A.csv."""
         name = (self.member or self.path).rsplit("/", 1)[-1]
         return re.sub(rf"{ENDINGS}$", "", name, flags=re.IGNORECASE)
 
     @property
     def packing(self) -> str | None:
-        """The ending that says how it is packed; None for a plain file."""
-        found = re.search(rf"\.({PACKINGS})$", self.member or self.path, re.IGNORECASE)
-        return found and found[1].lower()
+        """The ending that names the compression, such as gz; None without compression."""
+        match = re.search(rf"\.({PACKINGS})$", self.member or self.path, re.IGNORECASE)
+        return match and match[1].lower()
 
     def open(self) -> Any:
-        """The file for pyarrow: a path, or a file object. Raises DataError when it cannot be
-        opened."""
+        """Return the file as pyarrow takes it: a local path, or a file object. Raises OSError when
+        it cannot be opened, StorageError for a URL that cannot be used."""
         if self.member is not None:
-            with _archive(self.path) as archive:
+            with _open_archive(self.path) as archive:
                 return pa.BufferReader(archive.read(self.member))
         if is_url(self.path):
             fs, path = open_file_system(self.path)
@@ -183,17 +193,17 @@ class BarFile:
 
     @property
     def appendable(self) -> bool:
-        """True where rows are added by adding bytes at the file's end, and it can be read from
-        there."""
+        """True if the file may grow by rows at its end and can be read from there: a local CSV
+        without compression."""
         is_plain = self.member is None and self.path.lower().endswith(".csv")
         return is_plain and not is_url(self.path)
 
     def digest(self, prefix: int = 0) -> tuple[str, int, str | None]:
-        """SHA-256 of its content, how many bytes that is, and the SHA-256 of the first `prefix` of
-        them.
+        """Return the SHA-256 of the content, its size in bytes, and the SHA-256 of its first
+        `prefix` bytes.
 
-        The last is None where there are not so many, or they do not end with a line of text. Raises
-        DataError when it cannot be read.
+        The last is None if the content is shorter, or if these bytes do not end with a newline.
+        Raises DataError when the file cannot be read.
         """
         try:
             source = self.open()
@@ -216,23 +226,25 @@ class BarFile:
         return digest.hexdigest(), size, begins
 
     def version(self) -> str | None:
-        """A cheap token that changes when the file does (size and times, or an object's ETag).
+        """Return a token that changes when the file changes, without reading it: its size and
+        times, or an object's ETag.
 
-        None without one, and for a file that changed so lately that it may change again within the
-        clock's grain.
+        None if there is no such token, or if the file changed so recently that a further change
+        might not show in its times.
         """
         if is_url(self.path):
             fs, path = open_file_system(self.path)
             details = fs.info(path)
-            # `created` of a local file is when its inode last changed, which nobody can set back
+            # `created` of a local file is the time of its inode's last change, which no program
+            # can set back
             marks = [
                 str(details.get(name))
                 for name in ("ETag", "LastModified", "mtime", "created", "ino")
             ]
             return " ".join([str(details.get("size")), *marks]) if set(marks) != {"None"} else None
         status = Path(self.path).stat()
-        # a copy may keep size and time of modification, but no program sets back when the inode
-        # changed
+        # a copy may keep size and time of modification, but no program can set back the time of
+        # the inode's last change
         if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) < _RACY_NS:
             return None
         return (
@@ -242,12 +254,12 @@ class BarFile:
 
 
 def kind_of(name: str, text: bool = False) -> str | None:
-    """A key of `layout.KINDS` by a file's name, None for anything else; with `text`, .txt,
-    .dat and .asc are csv."""
-    found = re.search(rf"\.(\w+?)(?:\.({PACKINGS}))?$", name, re.IGNORECASE)
-    if found is None:
+    """Return the kind of a file, a key of `layout.KINDS`, by the ending of its name; None for
+    anything else. With `text`, .txt, .dat and .asc count as csv."""
+    match = re.search(rf"\.(\w+?)(?:\.({PACKINGS}))?$", name, re.IGNORECASE)
+    if match is None:
         return None
-    word = found[1].lower()
+    word = match[1].lower()
     word = "csv" if text and word in ("txt", "dat", "asc") else word
     kind = next((kind for kind, words in KINDS.items() if word in words.split("|")), None)
-    return kind if kind in ("csv", "json") or not found[2] else None
+    return kind if kind in ("csv", "json") or not match[2] else None

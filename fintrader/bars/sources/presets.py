@@ -1,9 +1,9 @@
-"""Layouts of vendors' files, as settings of `data.source`, and the usual names of columns.
+"""Layouts of vendors' files, as settings of `data.source`, and usual names of columns.
 
-Lean: github.com/QuantConnect/Lean, Data/equity/readme.md. Polygon: flat files
-`us_stocks_sip/minute_aggs_v1`. Databento: databento.com/docs/schemas/ohlcv, as `to_csv` writes it.
-FirstRate: firstratedata.com, `readme` of a bundle. Kibot: kibot.com/Data_Format.aspx. Alpaca:
-`get_stock_bars(...).df.to_csv()`. Yahoo: `to_csv()` of what yfinance has of one symbol
+Sources of the layouts: Lean: github.com/QuantConnect/Lean, Data/equity/readme.md. Polygon: flat
+files `us_stocks_sip/minute_aggs_v1`. Databento: databento.com/docs/schemas/ohlcv, as `to_csv`
+writes it. FirstRate: firstratedata.com, `readme` of a bundle. Kibot: kibot.com/Data_Format.aspx.
+Alpaca: `get_stock_bars(...).df.to_csv()`. Yahoo: `to_csv()` of what yfinance has of one symbol
 (`Ticker.history`, or `download` with `multi_level_index=False`).
 """
 
@@ -48,12 +48,12 @@ PRESETS: dict[Preset, dict[str, Any]] = {
         "name_pattern": "{symbol}",
     },
 }
-"""Name -> settings of a `files` source that read the vendor's files; a configuration's settings
-have precedence."""
+"""Name of a preset -> settings of a `files` source that read the vendor's files. Settings of a
+configuration have precedence."""
 
 
 def split_words(words: str) -> tuple[str, ...]:
-    """Split a list that is written as one text."""
+    """Split a list of words that is written as one text."""
     return tuple(words.split())
 
 
@@ -108,28 +108,32 @@ SPELLINGS = {
             total_ticks quatot umsatz_in_stück stock_volume qty quantity""",
     }.items()
 }
-"""Usual names of columns, in any case, spaces for underscores; `source.columns` names others."""
+"""Role of a column -> its usual names as `plain` spells them. Others must be named in
+`data.source.columns`."""
 DATE_SPELLINGS = split_words(
     "date datum day tag trade_date calendardate dtyyyymmdd gregorian_date 日期 일자"
 )
+"""Usual names of a column of dates next to one of times of day."""
 CLOCK_SPELLINGS = split_words("time zeit clock uhrzeit trade_time mdentrytime 时间 시간")
+"""Usual names of a column of times of day."""
 ACTIONS = split_words("splitfactor split_factor stock_splits divcash dividends")
-"""Names of columns of splits and dividends."""
+"""Usual names of columns of splits and dividends."""
 WEAK = split_words("name code stock contract start begin price last last_price")
-"""Names that yield to any other of these."""
+"""Names in `SPELLINGS` that count only if no other name of their role is there."""
 MONEY = "usdt?|eur|gbp|jpy|chf|cad|aud|inr|cny|krw|hkd|sgd|brl|[$€£¥₩₹元円원]"
 _COUNTS = "shares?|lots?|contracts?|units?|股|手|株|주"
 ZONES = "utc|gmt|eet|cet|wet"
 IN_BRACKETS = rf"[(（]({MONEY}|{_COUNTS}|{ZONES})[)）]"
-"""A unit or a zone after a column's name, as in `Volume (shares)`; other brackets give the column
-another meaning, as in `High (52w)`."""
+"""Pattern of a unit or a zone after a column's name, as in `Volume (shares)`. Other words in
+brackets give a column another meaning, as in `High (52w)`."""
 _VOLUME_OF_MONEY = rf"vol.*[(（]({MONEY})[)）]$"
 IN_UTC = split_words("gmt_time utc_time timestamp_utc datetime_utc date_utc date_gmt")
-"""Names of columns that imply UTC."""
+"""Names of columns whose times are UTC."""
 
 
 def plain(column: object) -> str:
-    """A column's name as the lists above have it."""
+    """Return a column's name as the lists above spell it: in lower case, with underscores for
+    spaces, and without numbering, quotes and units."""
     return _plain(str(column))
 
 
@@ -142,5 +146,6 @@ def _plain(name: str) -> str:
 
 
 def make_unique(columns: Sequence[str]) -> list[str]:
-    """Make the names of columns unique: of two equal ones the first keeps its name."""
+    """Make the names of columns unique: the first of equal ones keeps its name, the others get a
+    number."""
     return [f"{name} {at}" if name in columns[:at] else name for at, name in enumerate(columns)]

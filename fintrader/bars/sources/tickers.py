@@ -1,4 +1,4 @@
-"""Tickers and pairs as users write them, and their exchanges' calendars."""
+"""Readers of tickers and pairs as users write them, and the calendars of their exchanges."""
 
 from __future__ import annotations
 
@@ -58,24 +58,26 @@ XMOS ME
 EXCHANGES = {
     ending: row.split()[0] for row in _ENDINGS.strip().splitlines() for ending in row.split()[1:]
 }
-"""Suffix of Yahoo's tickers -> calendar."""
+"""Suffix of Yahoo's tickers -> calendar of the exchange."""
 
 
 def is_path(word: str) -> bool:
-    """True for a path, a pattern or a URL, existing or not."""
+    """Report whether a word is a path, a glob pattern or a URL: it exists, or it has the form of
+    one and not that of a ticker."""
     if Path(word).exists() or is_url(word) or kind_of(word, text=True) is not None:
         return True
     return not is_ticker(word) or ("/" in word and Path(word).parent.is_dir())
 
 
 def is_ticker(word: str) -> bool:
-    """True for tickers and pairs, or several separated by commas."""
+    """Report whether a word is a ticker or a pair, or several of them separated by commas."""
     parts = [part.strip() for part in word.split(",") if part.strip()]
     return bool(parts) and all(_TICKER.fullmatch(part) or read_pair(part) for part in parts)
 
 
 def read_tickers(words: Iterable[str]) -> list[str]:
-    """Read tickers, separated by spaces or commas, in any case, without repeats."""
+    """Read tickers from words, each of which may contain several separated by commas. Returns them
+    in capitals, without repeats."""
     parts = (part.strip().upper() for word in words for part in word.split(","))
     return list(dict.fromkeys(part for part in parts if part))
 
@@ -83,22 +85,21 @@ def read_tickers(words: Iterable[str]) -> list[str]:
 def read_pair(word: str, *, is_certain: bool = False) -> str | None:
     """Read BTC/USDT, BTC-USDT or BTCUSDT as the pair BTC/USDT; None for anything else.
 
-    BTC-USD and ETHBTC are tickers, unless `is_certain` that coins are meant.
+    is_certain: True if pairs of coins are meant. BTC-USD and ETHBTC are then pairs too, otherwise
+    tickers.
     """
     quotes = {"/": _MONEY, "-": _STABLE, "": _STABLE}
     for sign, quote in quotes.items():
         quote = _MONEY if is_certain else quote
-        found = re.fullmatch(rf"([A-Z0-9]{{2,12}}?){sign}({quote})", word, re.IGNORECASE)
-        if found is not None:
-            return f"{found[1]}/{found[2]}".upper()
+        match = re.fullmatch(rf"([A-Z0-9]{{2,12}}?){sign}({quote})", word, re.IGNORECASE)
+        if match is not None:
+            return f"{match[1]}/{match[2]}".upper()
     return None
 
 
 def calendar_of(ticker: str, *, is_daily: bool) -> str | None:
-    """Return the calendar of a Yahoo ticker, XNAS without a suffix.
-
-    None for an index or an unknown suffix.
-    """
+    """Return the calendar of a Yahoo ticker: XNAS for one without a suffix, None for an index or an
+    unknown suffix."""
     if ticker.startswith("^"):
         return None
     if ticker.endswith("=X"):

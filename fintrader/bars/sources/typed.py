@@ -1,4 +1,4 @@
-"""Tables in files whose cells have types: Parquet, Arrow IPC (feather), JSON and Excel."""
+"""Readers of files whose cells have types: Parquet, Arrow IPC (feather), JSON and Excel."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from fintrader.bars.sources.presets import SPELLINGS, make_unique, plain, split_
 from fintrader.errors import install_command
 
 INDEX = "__index_level_0__"
-"""A column without a name, as pandas calls its index in Parquet."""
+"""Name of a column without one, as pandas calls its index in Parquet."""
 _HEAD = 12
-"""First rows of a sheet, among which the columns' names must stand."""
+"""Number of first rows of a sheet among which the names of the columns must stand."""
 _WRAPPERS = split_words("bars candles data historical ohlc ohlcv prices quotes results values")
-"""Keys of JSON that hold the rows and are no symbols."""
+"""Keys of JSON below which the rows stand; none of them is a symbol."""
 _SYMBOLS = split_words("symbol ticker instrument dataset_code")
+"""Keys of JSON whose value is the symbol of the rows."""
 _TIMES = r"(19|20)\d\d-?\d\d-?\d\d([T ].*)?"
-"""Keys of JSON that are days or times, and no symbols."""
+"""Pattern of keys of JSON that are days or times; none of them is a symbol."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
 
 
 class TableError(ValueError):
-    """A file holds no table; the message says why, and the remedy."""
+    """A file contains no table; the message says why, and how to mend it."""
 
 
 @contextlib.contextmanager
@@ -39,15 +40,16 @@ def open_typed(
     stream: Any,
     header: Sequence[str] = (),
 ) -> Iterator[tuple[list[str], Callable[[list[str], int], Iterator[pa.Table]]]]:
-    """Open a file: the names of its columns, and a reader of tables of some columns and at most so
-    many rows. Unnamed columns take the names of `header`, or numbers.
+    """Open a file of a `kind` (parquet, feather, json, excel); yield the names of its columns, and
+    a reader: (names of columns, most rows of a table) -> tables. Columns without names take those
+    of `header`, or numbers.
 
-    Closes the `stream`. Raises ValueError (TableError) or OSError for what is no such
-    file.
+    Closes the `stream`. Raises ValueError (such as TableError) or OSError if the file is not of
+    this kind, or contains no table.
     """
     with stream:
         if kind == "parquet":
-            # Buffering ahead would keep all of the file in memory.
+            # buffering ahead would keep the whole file in memory
             parquet = pq.ParquetFile(stream, pre_buffer=False)
 
             def read_parquet(columns: list[str], rows: int) -> Iterator[pa.Table]:
@@ -56,7 +58,9 @@ def open_typed(
 
             yield list(parquet.schema_arrow.names), read_parquet
             return
-        names, whole = {"feather": _feather, "json": _json, "excel": _excel}[kind](stream)
+        names, whole = {"feather": _read_feather, "json": _read_json, "excel": _read_excel}[kind](
+            stream
+        )
         if names == [str(number) for number in range(len(header))]:
             names = list(header)
 
@@ -72,7 +76,7 @@ def open_typed(
 _Table = tuple[list[str], Iterable[pa.RecordBatch]]
 
 
-def _feather(stream: Any) -> _Table:
+def _read_feather(stream: Any) -> _Table:
     is_file = bytes(stream.read(6)) == b"ARROW1"
     stream.seek(0)
     if not is_file:
@@ -82,48 +86,48 @@ def _feather(stream: Any) -> _Table:
     return file.schema.names, map(file.get_batch, range(file.num_record_batches))
 
 
-def _json(stream: Any) -> _Table:
+def _read_json(stream: Any) -> _Table:
     text = bytes(stream.read()).decode("utf-8-sig")
     try:
         content = json.loads(text)
-    except json.JSONDecodeError:  # one for each line?
+    except json.JSONDecodeError:  # it may have one JSON value on each line
         content = [json.loads(line) for line in text.splitlines() if line.strip()]
     try:
-        table = _to_frame(content)
+        table = _convert_json(content)
     except (AttributeError, TypeError):  # a number, say, in a table's place
         raise TableError(_NO_TABLE) from None
     cells = table.where(table.notna(), None)
-    return _build([str(name) for name in cells], (cells[name].tolist() for name in cells))
+    return _build_table([str(name) for name in cells], (cells[name].tolist() for name in cells))
 
 
-def _to_frame(content: Any) -> pd.DataFrame:
-    """The table of JSON, of objects whose columns have numbers where they have no names.
+def _convert_json(content: Any) -> pd.DataFrame:
+    """Turn JSON into a table; columns without names get numbers.
 
-    Its rows, objects (name -> cell) or lists of cells, are a list; or stand below a key like
-    `bars`, or below each symbol or day; or it consists of columns, as lists, in whatever depth
-    below those of times, or as pandas' `to_json` writes them (`orient` columns, index, split).
+    Accepted forms: a list of rows, which are objects (name -> cell) or lists of cells; such a list
+    below a key like `bars`, or below each symbol or day; lists that are columns, some of which may
+    lie deeper than the times; and the output of pandas' `to_json` (orient columns, index, split).
     Raises TableError for anything else.
     """
     if isinstance(content, list):
-        return _frame_of_rows(content)
+        return _convert_rows(content)
     nested = {key: value for key, value in content.items() if isinstance(value, list | dict)}
     if not nested:
         return pd.DataFrame([content], dtype=object)
-    frame = _frame_of_columns(nested)
+    frame = _convert_columns(nested)
     if frame is not None:
         return _add_symbol(_find_symbol(content), frame)
     symbol = next(filter(None, map(_find_symbol, (content, *nested.values()))), None)
-    frame = _frame_of_leaves(content)
+    frame = _convert_leaves(content)
     if frame is not None:
         return _add_symbol(symbol, frame)
     tables = {key: value for key, value in nested.items() if not _is_flat(value)}
     for key, value in tables.items():
         if key.lower() in _WRAPPERS:
-            return _add_symbol(symbol, _to_frame(value))
+            return _add_symbol(symbol, _convert_json(value))
     if not tables:
         raise TableError(_NO_TABLE)
-    frames = {key: _to_frame(value) for key, value in tables.items()}
-    # a page's number may stand next to the bars as another table
+    frames = {key: _convert_json(value) for key, value in tables.items()}
+    # another table next to the bars may be about the page; keep those with prices
     frames = {key: one for key, one in frames.items() if _is_header(map(str, one))} or frames
     key = next(iter(frames))
     if len(frames) == 1 and (symbol or not _is_symbol(key, content)):
@@ -134,15 +138,15 @@ def _to_frame(content: Any) -> pd.DataFrame:
 
 
 def _is_symbol(key: str, content: Any) -> bool:
-    """Report whether the key above the only table is a symbol: in capitals, or with nothing next to
-    it."""
+    """Report whether the key above the only table is a symbol: it is written in capitals, or
+    nothing else stands next to it."""
     table = content[key]
     inside = table.values() if isinstance(table, dict) else []
     is_alone = len(content) == 1 and all(isinstance(one, list | dict) for one in inside)
     return is_alone or re.fullmatch(r"[A-Z0-9.^=/:_-]+", key) is not None
 
 
-def _frame_of_rows(rows: list[Any]) -> pd.DataFrame:
+def _convert_rows(rows: list[Any]) -> pd.DataFrame:
     kinds = {*map(type, rows)}
     if not kinds <= {dict} and not kinds <= {list}:
         raise TableError(_NO_TABLE)
@@ -150,9 +154,11 @@ def _frame_of_rows(rows: list[Any]) -> pd.DataFrame:
         raise ValueError("its rows have several lengths")
     if kinds == {dict} and not _is_flat(rows[0]):
         lists = [cell for cell in rows[0].values() if isinstance(cell, list)]
-        holds_table = not all(map(_is_flat, lists)) or _frame_of_leaves(rows[0]) is not None
+        holds_table = not all(map(_is_flat, lists)) or _convert_leaves(rows[0]) is not None
         if len(rows) == 1 or holds_table:
-            return pd.concat(map(_to_frame, rows), ignore_index=True)  # one table for each symbol
+            return pd.concat(
+                map(_convert_json, rows), ignore_index=True
+            )  # one table for each symbol
         frame = pd.json_normalize(rows).astype(object)
         inner = [name for name, cell in rows[0].items() if isinstance(cell, dict)]
         prefix = f"{inner[0]}." if len(inner) == 1 else "mid."  # as Oanda writes
@@ -161,12 +167,13 @@ def _frame_of_rows(rows: list[Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, dtype=object)
 
 
-def _frame_of_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
-    """The table of columns, or of rows by label; None for anything else."""
+def _convert_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
+    """Turn columns (name -> cells), or rows by label (label -> row), into a table; None for
+    anything else."""
     names = nested.get("columns", nested.get("column_names"))
     if names and "data" in nested:
         return _add_index(pd.DataFrame(nested["data"], nested.get("index"), names, dtype=object))
-    # tickers are called like columns, too (C, H, L, O): their values are no cells
+    # some tickers are also names of columns (C, H, L, O), but their values are no cells
     if not all(map(_is_flat, nested.values())) or len({*map(type, nested.values())}) > 1:
         return None
     rows = {
@@ -181,9 +188,10 @@ def _frame_of_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
     return _add_index(pd.DataFrame(nested, dtype=object))
 
 
-def _frame_of_leaves(content: Any) -> pd.DataFrame | None:
-    """The table of columns of which some stand deeper than others, as in Yahoo's charts: lists as
-    long as the longest in `content` itself. None where they are no bars, or two have a name."""
+def _convert_leaves(content: Any) -> pd.DataFrame | None:
+    """Turn columns of which some lie deeper than others, as in Yahoo's charts, into a table.
+    Columns are all lists that are as long as the longest list directly in `content`. None if they
+    have no prices, or if two have the same name."""
     size = max((len(cell) for cell in content.values() if isinstance(cell, list)), default=0)
     leaves: list[tuple[str, list[Any]]] = []
     below = [content]
@@ -227,8 +235,8 @@ def _add_symbol(symbol: str | None, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _add_time(time: str, table: pd.DataFrame) -> pd.DataFrame:
-    """Add the day below which rows stand, unless they have a time with a day; labels of such rows
-    are symbols."""
+    """Add the day of a table's rows as a column, unless their times contain a day. Labels of these
+    rows are symbols."""
     table = table.rename(columns={INDEX: "symbol"})
     named = [name for name in table if plain(name) in SPELLINGS["ts"]]
     if not named or all(len(str(cell)) < 9 for cell in table[named[0]]):
@@ -237,15 +245,16 @@ def _add_time(time: str, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _add_index(table: pd.DataFrame) -> pd.DataFrame:
-    """Make a column of the rows' labels, unless those are the rows' numbers."""
+    """Add the labels of the rows as a column, unless they only number the rows."""
     labels = list(map(str, table.index))
     if labels != list(map(str, range(len(labels)))):
         table.insert(0, INDEX, labels)
     return table
 
 
-def _excel(stream: Any) -> _Table:
-    """Read the only sheet with a table."""
+def _read_excel(stream: Any) -> _Table:
+    """Read the only sheet that contains a table. Raises TableError if several sheets contain one,
+    or openpyxl is missing."""
     try:
         import openpyxl
     except ImportError:
@@ -256,23 +265,23 @@ def _excel(stream: Any) -> _Table:
         book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(error) from None
-    found = {}
+    tables = {}
     for sheet in book.worksheets:
-        sheet.reset_dimensions()  # the size that stands in it may be wrong
+        sheet.reset_dimensions()  # the size that the file states may be wrong
         below = (row for row in sheet.iter_rows(values_only=True) if set(row) != {None})
         head = list(itertools.islice(below, _HEAD))
         filled = [sum(cell is not None for cell in row) for row in head]
         while filled and 2 * filled[0] < filled[-1]:  # lines above the table
             del head[0], filled[0]
         if len(head) > 1 and filled[0] > 1:
-            found[sheet.title] = head, below
-    named = {title: one for title, one in found.items() if _is_header(map(str, one[0][0]))}
-    found = named or found
-    if len(found) > 1:
+            tables[sheet.title] = head, below
+    named = {title: one for title, one in tables.items() if _is_header(map(str, one[0][0]))}
+    tables = named or tables
+    if len(tables) > 1:
         raise TableError(
-            f"it has tables in several sheets ({', '.join(found)}); save each as a file of its own"
+            f"it has tables in several sheets ({', '.join(tables)}); save each as a file of its own"
         )
-    head, rows = next(iter(found.values()), ([()], iter(())))
+    head, rows = next(iter(tables.values()), ([()], iter(())))
     # an empty column may stand before the table
     places = [
         at for at, cells in enumerate(itertools.zip_longest(*head[:2])) if set(cells) != {None}
@@ -281,12 +290,12 @@ def _excel(stream: Any) -> _Table:
 
     def build() -> Iterator[pa.RecordBatch]:
         columns = list(itertools.zip_longest(*head, *rows))
-        yield from _build(names, [columns[at][1:] for at in places])[1]
+        yield from _build_table(names, [columns[at][1:] for at in places])[1]
 
     return names, build()
 
 
-def _build(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Table:
+def _build_table(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Table:
     table = pa.table(dict(zip(names, map(_to_array, columns), strict=True)))
     return table.schema.names, table.to_batches()
 

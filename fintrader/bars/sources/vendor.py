@@ -1,11 +1,12 @@
-"""Bars from a vendor's servers: requested once and kept in the store, by month.
+"""Bars from a vendor's servers: each is requested once and kept in the store, by month.
 
-Only days that are over are requested, so that stored bars never change. A killed download continues
-at the same place; a second one requests nothing; a new month adds only itself. Only the exchange's
+Only days that are over are requested, so that stored bars never change. A download that was killed
+continues where it stopped, and a complete one is not requested again. Only bars of the exchange's
 sessions are kept.
 
-Two answers without bars of a session, from different days, settle that a ticker has none: a server
-that fails may well answer with nothing. Until then each day's first two builds ask again.
+If an answer has no bars of a session, the server may just have failed. So the session counts as
+empty only after a second such answer on another day; until then, the first two builds of each day
+request it again.
 """
 
 from __future__ import annotations
@@ -45,21 +46,22 @@ from fintrader.storage.objects import ObjectStore
 log = logging.getLogger("fintrader.bars")
 ResultT = TypeVar("ResultT")
 _SAVE_SECONDS = 20.0
-"""A killed download loses at most so much; writing the manifest of an index takes a second."""
+"""Seconds between two writes of the manifest; a killed download loses the bars of at most this
+time. For the members of an index a write takes a second."""
 TIMEOUT_SECONDS = 20.0
-"""Wait for an answer, after which a request is made again: pages take a second or two."""
+"""Seconds to wait for an answer before the request is repeated; a page takes a second or two."""
 
 
 _SHARE_CLASS = re.compile(r"(?<=[A-Z])[.-](?=[ABC]$)")
 
 
 def spell_share_class(symbol: str, sign: str) -> str:
-    """Write a share class in a vendor's style: BRK.B or BRK-B."""
+    """Spell a ticker's share class with the vendor's `sign`: BRK.B or BRK-B."""
     return _SHARE_CLASS.sub(sign, symbol)
 
 
 class Request(NamedTuple):
-    """A request for bars of some tickers."""
+    """A request for the bars of some tickers on the days `first` to `last`."""
 
     symbols: list[str]
     first: dt.date
@@ -67,91 +69,93 @@ class Request(NamedTuple):
 
     @property
     def month(self) -> str:
-        """The first day's month, like 2016-01."""
+        """Month of the first day, like 2016-01."""
         return f"{self.first:%Y-%m}"
 
 
 class Busy(Exception):
-    """The vendor failed for a reason that may pass: a rate limit, a server's fault, a broken
-    line."""
+    """The vendor failed for a reason that may pass: a rate limit, an error of the server, a broken
+    connection."""
 
     def __init__(self, reason: str, cause: BaseException | None = None) -> None:
-        """`cause`: the client's error, which tells whether any server was reached."""
+        """cause: the client's error, by which `is_offline` is decided: no server was reached."""
         super().__init__(reason)
-        # requests, curl_cffi and Python have a ConnectionError each
-        names = {kind.__name__ for kind in type(cause).__mro__}
-        self.is_offline = "ConnectionError" in names
+        # requests, curl_cffi and Python each have their own ConnectionError
+        self.is_offline = "ConnectionError" in [kind.__name__ for kind in type(cause).__mro__]
 
 
 class RateLimit:
-    """A limit on the requests in any minute."""
+    """A limit on the number of requests in any 60 seconds."""
 
     def __init__(self, limit: int) -> None:
         self._begun: deque[float] = deque(maxlen=limit)
 
     def wait(self) -> None:
-        """Wait until a request may begin; it counts from then on."""
+        """Wait until a further request may begin, and count it."""
         if len(self._begun) == self._begun.maxlen:
             time.sleep(max(0.0, self._begun[0] + 60 - time.monotonic()))
         self._begun.append(time.monotonic())
 
 
 class Refused(DataError):
-    """The vendor does not accept a request: a ticker that it does not know, or a day."""
+    """The vendor rejects a request, as for an unknown ticker or day."""
 
 
 class Vendor:
-    """Requests to one vendor; some vendors have neither a limit of days nor actions."""
+    """Requests to one vendor. A subclass implements `fetch` or `fetch_ticker`; the other methods
+    have defaults."""
 
     name: str
     batch: int
     """Tickers per request."""
     adjustment: Adjustment
-    """Actions that the prices hold, as of the day of the request."""
+    """Kinds of actions that the vendor's prices are adjusted for, as of the day of the request."""
     settings: VendorSettings
     requests_a_minute = 60
-    """Rate that an estimate assumes."""
+    """Rate by which the duration of a download is estimated."""
 
     @property
     def months(self) -> int:
-        """Months per request, at most: all for daily bars, a year for hours, else one."""
+        """Most months per request: all for daily bars, 12 for hourly bars, else one."""
         return {"1d": 10_000, "1h": 12}.get(self.settings.interval, 1)
 
     @property
     def page(self) -> int | None:
-        """Bars per request, about; None: all of a ticker."""
+        """Approximate number of bars per request; None: all of a ticker."""
         return None
 
     def list_traps(self) -> dict[str, str]:
-        """List the vendor's peculiarities: title -> sentence."""
+        """Return the vendor's peculiarities that a user should know: title -> sentence."""
         return {}
 
     @property
     def identity(self) -> dict[str, str]:
-        """Everything but ticker and day that decides the bars: interval, feed, adjustment."""
+        """Settings that decide the bars, such as interval, feed and adjustment: name -> value."""
         others = self.settings.model_dump(exclude={"kind", "actions", "bar_minutes"})
         return {"interval": self.settings.interval, **others}
 
     def earliest(self, today: dt.date) -> dt.date | None:
-        """First day that the vendor still has, None where it is unknown."""
+        """Return the first day of which the vendor still has bars, None if it is not known."""
         return None
 
     def fetch(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> dict[str, Bars]:
-        """Bars of the days `first` to `last` by ticker; a ticker without bars may be absent.
+        """Request the bars of the days `first` to `last`, by ticker; a ticker without bars may be
+        absent.
 
         Raises Busy for a failure that may pass, Refused for an unknown ticker, and DataError for
         other failures.
         """
-        found = {name: self.fetch_ticker(name, first, last) for name in symbols}
-        return {name: bars for name, bars in found.items() if bars is not None}
+        answers = {name: self.fetch_ticker(name, first, last) for name in symbols}
+        return {name: bars for name, bars in answers.items() if bars is not None}
 
     def fetch_ticker(self, symbol: str, first: dt.date, last: dt.date) -> Bars | None:
-        """Bars of one ticker, from a vendor that answers one at a time; raises like `fetch`."""
+        """Request the bars of one ticker, for a vendor that takes one ticker per request; None
+        without bars. Raises like `fetch`."""
         raise NotImplementedError
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
-        """Splits and cash dividends with ex-dates from `first` to `last`, dividends as paid for a
-        share of the day.
+        """Request the splits and cash dividends with ex-dates from `first` to `last`; dividends in
+        USD per share as paid on that day.
 
         Raises like `fetch`.
         """
@@ -159,21 +163,24 @@ class Vendor:
 
 
 class CalendarDays(NamedTuple):
-    """Days of an exchange's calendar."""
+    """A range of days of an exchange's calendar."""
 
     calendar: str
     first: dt.date
     last: dt.date | None = None
-    """The last one, included; None: yesterday."""
+    """The last day, included; None: yesterday."""
 
 
 class VendorFeed(Feed):
-    """Bars of a vendor, by way of the store. Tickers that were not `listed` by hand may be without
-    bars (`missing`)."""
+    """Bars of a vendor, kept in a store.
+
+    listed: True if a person listed the tickers, as opposed to the members of an index. A listed
+    ticker without bars is an error; others are only named in `missing`.
+    """
 
     inputs_need_bars = True
     retries = 5
-    """Times that a request is made again after it failed for a reason that may pass."""
+    """Number of times that a request is repeated after failures that may pass."""
     _collection: Collection
 
     def __init__(
@@ -189,7 +196,7 @@ class VendorFeed(Feed):
     ) -> None:
         if not symbols:
             raise DataError(
-                "no tickers to ask for; list them under data.universe.symbols or set"
+                "no tickers to request; list them under data.universe.symbols or set"
                 " data.universe.members"
             )
         self.vendor = vendor
@@ -202,7 +209,7 @@ class VendorFeed(Feed):
         self._is_reached = False
         self._silent: dict[str, list[dt.date]] = {}
         self.num_outside = 0
-        """Rows received by this process outside of all sessions and the minutes around them."""
+        """Number of rows received by this process outside of all sessions and extended hours."""
         yesterday = self.today - dt.timedelta(days=1)
         self.start = days.first
         self.end = min(days.last or yesterday, yesterday)
@@ -213,12 +220,12 @@ class VendorFeed(Feed):
             for month in np.unique(months)
             for days in [self._grid.dates[months == month]]
         }
-        """Month -> its first and its last session."""
+        """Month -> dates of its first and its last session."""
         self._months = list(self._edges)
 
     def prepare(self, progress: Progress | None = None) -> None:
-        """Request the bars and actions that the store lacks. Raises DataError: no network, wrong
-        keys, a rate limit, an unknown ticker."""
+        """Request the bars and actions that the store lacks. Raises DataError without a network,
+        and for wrong keys, a rate limit or an unknown ticker."""
         with self._open_stored().objects.lock():
             self._collection = self._open_stored()
             self._announced = Announced(self._collection.objects)
@@ -257,7 +264,7 @@ class VendorFeed(Feed):
         oldest = min((request.first for request in requests), default=self.today)
         if earliest is not None and oldest < earliest:
             raise DataError(
-                f"{self.vendor.name} has no bars of this length before {earliest} any more"
+                f"{self.vendor.name} has no bars of this length before {earliest}"
                 f" (asked for {oldest}); set data.start later, or choose longer bars"
             )
         shown = progress if progress is not None and requests else SILENT
@@ -272,12 +279,12 @@ class VendorFeed(Feed):
                         saved = time.monotonic()
             finally:
                 self._collection.save()
-        # again, for tickers that have bars only now
+        # once more, for tickers whose first bars came with these requests
         self._request_actions(wanted)
         self._warn_of_silence()
 
     def _warn_of_silence(self) -> None:
-        """Warn of sessions without bars, once for all tickers."""
+        """Warn of sessions without bars, in one message for all tickers."""
         named = [
             f"{name} on {days[0]}"
             if len(days) == 1
@@ -289,8 +296,8 @@ class VendorFeed(Feed):
         self._silent.clear()
 
     def _select_actions(self) -> Iterator[Action]:
-        """Yield the actions of the range that the prices do not hold; one of a day off happens on
-        the next session."""
+        """Yield the actions of the range that the prices are not adjusted for; one on a day off is
+        moved to the next session."""
         dates = self._grid.dates
         for name in self.symbols:
             known = self._announced.list_actions(name)
@@ -300,13 +307,13 @@ class VendorFeed(Feed):
                     yield action.model_copy(update={"day": day})
 
     def list_requests(self) -> list[Request]:
-        """List the requests that the store does not answer, without making any."""
+        """List the requests for bars that the store lacks, without making any."""
         self._collection = self._open_stored()
         return self._plan()
 
     def describe_size(self) -> str:
-        """Describe the bars, space and time of the missing download in two lines for a terminal;
-        empty if nothing is missing."""
+        """Describe what is still to be downloaded, its size and the time it takes, in two lines for
+        a terminal; empty if nothing is missing."""
         requests = self.list_requests()
         if not requests:
             return ""
@@ -327,18 +334,18 @@ class VendorFeed(Feed):
         )
 
     def list_sessions(self, first: dt.date, last: dt.date) -> list[dt.date]:
-        """List the requested sessions from a first to a last day."""
+        """List the feed's sessions from `first` to `last`, both included."""
         dates = self._grid.dates
         inside = (dates >= np.datetime64(first)) & (dates <= np.datetime64(last))
         return [*dates[inside].tolist()]
 
     @property
     def session_minutes(self) -> int:
-        """Minutes of the longest session."""
+        """Number of minutes of the longest session."""
         return int(self._grid.session_minutes.max())
 
     def list_chunks(self, symbol: str) -> list[Chunk]:
-        """List the stored chunks of the requested months."""
+        """List a ticker's stored chunks of the feed's months."""
         return self._collection.list_chunks(symbol, self._months)
 
     def stored(self) -> list[Collection]:
@@ -347,7 +354,7 @@ class VendorFeed(Feed):
     def _open_stored(self) -> Collection:
         identity = {"vendor": self.vendor.name, **self.vendor.identity}
         if timezone_of(self.calendar) != "America/New_York":
-            # only its sessions are kept, and daily bars are stamped at their opens
+            # stored bars depend on the calendar: its sessions are kept, daily bars have their opens
             identity["calendar"] = self.calendar
         return Collection.open(self._store, self.vendor.name, identity)
 
@@ -366,21 +373,24 @@ class VendorFeed(Feed):
         bars = concat(parts)
         first, last = self.span()
         inside = (bars.ts >= first) & (bars.ts <= last)
-        # sorted: a session that came late stands last in the store
+        # sorted, because a session that was answered late stands last in the store
         return replace(bars.take(inside), row=None).sorted()
 
     def _basis(self, name: str) -> dt.date:
-        """The day as of which a ticker's prices are adjusted: that of the last request for them."""
+        """Return the day as of which a ticker's prices are adjusted: the day of its last
+        request."""
         return max(chunk.asked for chunk in self.list_chunks(name))
 
     def _scale(self, name: str, chunk: Chunk) -> float:
-        """The divisor that puts a chunk's prices on the scale of the last request's."""
+        """Return the divisor that puts a chunk's prices on the scale of the ticker's last
+        request."""
         if self.vendor.adjustment not in ("split", "all"):
             return 1.0
         return scale(self._announced.list_actions(name), chunk.asked, self._basis(name))
 
     def _request_actions(self, wanted: set[str]) -> None:
-        """Request the unknown actions of tickers with bars; of those in `wanted` until today."""
+        """Request the actions of all tickers with bars that are not known up to the feed's last
+        day; for the tickers in `wanted`, up to yesterday."""
         if not self.vendor.settings.actions:
             return
         first = self.start
@@ -395,9 +405,10 @@ class VendorFeed(Feed):
             self._announced.put(batch, first, self.today, actions)
 
     def _forget(self, wanted: set[str]) -> bool:
-        """Drop bars that the vendor has adjusted for a dividend since; returns whether any."""
+        """Drop the stored bars of tickers in `wanted` that are outdated (`is_outdated`); return
+        True if there were any."""
         collection = self._collection
-        found = False
+        has_outdated = False
         for name in wanted:
             days = [chunk.asked for chunk in collection.list_chunks(name)]
             actions = self._announced.list_actions(name)
@@ -405,8 +416,8 @@ class VendorFeed(Feed):
                 for book in (collection.chunks, collection.through, collection.unconfirmed):
                     book.pop(name, None)
                 collection.twice.pop(name, None)
-                found = True
-        return found
+                has_outdated = True
+        return has_outdated
 
     def _cut_batches(self, names: list[str]) -> list[list[str]]:
         size = self.vendor.batch
@@ -425,10 +436,10 @@ class VendorFeed(Feed):
         ]
 
     def _list_lacking(self, name: str) -> list[tuple[dt.date, dt.date]]:
-        """List the first and last days of a ticker's missing requests."""
+        """List the spans of days, first and last, that must be requested for a ticker."""
         earliest = self.vendor.earliest(self.today) or dt.date.min
         spans: list[tuple[dt.date, dt.date]] = []
-        number = 0  # months of the last span
+        number = 0  # number of months in the last span
         for month, (first, last) in self._edges.items():
             begin = first
             known = self._collection.through.get(name, {}).get(month)
@@ -446,17 +457,17 @@ class VendorFeed(Feed):
         return spans
 
     def _was_asked_twice(self, name: str, month: str, last: dt.date) -> bool:
-        """True if two answers of today lacked bars of some sessions up to `last`."""
+        """Report whether two answers of today had no bars of some session up to `last`."""
         _, until = self._collection.unconfirmed.get(name, {}).get(month, ("", ""))
         day = self._collection.twice.get(name, {}).get(month)
         return day == str(self.today) and until >= str(last)
 
     def _request_bars(self, request: Request) -> None:
         collection = self._collection
-        found = self._fetch(request)
+        answers = self._fetch(request)
         asked = {"asked": str(self.today), **self.vendor.identity}
         for name in request.symbols:
-            bars = self._keep_sessions(found[name]) if name in found else None
+            bars = self._keep_sessions(answers[name]) if name in answers else None
             if bars is not None:
                 months = self._grid.dates[self._grid.session[self._grid.locate(bars.ts)]]
                 months = months.astype("datetime64[M]")
@@ -473,26 +484,27 @@ class VendorFeed(Feed):
                 self._settle(name, part)
 
     def _fetch(self, request: Request) -> dict[str, Bars]:
-        """Fetch bars by ticker. A refused ticker costs no other its bars, unless it was listed by
-        hand."""
+        """Fetch bars by ticker. If the request is refused, request each ticker alone and leave out
+        refused ones; raises Refused if a person listed the tickers."""
         try:
             return self._request(self.vendor.fetch, request)
         except Refused:
             if self._listed:
                 raise
             alone = request.symbols if len(request.symbols) > 1 else ()
-            found: dict[str, Bars] = {}
+            answers: dict[str, Bars] = {}
             for name in alone:
-                found |= self._fetch(request._replace(symbols=[name]))
-            return found
+                answers |= self._fetch(request._replace(symbols=[name]))
+            return answers
 
     def _request(self, ask: Callable[..., ResultT], request: Request) -> ResultT:
-        """Ask, again after each Busy with doubling waits. Raises DataError when it stays busy."""
+        """Make a request, and repeat it after each Busy with doubling waits. Raises DataError if
+        the vendor stays busy."""
         for attempt in range(self.retries + 1):
             try:
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # from the clients, about their dependencies
-                    found = ask(*request)
+                    warnings.simplefilter("ignore")  # clients warn about their dependencies
+                    answer = ask(*request)
             except Busy as busy:
                 reason = busy
                 if busy.is_offline and not self._is_reached and attempt:
@@ -507,7 +519,7 @@ class VendorFeed(Feed):
                 ) from None
             else:
                 self._is_reached = True
-                return found
+                return answer
         state = (
             "does not answer" if self._is_reached or not reason.is_offline else "is out of reach"
         )
@@ -517,19 +529,20 @@ class VendorFeed(Feed):
         )
 
     def sample(self, symbol: str) -> Bars | None:
-        """Request bars of a ticker without storing them. Raises DataError."""
+        """Request the bars of a ticker without storing them; None without bars. Raises
+        DataError."""
         request = Request([symbol], self.start, self.end)
         return self._request(self.vendor.fetch, request).get(symbol)
 
     def _settle(self, name: str, request: Request) -> None:
-        """Note the session through which a ticker's bars need no further request."""
+        """Record up to which session the bars of a ticker need no further request."""
         collection = self._collection
         month = request.month
         missing = self._find_empty_sessions(name, request)
         unconfirmed = collection.unconfirmed.setdefault(name, {})
         asked, until = unconfirmed.pop(month, (str(self.today), ""))
         if asked < str(self.today) and (name in collection.chunks or not self._listed):
-            # the same answer on another day
+            # an answer on another day confirms that sessions up to `until` have no bars
             missing = [day for day in missing if str(day) > until]
             asked = str(self.today)
         elif until and missing:
@@ -549,7 +562,7 @@ class VendorFeed(Feed):
             collection.through[name][month] = since, str(through)
 
     def _find_empty_sessions(self, name: str, request: Request) -> list[dt.date]:
-        """Find sessions of a request without a stored bar of a ticker."""
+        """List the sessions of a request of which no bar of a ticker is stored."""
         held = set[dt.date]()
         if self._collection.list_chunks(name, [request.month]):
             at = self._grid.locate(self._collection.bars(name, [request.month]).ts)
@@ -558,8 +571,8 @@ class VendorFeed(Feed):
         return [day for day in wanted if day not in held]
 
     def _keep_sessions(self, bars: Bars) -> Bars:
-        """Keep bars of the exchange's sessions; a daily bar is moved to its session's first
-        minute. Raises BarError for impossible ones, which would stay in the store."""
+        """Keep the bars of the exchange's sessions; daily bars are moved to the open of their
+        session. Raises BarError for impossible bars, which must not get into the store."""
         if self.vendor.settings.interval == "1d":
             bars = replace(bars, ts=day_starts(self.calendar, "UTC", bars.ts))
         is_inside = self._grid.locate(bars.ts) >= 0

@@ -1,4 +1,4 @@
-"""Settings of the requests to each vendor."""
+"""Settings of the vendors of bars."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pydantic import Field, field_validator
 from fintrader.config import Settings
 
 INTERVALS = {1: "1m", 5: "5m", 15: "15m", 60: "1h", 1440: "1d"}
-"""Length of bars in minutes -> its name at Yahoo and in ccxt."""
+"""Length of bars in minutes -> its name in yfinance and ccxt."""
 
 
 class VendorSettings(Settings):
     """Settings that all vendors share."""
 
     actions: bool = True
-    """Ask for splits and dividends too: those that are not in the prices reach the accounts that
-    hold the share."""
+    """Request splits and dividends too. Those that the prices are not adjusted for are applied to
+    the accounts that hold the share."""
     bar_minutes: int = 1
 
     @field_validator("bar_minutes", mode="before")
     @classmethod
     def _read_text(cls, value: object) -> object:
-        """Read the text of a whole number, as the command line gives it."""
+        """Convert text from the command line to a whole number."""
         return int(value) if isinstance(value, str) and value.isdecimal() else value
 
     @property
     def interval(self) -> str:
-        """Length of the bars, as Yahoo and ccxt call it."""
+        """Length of the bars as yfinance and ccxt name it."""
         return INTERVALS[self.bar_minutes]
 
 
@@ -46,14 +46,14 @@ class AlpacaSettings(VendorSettings):
 
     kind: Literal["alpaca"] = "alpaca"
     bar_minutes: Literal[1, 5, 1440] = 1
-    """Length of the bars in minutes; 1440 is a day. Alpaca's hours begin on the hour and not with
-    the session, so they are not on offer."""
+    """Length of the bars in minutes; 1440 is a day. Bars of 60 minutes are not offered, because
+    Alpaca's begin on the hour and not with the session."""
     feed: Literal["sip", "iex", "otc", "boats", "delayed_sip"] = "sip"
     adjustment: Literal["raw", "split", "dividend", "all"] = "raw"
 
 
 class CcxtSettings(VendorSettings):
-    """Pairs of one cryptocurrency exchange."""
+    """Bars of pairs at one cryptocurrency exchange, from ccxt."""
 
     kind: Literal["ccxt"] = "ccxt"
     exchange: str = "binance"
@@ -64,13 +64,13 @@ class CcxtSettings(VendorSettings):
 
 
 class DownloadOptions(Settings):
-    """Tickers to download, their vendor and days."""
+    """Options of a download: vendor, days and bar length."""
 
     vendor: str | None = None
-    """Vendor of the tickers: yahoo (the default), alpaca, or a ccxt exchange (binance, coinbase,
+    """Vendor of the bars: yahoo (the default), alpaca, or an exchange in ccxt (binance, coinbase,
     kraken)."""
     index: Literal["nasdaq100", "sp500", "dow30"] | None = None
-    """Download the members of an index by date, instead of tickers."""
+    """Download the members by date of an index, instead of tickers."""
     days: int | None = Field(None, ge=1)
     """Days to download, up to yesterday or --end; 400 by default, 29 for minutes."""
     start: dt.date | None = None

@@ -1,9 +1,9 @@
 """Bars from Yahoo Finance, through yfinance.
 
-Limits, as Yahoo sets them: one-minute bars of the last 30 days, at most 7 days a request;
-five-minute bars of the last 60 days; hours of the last 730 days; days without limit. Prices are
-adjusted for splits, not for dividends, as of the day they are asked for. Volume of the first and
-last minute lacks the auctions. No promise of anything: for research.
+Yahoo's limits: one-minute bars of the last 30 days, at most 7 days per request; five-minute bars of
+the last 60 days; hourly bars of the last 730 days; daily bars without limit. Prices are adjusted
+for splits, and not for dividends, as of the day of the request. The volume of a session's first and
+last minute lacks the auctions. Yahoo gives no guarantee: use these bars for research.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DAYS_PER_REQUEST = {"1m": 7, "5m": 60, "1h": 700, "1d": 20_000}
 
 
 class Yahoo(Vendor):
-    """Requests to Yahoo. `session` is passed to yfinance (tests put a loopback server behind
-    it)."""
+    """Requests to Yahoo. session: HTTP session for yfinance; tests pass one that leads to a server
+    on this machine."""
 
     name = "yahoo"
     batch = 10
@@ -37,7 +37,7 @@ class Yahoo(Vendor):
     def __init__(self, settings: YahooSettings, session: Any = None) -> None:
         import yfinance
 
-        # hidden, an error would be logged and an empty table returned
+        # make yfinance raise errors: by default it logs them and returns an empty table
         yfinance.config.debug.hide_exceptions = False
         logging.getLogger("yfinance").setLevel(logging.CRITICAL)
         self._yfinance = yfinance
@@ -53,18 +53,18 @@ class Yahoo(Vendor):
         return {"1m": 5 * 390, "5m": 42 * 78}.get(self.settings.interval)
 
     def list_traps(self) -> dict[str, str]:
-        found = {
+        traps = {
             "prices": "adjusted for splits, not for dividends, which data.source.actions pays to"
             " the accounts",
         }
         days = _DAYS_KEPT.get(self.settings.interval)
         if days is not None:
-            found["reach"] = (
+            traps["reach"] = (
                 f"yahoo keeps bars of {self.settings.bar_minutes} minutes for {days} days; older"
                 " ones are only in the store"
             )
-            found["volume"] = "of the first and the last bar of a session lacks the auctions"
-        return {**found, "terms": "Yahoo gives no guarantee and may refuse; for research"}
+            traps["volume"] = "of the first and the last bar of a session lacks the auctions"
+        return {**traps, "terms": "Yahoo gives no guarantee and may refuse; for research"}
 
     def earliest(self, today: dt.date) -> dt.date | None:
         days = _DAYS_KEPT.get(self.settings.interval)
@@ -84,7 +84,7 @@ class Yahoo(Vendor):
         table = pd.concat([frame for frame in frames if len(frame)])
         table = table[~table.index.duplicated()].dropna(subset=[name.title() for name in PRICES])
         index = table.index
-        # a day's bar carries midnight of the exchange; its date is what counts
+        # daily bars carry midnight of the exchange, of which only the date counts
         is_daily = self.settings.interval == "1d"
         stamps = index.tz_localize(None) if is_daily else index.tz_convert(None)
         ts = stamps.to_numpy().astype("datetime64[ns]").astype(np.int64)
@@ -93,12 +93,12 @@ class Yahoo(Vendor):
         return wrap_columns(symbol, ts, columns, "yahoo")
 
     def announced(self, symbols: Sequence[str], first: dt.date, last: dt.date) -> list[Action]:
-        found = []
+        actions = []
         for name in symbols:
             table = self._request(name, first, last + dt.timedelta(days=1), "1d", actions=True)
             if not len(table):
                 continue
-            # Yahoo states a dividend for a share of today: later splits are undone
+            # Yahoo states dividends per share of today: later splits are undone
             later = 1.0
             rows = zip(table.index, table["Stock Splits"], table["Dividends"], strict=True)
             for stamp, split, dividend in reversed(list(rows)):
@@ -107,8 +107,8 @@ class Yahoo(Vendor):
                 paid = float(dividend) * later
                 action = Action(symbol=name, day=stamp.date(), split=ratio, dividend_usd=paid)
                 if action.effects():
-                    found.append(action)
-        return found
+                    actions.append(action)
+        return actions
 
     def _request(
         self, symbol: str, first: dt.date, stop: dt.date, interval: str, actions: bool = False
@@ -132,9 +132,9 @@ class Yahoo(Vendor):
             return ()  # no bars: an error only if all months lack them
         except errors.YFDataException as error:
             raise Busy(str(error), error) from None
-        except (LookupError, TypeError, AttributeError):  # of an answer in another form
+        except (LookupError, TypeError, AttributeError):  # the answer has an unexpected form
             raise
-        except Exception as error:  # requests and curl_cffi raise their own kinds for a broken line
+        except Exception as error:  # requests and curl_cffi each raise their own for a broken line
             if getattr(getattr(error, "response", None), "status_code", None) == 404:
-                return ()  # a ticker of an unknown zone
+                return ()  # Yahoo does not know the ticker
             raise Busy(type(error).__name__, error) from None
