@@ -9,6 +9,7 @@ every process that a benchmark starts one thread.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -17,7 +18,8 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,8 +31,13 @@ from fintrader.reproducible import code_paths
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".venv-bench"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+)
 sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
+Values = dict[str, Any]
+"""Settings or figures by name, as JSON has them."""
 Run = Callable[[int], int]
 """Takes a number of steps; returns how many units of work they were."""
 
@@ -62,7 +69,12 @@ def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def describe_machine() -> dict[str, Any]:
+def list_seeds(options: argparse.Namespace) -> range:
+    """List `--seeds` seeds from `--seed` on."""
+    return range(options.seed, options.seed + options.seeds)
+
+
+def describe_machine() -> Values:
     """Name processor, instruction set, caches, cores, threads, memory, versions and, if any,
     GPU."""
     import numba
@@ -134,9 +146,7 @@ class FinishedRuns:
         self.commits: set[str] = set()
         """Commits of all runs handed out."""
 
-    def get(
-        self, key: str, settings: Mapping[str, Any], measure: Callable[[], dict[str, Any]]
-    ) -> dict[str, Any]:
+    def get(self, key: str, settings: Mapping[str, Any], measure: Callable[[], Values]) -> Values:
         """Return the run of `key` if it had equal `settings`; else measure and keep it. Print its
         end."""
         path = self.folder / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', key)}.json"
@@ -177,7 +187,7 @@ def alternate(
     return rates
 
 
-class Figures(dict[str, Any]):
+class Figures(Values):
     """What was measured, by name."""
 
     def add_rates(self, rates: Mapping[str, list[float]], pattern: str) -> None:
@@ -217,18 +227,49 @@ def milliseconds(seconds: float, digits: int = 2) -> float:
 def run_child(
     words: Sequence[str], *, paths: Sequence[Path] = (), python: str = sys.executable, **env: str
 ) -> Any:
-    """Run Python with these words; return its last line of output, which is JSON."""
+    """Run Python with these words on one thread; return its last line of output, which is JSON."""
     known = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join(filter(None, [str(ROOT), *map(str, paths), known]))
-    variables = {**os.environ, "PYTHONPATH": path, **env}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **env}
     done = subprocess.run([python, *words], env=variables, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)[:200]} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
+CALL = """
+import importlib, json, sys
+module, name, arguments = sys.argv[1:]
+result = getattr(importlib.import_module(module), name)(*json.loads(arguments))
+print(json.dumps(result))
+"""
+
+
+def call_in_child(
+    function: Callable[..., Any], *arguments: Any, before: Sequence[str] = (), **how: Any
+) -> Any:
+    """Call a benchmark's function in a process of its own; arguments and result pass as JSON.
+
+    `before`: words of a command that Python runs in place of the call, with the call as its
+    arguments. `how`: as in `run_child`.
+    """
+    spec = sys.modules[function.__module__].__spec__
+    assert spec is not None
+    words = ["-c", CALL, spec.name, function.__name__, json.dumps(arguments)]
+    return run_child([*before, *words], **how)
+
+
 class NoPeer(Exception):
     """A peer cannot be had here, and why."""
+
+
+@contextmanager
+def skip_absent_peer() -> Iterator[None]:
+    """Print why a peer of the block cannot be had, and go on after the block."""
+    try:
+        yield
+    except NoPeer as error:
+        print(error, file=sys.stderr)
 
 
 def install_peer(package: str, version: str) -> Path:
@@ -240,6 +281,16 @@ def install_peer(package: str, version: str) -> Path:
         if done.returncode:
             raise NoPeer(f"{package} {version} cannot be had here: {done.stderr.strip()[-300:]}")
     return target
+
+
+def import_peer(module: str, *packages: tuple[str, str]) -> Any:
+    """Import a module after putting packages, each with its version, on the path. Raises NoPeer."""
+    for package in packages:
+        sys.path.insert(0, str(install_peer(*package)))
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise NoPeer(f"{module} cannot be imported here: {error}") from None
 
 
 def make_environment(name: str, *packages: str) -> Path:

@@ -23,10 +23,8 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import fintrader
-from benchmarks._bench import Run, alternate
+from benchmarks._bench import Run, Values, alternate
 from benchmarks._libraries import LIBRARIES, PENDULUM
 from fintrader import EnvSettings, TradingEnv
 from fintrader.envs.adapters.gymnasium import NumpyVectorEnv
@@ -478,7 +476,7 @@ def run_jax(own: bool) -> Run:
     return repeat(lambda: [step() for _ in range(ROLLOUT)])
 
 
-def measure(name: str, rounds: int, seconds: float) -> dict[str, Any]:
+def measure(name: str, rounds: int, seconds: float) -> Values:
     """Both environments in turn, in process CPU time: steps a second, and the ratio of each
     round."""
     make: Callable[[bool], Run] = globals()[f"run_{name}"]
@@ -491,7 +489,7 @@ def measure(name: str, rounds: int, seconds: float) -> dict[str, Any]:
         runs = {"trading": make(True), "reference": make(False)}
         rates = alternate(runs, rounds, seconds)
     ratios = [own / other for own, other in zip(*rates.values(), strict=True)]
-    found: dict[str, Any] = {
+    found: Values = {
         key: {"median": median(values), "range": [min(values), max(values)]}
         for key, values in {**rates, "times": ratios}.items()
     }

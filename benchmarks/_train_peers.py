@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks._bench import NoPeer, install_peer
+from benchmarks._bench import Values, import_peer
 from benchmarks._learning import OutOfTime
 from benchmarks._planted import Referee
 from benchmarks._train_clean import ACTIVATIONS, CleanPPO, Normaliser, Recipe, aim, peer_env
@@ -55,17 +54,18 @@ TORCHTRADE = Recipe(
 do not see."""
 
 
-SB3 = "stable-baselines3", "2.9.2"
+SB3 = ("stable-baselines3", "2.9.2")
+JAX = {"jax": "0.10.2", "jaxlib": "0.10.2", "ml_dtypes": "0.6.0", "opt_einsum": "3.4.0"}
 
 
 def load_sb3() -> Any:
-    """The package. Raises NoPeer."""
-    sys.path.insert(0, str(install_peer(*SB3)))
-    try:
-        import stable_baselines3
-    except ImportError as error:
-        raise NoPeer(f"stable-baselines3 cannot be imported here: {error}") from None
-    return stable_baselines3
+    """Stable-Baselines3. Raises NoPeer."""
+    return import_peer("stable_baselines3", SB3)
+
+
+def load_jax() -> Any:
+    """The module of `JaxPPO`. Raises NoPeer."""
+    return import_peer("benchmarks._train_jax", *JAX.items())
 
 
 def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
@@ -108,7 +108,7 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
             if self.normaliser is not None and self.steps % recipe.num_steps == 0:
                 self.normaliser.update(obs)  # one step of a rollout tells enough
             infos: list[
-                dict[str, Any]
+                Values
             ] = []  # SB3 looks into them where an account is done, and nowhere else
             if done.any():
                 infos = [{} for _ in range(self.num_envs)]

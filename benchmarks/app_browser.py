@@ -1,6 +1,6 @@
 """The app in a browser: a reader's waits, and the documentation's pictures of the same pages.
 
-    python benchmarks/app_browser.py [--runs 1000] [--repeats 5] [--browser PATH] [--pictures RUNS]
+    python -m benchmarks.app_browser [--runs 1000] [--repeats 5] [--browser PATH] [--pictures RUNS]
     [--save]
 
 Needs a Chromium and playwright. `first_page_s` is the time from opening the address of a server
@@ -20,21 +20,17 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from playwright.sync_api import Browser, Page, sync_playwright
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, read_arguments
+from benchmarks._bench import ROOT, Values, finish, read_arguments
 from tests.engines import fakes
 from tests.engines.waiting import answers, free_port
 
@@ -78,12 +74,12 @@ RERUN = """() => new Promise((done, failed) => {
 })"""
 
 
-def measure(chromium: Browser, home: Path, count: int, repeats: int) -> dict[str, Any]:
+def measure(chromium: Browser, home: Path, count: int, repeats: int) -> Values:
     """Open the pages of many runs again and again; medians."""
     market = fakes.save_market(home / "data" / "tensors")
     template = fakes.make_run(home / "one" / "runs", "demo", market=market)
     fakes.many_runs(template, home / "many" / "runs", count)
-    figures: dict[str, Any] = {"runs": count, "load": round(os.getloadavg()[0], 1)}
+    figures: Values = {"runs": count, "load": round(os.getloadavg()[0], 1)}
     figures["repeats"] = repeats
     waits = {name: [] for name in WAITS}
     bare = home / "bare.py"

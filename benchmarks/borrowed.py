@@ -1,6 +1,6 @@
 """Steps a second of other libraries' training loops, on `TradingEnv` and on an environment of theirs.
 
-    python benchmarks/borrowed.py [--libraries tianshou ...] [--fresh] [--save]
+    python -m benchmarks.borrowed [--libraries tianshou ...] [--fresh] [--save]
 
 Each library runs in the environment that `make test-adapters` makes for it (`.venv-NAME` in
 `--environments`), on one thread, both of its environments in turn within one process and in process
@@ -12,15 +12,11 @@ ratios. Observations of the trading market are wider than a pendulum's, and its 
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _borrowed
-from benchmarks._bench import ROOT, FinishedRuns, finish, read_arguments, run_child
+from benchmarks._bench import ROOT, FinishedRuns, Values, finish, read_arguments, run_child
 from benchmarks._libraries import LIBRARIES, Library
 
 
@@ -44,7 +40,7 @@ def main() -> None:
     )
     finished = FinishedRuns("borrowed", fresh=options.fresh)
     settings = {"rounds": options.rounds, "seconds": options.seconds}
-    found: dict[str, Any] = {}
+    found: Values = {}
     for name in options.libraries:
         python = find_python(LIBRARIES[name], Path(options.environments))
         words = ["-W", "ignore", "-m", "benchmarks._borrowed", name, *map(str, settings.values())]

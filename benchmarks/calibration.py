@@ -1,6 +1,6 @@
 """Size and power of the verdict's tests: how often they are wrong without skill, and right with it.
 
-    python benchmarks/calibration.py [--repeats 600] [--save]
+    python -m benchmarks.calibration [--repeats 600] [--save]
 
 A market of 20 stocks with a common factor of changing volatility, fat tails and returns that depend
 on those before. A strategy holds the equal-weight portfolio at some beta and tilts away
@@ -17,17 +17,13 @@ within 1.8 points, of 80 % to within 3.3 (two standard errors).
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, read_arguments
+from benchmarks._bench import Values, finish, read_arguments
 from fintrader.backtesting.data_caveats import EXITS, bound_absence
 from fintrader.verdict import alpha as ev
 
@@ -132,7 +128,7 @@ def judge(drawn: Drawn, seed: int) -> tuple[float, ...]:
     return tested.p_value, tested.visible, shifted.p_value, bets, rival
 
 
-def measure(case: Case, repeats: int) -> dict[str, Any]:
+def measure(case: Case, repeats: int) -> Values:
     """Shares of the draws that each test calls skill."""
     judged = np.array([judge(draw(case, seed), seed) for seed in range(repeats)])
     p_values, visible, shifts, bets, rivals = judged.T
@@ -172,7 +168,7 @@ def draw_null(name: str, sessions: int, rng: np.random.Generator) -> tuple[Array
     return ours + beta * theirs + rng.normal(0, 0.0001 + 0.0025 * beta, sessions), theirs
 
 
-def measure_null(name: str, sessions: int, repeats: int) -> dict[str, Any]:
+def measure_null(name: str, sessions: int, repeats: int) -> Values:
     """Share of the draws that pass at the level of a first look."""
     level = ev.level_of_look(1)
     passed = 0
@@ -185,7 +181,7 @@ def measure_null(name: str, sessions: int, repeats: int) -> dict[str, Any]:
 
 def measure_choice(
     trials: int, skilled: float, common: float, repeats: int, sessions: int = 500
-) -> dict[str, Any]:
+) -> Values:
     """Choose the best of some trials by the returns that judge it, as `judge --trials` does.
 
     `skilled`: share of them with an information ratio of 2; `common`: correlation of all, as of
@@ -211,7 +207,7 @@ def measure_choice(
     return {**case, "level": level, **shares}
 
 
-def measure_survivors(years: float, repeats: int) -> dict[str, Any]:
+def measure_survivors(years: float, repeats: int) -> Values:
     """Shares without skill that pass on a universe of survivors, as it is and less the bound.
 
     A seller of winners, who buys back what fell, on the names that are left after those with the

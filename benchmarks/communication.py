@@ -1,7 +1,7 @@
 """Traffic between the learners of one pod: rare fusion of their states against gradients at every
 minibatch.
 
-    python benchmarks/communication.py [--ranks 2] [--seeds 3] [--env-steps 65536] [--save]
+    python -m benchmarks.communication [--ranks 2] [--seeds 3] [--env-steps 65536] [--save]
 
 R processes, joined by `torch.distributed` (gloo on loopback), train one
 PPO agent together, each with accounts of its own, for the same number of env-steps. Five ways to
@@ -27,7 +27,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -40,9 +39,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import load, save
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, read_arguments
+from benchmarks._bench import Values, finish, read_arguments
 from benchmarks.known_optimum import ENGINE_PPO, JUDGE, QuadraticMarket, evaluate, optimal_policy
 from fintrader.agents import Budget, make_agent, train
 from fintrader.agents.base import BaseAgent
@@ -163,7 +160,7 @@ def list_parameters(agent: BaseAgent) -> list[torch.Tensor]:
     return [one for group in groups for one in group["params"] if one.requires_grad]
 
 
-def train_arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
+def train_arm(name: str, seed: int, job: Values) -> Values:
     """Train together in one of the five ways; this rank's figures."""
     settings = agent_settings("ppo", {**ENGINE_PPO, **job["agent"]})
     own = derive(seed, "rank", dist.get_rank())
@@ -201,7 +198,7 @@ def train_arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def work(rank: int, job: dict[str, Any]) -> None:
+def work(rank: int, job: Values) -> None:
     """One process: all arms and seeds in step with the others."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -217,7 +214,7 @@ def work(rank: int, job: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def compare(job: dict[str, Any], *, quality: bool) -> dict[str, Any]:
+def compare(job: Values, *, quality: bool) -> Values:
     """All arms on fresh processes: means over seeds and ranks, and ratios of traffic."""
     with tempfile.TemporaryDirectory(prefix="communication-") as home:
         job = {**job, "store": str(Path(home) / "store")}

@@ -1,6 +1,6 @@
 """Data: how fast bars become a market, how much memory that takes, and FinRL's way beside it.
 
-    python benchmarks/data_build.py [--symbols 152] [--sessions 1359] [--rounds 3] [--bars
+    python -m benchmarks.data_build [--symbols 152] [--sessions 1359] [--rounds 3] [--bars
     FOLDER] [--save]
 
 1. clean and align: rows a second from bars in memory to the exchange's grid.
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import resource
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,9 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, make_environment, read_arguments, run_child
+from benchmarks._bench import Values, finish, make_environment, read_arguments, run_child
 from fintrader.bars.calendar import SessionGrid, session_grid
 from fintrader.bars.clean import SymbolBars, clean, symbol_bars, to_grid
 from fintrader.bars.sources.bar_files import read_files
@@ -178,7 +175,7 @@ def align(parts: list[Any], grid: SessionGrid) -> list[SymbolBars]:
     return [symbol_bars(one, grid, grid.num_sessions) for one in merged]
 
 
-def clean_and_align(folder: Path, grid: SessionGrid) -> dict[str, Any]:
+def clean_and_align(folder: Path, grid: SessionGrid) -> Values:
     """Rows a second of `clean`, `to_grid` and `symbol_bars`."""
     parts = read_eight(folder)
     rows = sum(len(part) for part in parts)
@@ -196,14 +193,14 @@ def time_fresh_gib(home: Path, size: int = 4) -> float:
         return (resource.getrusage(resource.RUSAGE_SELF).ru_stime - before) / size
 
 
-def build(bars: Path, cache: Path) -> dict[str, Any]:
+def build(bars: Path, cache: Path) -> Values:
     """Build a market of these bars in a process; what it took."""
     config = cache.with_suffix(".yaml")
     config.write_text(CONFIG.format(path=bars))
     return run_child(["-c", BUILD, str(config), str(cache)], OMP_NUM_THREADS="1")
 
 
-def build_paper(folder: Path, home: Path) -> dict[str, Any]:
+def build_paper(folder: Path, home: Path) -> Values:
     """Build twice from nothing, since the price of new memory differs by as much as the build, and
     once more."""
     runs = {"fresh_gib_seconds": time_fresh_gib(home)}
@@ -216,7 +213,7 @@ def build_paper(folder: Path, home: Path) -> dict[str, Any]:
     return runs
 
 
-def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int) -> dict[str, Any]:
+def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int) -> Values:
     """CPU seconds of a first build of sixteen tickers, ours (chunks, checks and hashes included)
     and theirs in turn."""
     some = home / "some"
@@ -224,8 +221,8 @@ def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int
     for file in sorted(folder.glob("*.parquet"))[:2]:
         (some / file.name).symlink_to(file.resolve())
     np.save(home / "minutes.npy", grid.minutes)
-    ours: list[dict[str, Any]] = []
-    theirs: list[dict[str, Any]] = []
+    ours: list[Values] = []
+    theirs: list[Values] = []
     for number in range(rounds):
         cache = home / f"some-{number}"
         ours.append(build(some, cache))
@@ -252,7 +249,7 @@ def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int
     return found
 
 
-def append_a_day(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> dict[str, Any]:
+def append_a_day(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> Values:
     """Seconds until the bars of one more day are in the store, and the chunks written for it."""
     grid = make_grid(sessions + 1)
     stamp = pa.array(grid.minutes, pa.timestamp("ns", tz="UTC"))
@@ -282,7 +279,7 @@ def append_a_day(home: Path, kind: str, symbols: int = 500, sessions: int = 60) 
     return found
 
 
-def compare_with_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
+def compare_with_finrl(folder: Path, home: Path, rounds: int) -> Values:
     """Seconds for the paper's eight features on four tickers and a hundred sessions, ours and
     theirs in turn."""
     grid = make_grid(100)

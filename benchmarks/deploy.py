@@ -1,7 +1,7 @@
 """The pace of a deployment: replayed decisions a minute, and the time from a bar's bars to the last
 order.
 
-    python benchmarks/deploy.py [--save]
+    python -m benchmarks.deploy [--save]
 
 `quickstart`: the configuration's own market, a decision every 25 minutes, eight symbols, the
 embedded broker; the policy's weights are random, which costs the same. The time is
@@ -14,7 +14,6 @@ work on the machine changes less.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,9 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, read_arguments
+from benchmarks._bench import ROOT, Values, finish, read_arguments
 from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, save_policy
 from fintrader.backtesting import simulate
@@ -84,7 +81,7 @@ class Timed(Runner):
             self.cpu.append(time.process_time() - cpu)
 
 
-def measure(data: dict[str, Any], env: dict[str, Any], *, live: bool) -> dict[str, Any]:
+def measure(data: Values, env: Values, *, live: bool) -> Values:
     """Replay a window; the time of its decisions, and whether the account is the backtest's."""
     settings = read_settings(data)
     whole = make_market(settings)

@@ -10,7 +10,7 @@ Unless it says otherwise, ours has default settings and default options (`copy=T
 autoreset in the same step) with episodes of 1,000 bars and random target weights, on 100 stocks and
 8 features: float32 observations of 1,004 numbers, FinRL's has 1,103, ElegantRL's 1,001.
 
-    python benchmarks/env.py [--quick] [--save]
+    python -m benchmarks.env [--quick] [--save]
 
 `--quick` has few and short rounds and no policies on factored observations (_env_factored.py). A
 figure beside a peer that cannot be had is null.
@@ -35,15 +35,11 @@ figure beside a peer that cannot be had is null.
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _env_factored, _env_torchtrade
 from benchmarks._bench import Figures, Run, alternate, finish, read_arguments

@@ -1,7 +1,7 @@
 """An executor on real minutes: does an agent that chooses quantity and price work an order better
 than the best tuned rule? A plan, made before it was carried out.
 
-    python benchmarks/executor.py --bars FOLDER [--sets n100 us14] [--ticks 0 1 2]
+    python -m benchmarks.executor --bars FOLDER [--sets n100 us14] [--ticks 0 1 2]
                                   [--half-spreads 1 3] [--fresh] [--save]
 
 **Orders.** For each name and day with whole minutes in the five days before: an order to sell, and
@@ -48,7 +48,6 @@ Finished parts are in `runs/benchmarks/executor`; a stopped run goes on. One thr
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import cache, partial
 from itertools import product
@@ -60,9 +59,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, finish, read_arguments
 from benchmarks._executor import (
     FORMS,
     ExecutorEnv,
@@ -144,7 +141,7 @@ def measure_agent(
 
 def walk(
     orders: Orders, fold: tuple[float, float], half_spread: float, ticks: float, seed: int
-) -> dict[str, Any]:
+) -> Values:
     """Tune, train and choose before a fold's test, then measure all on it, day by day."""
     training, learning, chooser, test = divide(orders, fold)
     tuned = {}
@@ -191,7 +188,7 @@ def average(day: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> list[flo
     return [round(float(values[day == one].mean()), 5) for one in np.unique(day)]
 
 
-def conclude(folds: list[dict[str, Any]]) -> dict[str, Any]:
+def conclude(folds: list[Values]) -> Values:
     """Join a cell's folds: mean shortfalls, and the agent against each fold's rival by days."""
     mean = {
         name: round(float(np.mean(np.concatenate([f["days"]["all"][name] for f in folds]))), 3)

@@ -1,6 +1,6 @@
 """Growth: CPU time and memory of every stage by assets, accounts, bars, pods, runs and looks.
 
-    python benchmarks/growth.py [--only build training] [--quick] [--save]
+    python -m benchmarks.growth [--only build training] [--quick] [--save]
 
 Each point has a process of its own. It imports everything, prepares its input, works once on the
 smallest size, so that kernels are compiled, and then once on its own. `cpu_seconds` is that one
@@ -19,7 +19,6 @@ import math
 import multiprocessing
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,9 +32,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, read_arguments
+from benchmarks._bench import ROOT, Values, finish, read_arguments
 from benchmarks._figures import list_steep
 from benchmarks._learning import make_random_market
 from benchmarks.data_build import SCHEMA, make_symbol
@@ -331,11 +328,11 @@ def find_exponent(points: dict[int, Figures], part: str, unit: str) -> float | N
     return None if last == least else round(math.log(last / first) / math.log(large / small), 2)
 
 
-def summarise_case(case: Case, points: dict[int, Figures]) -> list[dict[str, Any]]:
+def summarise_case(case: Case, points: dict[int, Figures]) -> list[Values]:
     """A row for each part of a case: its points, and its exponents."""
     rows = []
     for part in points[max(points)]:
-        row: dict[str, Any] = {"stage": case.stage, "axis": case.axis, "part": part}
+        row: Values = {"stage": case.stage, "axis": case.axis, "part": part}
         row["points"] = {f"{size}": found[part] for size, found in points.items()}
         for unit in ("cpu_seconds", "user_seconds", "mib"):
             row[f"{unit}_exponent"] = find_exponent(points, part, unit)
@@ -346,7 +343,7 @@ def summarise_case(case: Case, points: dict[int, Figures]) -> list[dict[str, Any
 # --- the picture ----------------------------------------------------------------------------------
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw(rows: list[Values], path: Path) -> None:
     """CPU seconds above, memory below, a column for each axis, on grey lines of linear growth."""
     import matplotlib
 
@@ -394,7 +391,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 def main() -> None:
     """Measure every point, and list what grows faster than linearly."""
     options = read_arguments(__doc__, only=NAMES, quick=False)
-    rows: list[dict[str, Any]] = []
+    rows: list[Values] = []
     for case in CASES:
         if case.stage in options.only:
             sizes = case.sizes[:2] if options.quick else case.sizes

@@ -1,6 +1,6 @@
 """How near the algorithms come to the portfolio of greatest growth, which is known in closed form.
 
-    python benchmarks/kelly.py [--algo ppo ...] [--seeds 5] [--seconds 30] [--fresh] [--save]
+    python -m benchmarks.kelly [--algo ppo ...] [--seeds 5] [--seconds 30] [--fresh] [--save]
 
 Five assets follow a correlated geometric Brownian motion, trading is free, and the utility is
 logarithmic. The fraction of wealth to hold in each is then Kelly's, w = Σ⁻¹ μ, whatever the wealth
@@ -17,17 +17,13 @@ CPU seconds of this process with one thread, evaluations left out. Finished trai
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, finish, read_arguments, summarise
+from benchmarks._bench import FinishedRuns, Values, finish, read_arguments, summarise
 from benchmarks._learning import FormulaMarket, Step, train_by_clock
 from fintrader.agents import make_agent
 from tests.engines.tiny import agent_settings
@@ -148,7 +144,7 @@ USUAL_ENVS = 1024
 """A bar's growth drowns in its deviation: only many bars at once show a gradient the way."""
 
 
-def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> dict[str, Any]:
+def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> Values:
     """Train one agent; its share of the optimal growth at half time and at the end, and its
     weights."""
     env = KellyMarket(num_envs, seed=seed)
@@ -170,7 +166,7 @@ def main() -> None:
     options = read_arguments(__doc__, algo=list(SETTINGS), seeds=5, seconds=30.0, fresh=False)
     torch.set_num_threads(1)
     finished = FinishedRuns("kelly", fresh=options.fresh)
-    runs: list[dict[str, Any]] = []
+    runs: list[Values] = []
     for seed in range(options.seed, options.seed + options.seeds):
         for algo in options.algo:
             how = {"seconds": options.seconds, "num_envs": NUM_ENVS.get(algo, USUAL_ENVS)}

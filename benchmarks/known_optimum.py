@@ -1,6 +1,6 @@
 """How near the algorithms come to an optimum that is known in closed form.
 
-    python benchmarks/known_optimum.py [--algo ppo ...] [--seeds 5] [--seconds 60] [--fresh] [--save]
+    python -m benchmarks.known_optimum [--algo ppo ...] [--seeds 5] [--seconds 60] [--fresh] [--save]
 
 The market of Gârleanu and Pedersen, "Dynamic trading with predictable returns and transaction
 costs" (Journal of Finance, 2013). Each of N assets has a factor f (mean reversion φ, variance 1)
@@ -20,17 +20,13 @@ are in `runs/benchmarks`; `--fresh` measures them again.
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, finish, read_arguments, summarise
+from benchmarks._bench import FinishedRuns, Values, finish, read_arguments, summarise
 from benchmarks._learning import FormulaMarket, Step, train_by_clock
 from fintrader.agents import make_agent
 from tests.engines.tiny import agent_settings
@@ -209,7 +205,7 @@ SECONDS = {"apg": 20.0}
 """CPU seconds where they are not the command's: step sizes fall to zero over them."""
 
 
-def learn(algo: str, reward: str, *, seed: int, seconds: float) -> dict[str, Any]:
+def learn(algo: str, reward: str, *, seed: int, seconds: float) -> Values:
     """Train one agent; share of the optimal utility and relative trade rate at each mark of CPU
     seconds."""
     best, _ = evaluate(optimal_policy)
@@ -236,7 +232,7 @@ def learn(algo: str, reward: str, *, seed: int, seconds: float) -> dict[str, Any
     return {"algo": algo, "reward": reward, "seed": seed, "curve": curve}
 
 
-def summarise_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise_runs(runs: list[Values]) -> Values:
     """Mean and range over the seeds at each mark, by algorithm and reward."""
     figures: dict[str, dict[str, list[float]]] = {}
     for run in runs:
@@ -260,7 +256,7 @@ def main() -> None:
     torch.set_num_threads(1)
     finished = FinishedRuns("known_optimum", fresh=options.fresh)
     pairs = [(algo, reward) for reward in options.reward for algo in options.algo]
-    runs: list[dict[str, Any]] = []
+    runs: list[Values] = []
     for seed in range(options.seed, options.seed + options.seeds):
         for algo, reward in pairs:
             seconds = min(SECONDS.get(algo, options.seconds), options.seconds)

@@ -1,7 +1,7 @@
 """Can the algorithms read a future that is put in front of them, and do they gain nothing when it
 is taken away?
 
-    python benchmarks/leaked_future.py [--algo ppo apg] [--seeds 5] [--seconds 20] [--save]
+    python -m benchmarks.leaked_future [--algo ppo apg] [--seeds 5] [--seconds 20] [--save]
 
 Ten assets without drift; each one's feature is its own return of the next bar. Trading at the close
 costs 2 bps. The *foresight* return is that of the greedy account which puts everything into the
@@ -15,17 +15,13 @@ evaluations left out.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, read_arguments
+from benchmarks._bench import Values, finish, read_arguments
 from benchmarks._learning import make_plain_market, train_by_clock
 from fintrader.agents import Budget, make_agent, train
 from fintrader.envs.trading import EnvSettings, TradingEnv
@@ -119,7 +115,7 @@ def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(__doc__, algo=list(SETTINGS), seeds=5, seconds=20.0, num_envs=128)
     torch.set_num_threads(1)
-    figures: dict[str, Any] = {}
+    figures: Values = {}
     for algo in options.algo:
         seconds = options.seconds / 2 if algo == "apg" else options.seconds
         for late, word in enumerate(("share", "shifted")):

@@ -1,7 +1,7 @@
 """Market years of a deployment in an independent world: the real runner, a broker and a calendar
 with independent books, and every kind of event close to every other (`tests/engines/market_life*`).
 
-    python benchmarks/market_life.py [--years 160] [--months 400] [--quarters 30] [--first 1000]
+    python -m benchmarks.market_life [--years 160] [--months 400] [--quarters 30] [--first 1000]
                                      [--save]
 
 Years are lived one after the other, a seed each from `--first` on, then months in which one stock
@@ -27,13 +27,10 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, finish, read_arguments
 from fintrader.deploy.broker import hash_sources
 from fintrader.deploy.bundle import Bundle
 from tests.engines.market_life import MONTH
@@ -47,14 +44,14 @@ from tests.engines.market_life_events import (
 from tests.engines.market_life_run import Life, freeze_life
 from tests.engines.resting_life import RestingLife, freeze_resting_life
 
-SPANS: dict[str, Callable[[int], dict[str, Any]]] = {
+SPANS: dict[str, Callable[[int], Values]] = {
     "year": lambda seed: {"events": draw_events(seed, KINDS)},
     "month": lambda seed: {"events": draw_month(seed), "sessions": MONTH, "most_gone": 2},
     "quarter": lambda seed: {"events": draw_events(seed, KINDS, 0.4), "sessions": 60},
 }
 
 
-def live(seed: int, bundle: Bundle, span: str) -> dict[str, Any]:
+def live(seed: int, bundle: Bundle, span: str) -> Values:
     """Live one seed's span; its counts and its problems."""
     began = time.process_time()
     kind = RestingLife if span == "quarter" else Life
@@ -76,9 +73,9 @@ def live(seed: int, bundle: Bundle, span: str) -> dict[str, Any]:
     }
 
 
-def summarise(years: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(years: list[Values]) -> Values:
     """Add the years and months up."""
-    found: dict[str, Any] = {}
+    found: Values = {}
     for name in ("sessions", "decisions", "orders", "restarts", "alerts"):
         found[name] = sum(year[name] for year in years)
     events: Counter[str] = Counter()

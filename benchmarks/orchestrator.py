@@ -1,7 +1,7 @@
 """Scale and efficiency of the tournament's engine.
 
-    python benchmarks/orchestrator.py [--pods 1000] [--at-once 256] [--pod-seconds 10] [--save]
-    python benchmarks/orchestrator.py --efficiency [--devices cuda] [--counts 1 2 4] [--env-steps
+    python -m benchmarks.orchestrator [--pods 1000] [--at-once 256] [--pod-seconds 10] [--save]
+    python -m benchmarks.orchestrator --efficiency [--devices cuda] [--counts 1 2 4] [--env-steps
     400000] [--repeats 3] [--save]
 
 Scale, with stub pods that sleep and then publish a result as any pod does: 1,000 pods registered,
@@ -24,14 +24,11 @@ import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, milliseconds, read_arguments
+from benchmarks._bench import Values, finish, milliseconds, read_arguments
 from fintrader.records import from_json, to_json
 from fintrader.runs import RunFolder
 from fintrader.tournament.orchestrator import Orchestrator
@@ -120,7 +117,7 @@ def serve_farm(root: str, seconds: float) -> None:
         thread.join()
 
 
-def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[str, Any]:
+def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> Values:
     """The steady state: `at_once` pods at work until `pods` have been."""
     run = RunFolder(home / "scale")
     run.root.mkdir(parents=True)
@@ -179,7 +176,7 @@ def time_command(name: str, run: RunFolder) -> float:
     return round(spent - before.children_user - before.children_system, 2)
 
 
-def measure_submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
+def measure_submissions(home: Path, count: int, burst: int) -> Values:
     """Results taken in per second, durable (log synced, index committed) before the next burst,
     `burst` at a time."""
     from fintrader.tournament.events import EventLog
@@ -267,7 +264,7 @@ def train_pods(
 
 def measure_efficiency(
     home: Path, devices: str, counts: list[int], env_steps: int, repeats: int
-) -> dict[str, Any]:
+) -> Values:
     """Several pods at once against one alone, in turn, `repeats` times; and the same of processes
     that only count."""
     from tests.factories import make_market

@@ -1,7 +1,7 @@
 """Figures of README and documentation, written from the records in `benchmarks/results/`.
 
-    python benchmarks/readme.py            # rewrite what stands between the marks
-    python benchmarks/readme.py --check    # change nothing; say what is stale, and fail
+    python -m benchmarks.readme            # rewrite what stands between the marks
+    python -m benchmarks.readme --check    # change nothing; say what is stale, and fail
 
 What stands between `<!-- figures: NAME -->` and `<!-- end -->` is generated (`_figures.py`,
 `_claims.py`). A page is refused for a block that differs from its records, a figure in a table of
@@ -15,13 +15,9 @@ import argparse
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
 
 from benchmarks._figures import BLOCKS, figures_of
-from benchmarks._records import LOCAL_CHANGES, Records, read, refused
+from benchmarks._records import LOCAL_CHANGES, ROOT, Records, read, refused
 from fintrader.files import write_text
 
 OF_FIGURES = ("docs/results.md", "docs/measured.md")

@@ -1,8 +1,8 @@
 """Agents on real bars, walking forward: beside the benchmark they may tilt away from, ridge, and
 chance.
 
-    python benchmarks/real.py --bars FOLDER [--set daily ...] [--seeds 1] [--runs FOLDER] [--save]
-    python benchmarks/real.py --bars FOLDER --noise [--seeds 1] [--save]
+    python -m benchmarks.real --bars FOLDER [--set daily ...] [--seeds 1] [--runs FOLDER] [--save]
+    python -m benchmarks.real --bars FOLDER --noise [--seeds 1] [--save]
 
 FOLDER holds the bars of the shipped configurations (`configs/walkforward_daily.yaml`,
 `walkforward_us14.yaml`, `nasdaq100_2016.yaml`) and the index's membership. Every set is walked
@@ -23,17 +23,13 @@ stands the verdict on its ensemble. Runs are kept in `--runs` and gone on with.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, read_arguments
+from benchmarks._bench import ROOT, Values, finish, read_arguments
 from fintrader import metrics as m
 from fintrader.config import merge_values, read_yaml
 from fintrader.pipeline.config import RunConfig
@@ -54,7 +50,7 @@ NEAR = 1e-3
 """Of the benchmark: 10 basis points over a fold."""
 
 
-def plant(ic: float) -> dict[str, Any]:
+def plant(ic: float) -> Values:
     """A signal of the next twenty sessions, whose edge no fold's test may share with its
     training."""
     source = {"kind": "planted_in", "ic": ic, "horizon": 20, "seed": 0}
@@ -91,7 +87,7 @@ def read_configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfi
     changes = dict(changes)
     values["data"]["path"] = str(bars / f"{file}.parquet")
     values["data"]["source"] |= changes.pop("source", {})
-    where: dict[str, Any] = {}
+    where: Values = {}
     if file == DAILY:
         values["data"]["waive"] = NOT_A_FAULT
     if file != US14:
@@ -123,7 +119,7 @@ def bootstrap_interval(days: Array, seed: int = 0) -> list[float]:
     return [float(value) for value in m.TRADING_DAYS * np.quantile(drawn.mean(1), (0.025, 0.975))]
 
 
-def describe(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[str, Any]:
+def describe(folds: list[Array], stored: StoredBacktest, strategy: str) -> Values:
     """Figures of a strategy over its folds."""
     days = np.concatenate(folds)
     growth = np.array([np.prod(1 + fold) - 1 for fold in folds])
@@ -144,7 +140,7 @@ def describe(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[
     }
 
 
-def walk(name: str, bars: Path, runs: Path, seed: int) -> dict[str, Any]:
+def walk(name: str, bars: Path, runs: Path, seed: int) -> Values:
     """Walk a set forward with one seed; print and return its figures."""
     began = time.monotonic()
     stored = read_backtest(walk_forward(read_configuration(name, bars, runs, seed)) / "backtest")

@@ -1,6 +1,6 @@
 """Benefit and cost of `reproducible: across_machines`.
 
-    python benchmarks/reproducible.py [--quick] [--save]
+    python -m benchmarks.reproducible [--quick] [--save]
 
 `bytes`: hashes of the results of small trainings (PPO, SAC), and of a backtest of the first, under
 either setting: `here`, as libraries choose on this processor, and `there`, in an environment that
@@ -18,12 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
-from pathlib import Path
 from statistics import median
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import alternate, finish, read_arguments, run_child
 from fintrader import reproducible

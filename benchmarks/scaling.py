@@ -1,7 +1,7 @@
 """Scaling to a cluster: constants measured here, a curve predicted from them, the orchestrator
 tried at its size.
 
-    python benchmarks/scaling.py [--pods 4800] [--quick] [--save]
+    python -m benchmarks.scaling [--pods 4800] [--quick] [--save]
 
 constants    the costs of a pod besides its training, each as a distribution
 throughput   time to a fixed total of pods on 8 to 1,000 GPUs, simulated with samples of those
@@ -43,9 +43,7 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, milliseconds, read_arguments
+from benchmarks._bench import ROOT, Values, finish, milliseconds, read_arguments
 from benchmarks._cluster import Simulated, World, check, make_settings, simulate
 from benchmarks._records import describe_paper
 from fintrader.agents import Budget, load_policy, train
@@ -269,11 +267,11 @@ def predict_throughput(
     pods: int,
     seconds: float,
     gpus: tuple[int, ...] = GPUS,
-) -> dict[str, Any]:
+) -> Values:
     """Simulated time to `pods` pods by number of GPUs; efficiency against pods without overhead on
     GPUs never idle."""
     sums = add_overhead(samples, seconds)
-    rows: dict[str, Any] = {}
+    rows: Values = {}
     for count in gpus:
         world = World(
             gpus=count,
@@ -303,7 +301,7 @@ def predict_throughput(
     return found
 
 
-def measure_stress(home: Path, pods: int, gpus: int) -> dict[str, Any]:
+def measure_stress(home: Path, pods: int, gpus: int) -> Values:
     """Put the orchestrator before a large, rough cluster; check the outcome and report its cost."""
     world = World(
         gpus=gpus,
@@ -325,7 +323,7 @@ def measure_stress(home: Path, pods: int, gpus: int) -> dict[str, Any]:
     }
 
 
-def describe_outcome(outcome: Simulated, world: World, pods: int) -> dict[str, Any]:
+def describe_outcome(outcome: Simulated, world: World, pods: int) -> Values:
     """The cost of the orchestrator, and the waits of its pods."""
     cluster = outcome.cluster
     clock = outcome.clock
@@ -423,7 +421,7 @@ def main() -> None:
         samples = measure_constants(Path(disk), options.quick)
         constants = {name: describe_samples(taken) for name, taken in samples.items()}
         print({name: found["mean_ms"] for name, found in constants.items()})
-        curves: dict[str, Any] = {}
+        curves: Values = {}
         for name, seconds in PODS_OF.items():
             curves[name] = predict_throughput(
                 Path(ram), samples, pods=pods, seconds=seconds, gpus=gpus

@@ -1,7 +1,7 @@
 """Halving against other ways to spend a budget of training when the settings are unknown. A plan,
 made before it was carried out.
 
-    python benchmarks/schedules.py [--questions wide_noisy ...] [--markets 48] [--first 201]
+    python -m benchmarks.schedules [--questions wide_noisy ...] [--markets 48] [--first 201]
                                    [--jobs 2] [--save]
 
 **Why.** In a first experiment on markets 1 to 200 (`results/schedules.json`; its plan is this file at
@@ -61,22 +61,18 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, FinishedRuns, finish, read_arguments
+from benchmarks._bench import ROOT, FinishedRuns, Values, finish, read_arguments
 from benchmarks._schedules import ACCOUNTS, CHEAP, SLICE, SLICES, WAYS, WHOLE, Problem, measure
 
-QUESTIONS: dict[str, dict[str, Any]] = {
+QUESTIONS: dict[str, Values] = {
     "wide_noisy": {"episodes": 8},
     "wide_sharp": {"episodes": 256},
     "tuned_noisy": {"episodes": 8, "tuned": True},
@@ -90,7 +86,7 @@ MARGIN = 0.03
 LEAST = -1.0
 """Shares below it count as it."""
 PLAN = {"slices": SLICES, "slice": SLICE, "whole": WHOLE, "agent": CHEAP}
-Row = dict[str, Any]
+Row = Values
 
 
 def list_ways(question: str) -> list[str]:
@@ -142,7 +138,7 @@ def correct(ps: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def compare(rows: list[Row]) -> dict[str, Any]:
+def compare(rows: list[Row]) -> Values:
     """Summarise each way, and OURS against it."""
     shares = {
         name: np.maximum([row["shares"][name] for row in rows], LEAST) for name in rows[0]["shares"]

@@ -1,6 +1,6 @@
 """How far agents go from the best rule with one parameter to the optimum, in tasks that have one.
 
-    python benchmarks/tasks.py [--task liquidation ...] [--algo ppo ...] [--seeds 5]
+    python -m benchmarks.tasks [--task liquidation ...] [--algo ppo ...] [--seeds 5]
                                [--env-steps 1000000] [--fresh] [--save]
 
 The tasks are `configs/tasks/*.yaml`. PPO has the settings of their `agent`, which are the same in
@@ -18,10 +18,8 @@ rule, 1 for the optimum. One thread each; finished trainings are in `runs/benchm
 from __future__ import annotations
 
 import math
-import sys
 import time
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -29,10 +27,8 @@ import gymnasium
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import fintrader
-from benchmarks._bench import FinishedRuns, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, finish, read_arguments
 from fintrader.agents import PPO
 from fintrader.agents.agent import choose_agent
 from fintrader.agents.limit_head import make_head
@@ -57,14 +53,14 @@ OTHER_SEED = 1001
 """Of the market that worths are measured on."""
 SHARED = ("head", "gamma", "bootstrap", "anneal")
 """Settings that other agents take from the tasks' `agent`."""
-FURTHER: dict[str, dict[str, Any]] = {"apg": {"learning_rate": 0.01, "num_steps": 8}}
+FURTHER: dict[str, Values] = {"apg": {"learning_rate": 0.01, "num_steps": 8}}
 """Further settings of other agents, the same in all tasks: APG takes one Adam step an update, and
 with the defaults a million decisions are too few of them."""
 RIDGE_PENALTY = 1.0
 """On coefficients of standardised features: small next to the number of bars."""
 
 
-def learn(name: str, algo: str, *, seed: int, env_steps: int) -> dict[str, Any]:
+def learn(name: str, algo: str, *, seed: int, env_steps: int) -> Values:
     """Train one agent and measure its worth, in basis points an episode."""
     config = load_task(name)
     market = fintrader.load_market(FOLDER / f"{name}.yaml")
@@ -186,8 +182,8 @@ def main() -> None:
     )  # fmt: skip
     torch.set_num_threads(1)
     finished = FinishedRuns("tasks", fresh=options.fresh)
-    figures: dict[str, Any] = {"env_steps": options.env_steps}
-    runs: list[dict[str, Any]] = []
+    figures: Values = {"env_steps": options.env_steps}
+    runs: list[Values] = []
     for name in options.task:
         best, rule, words = find_worths(name)
         figures[name] = {

@@ -1,6 +1,6 @@
 """How long until a policy earns a given return where it was not trained: ours beside its peers.
 
-    python benchmarks/time_to_return.py [--quick] [--side ppo apg jax sb3 ...] [--assets 10 100]
+    python -m benchmarks.time_to_return [--quick] [--side ppo apg jax sb3 ...] [--assets 10 100]
                                         [--seeds 10] [--seconds 8] [--fresh] [--save]
 
 ElegantRL-Podracer's own measure, on a minute market with a planted signal (_planted.py). Thresholds
@@ -35,15 +35,11 @@ import statistics
 import sys
 import tempfile
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, NoPeer, finish, read_arguments, run_child
+from benchmarks._bench import FinishedRuns, NoPeer, Values, finish, read_arguments, run_child
 from benchmarks._learning import OutOfTime
 from benchmarks._planted import (
     MARKS,
@@ -58,8 +54,7 @@ from benchmarks._planted import (
     seconds_to,
     windows,
 )
-from benchmarks._train_jax import JaxPPO
-from benchmarks._train_peers import LEARNERS, load_sb3, train_peer
+from benchmarks._train_peers import LEARNERS, load_jax, load_sb3, train_peer
 from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
 from fintrader.envs import TradingEnv
 from fintrader.market.tensors import MarketTensors
@@ -106,7 +101,7 @@ def train_ours(algo: str, market: MarketTensors, referee: Referee, seed: int) ->
 
 def train_jax(market: MarketTensors, referee: Referee, seed: int) -> Curve:
     """Train the default PPO in JAX, after an update that compiles. Raises NoPeer."""
-    peer = JaxPPO(market, OURS, PPO(), OURS.num_envs, seed)
+    peer = load_jax().JaxPPO(market, OURS, PPO(), OURS.num_envs, seed)
     peer.update()
     peer.decide(referee.market)
     peer.restart(seed)
@@ -124,7 +119,7 @@ def train_jax(market: MarketTensors, referee: Referee, seed: int) -> Curve:
     return referee.curve
 
 
-def train_side(side: str, seed: int, seconds: float, assets: int) -> dict[str, Any]:
+def train_side(side: str, seed: int, seconds: float, assets: int) -> Values:
     """The curve of one side, and the seconds before its clock started. Raises NoPeer."""
     torch.set_num_threads(1)
     training, validation = windows(seed, assets)
@@ -148,7 +143,7 @@ def median(values: list[float | None]) -> float | None:
     return round(found, 3) if math.isfinite(found) else None
 
 
-def summarise_side(curves: list[Curve], goals: list[float]) -> dict[str, dict[str, Any]]:
+def summarise_side(curves: list[Curve], goals: list[float]) -> dict[str, Values]:
     """By threshold: seconds of each seed, their median, and how many got there."""
     found = {}
     for level, share in LEVELS.items():
@@ -160,10 +155,10 @@ def summarise_side(curves: list[Curve], goals: list[float]) -> dict[str, dict[st
     return found
 
 
-def compare(times: dict[str, dict[str, dict[str, Any]]], limit: float) -> dict[str, Any]:
+def compare(times: dict[str, dict[str, Values]], limit: float) -> Values:
     """How many times as long the best of each rival takes; where none got there, at least the whole
     time's."""
-    figures: dict[str, Any] = {}
+    figures: Values = {}
     for group, members in RIVALS.items():
         for level in LEVELS if "ppo" in times else ():
             ours = times["ppo"][level]["median"]
@@ -212,7 +207,7 @@ def main() -> None:
     finished = FinishedRuns(name, fresh=options.fresh or options.quick)
     recipes = {name: {"algo": kind, **asdict(recipe)} for name, (kind, recipe) in LEARNERS.items()}
 
-    def run(side: str, seed: int, seconds: float, assets: int) -> dict[str, Any]:
+    def run(side: str, seed: int, seconds: float, assets: int) -> Values:
         settings = {
             "seconds": seconds,
             "marks": MARKS,

@@ -1,6 +1,6 @@
 """How fast agents train: the default PPO by accounts, and an equal network beside its peers.
 
-    python benchmarks/training.py [--quick] [--save]
+    python -m benchmarks.training [--quick] [--save]
 
 One thread; the sides alternate within one run and are timed in process CPU time. Rates are
 environment steps a second of whole updates, acting and learning included, of the best round. Ratios
@@ -29,18 +29,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks._bench import Figures, NoPeer, Run, alternate, finish, read_arguments
 from benchmarks._train_clean import Recipe
-from benchmarks._train_jax import JaxPPO
-from benchmarks._train_peers import make_peer
+from benchmarks._train_peers import load_jax, make_peer
 from benchmarks.env import ASSETS, FEATURES, make_market
 from fintrader.agents import PPO, Budget, make_agent, on_policy, train
 from fintrader.agents.fast import dense
@@ -144,7 +140,7 @@ def measure_jax(sizes: tuple[tuple[int, int], ...], seed: int, turns: Any) -> Fi
         sides = {"ours": run_ours(market, PPO(), accounts, seed)[1]}
         name = f"{accounts}_{assets}"
         try:
-            peer = JaxPPO(market, SETTINGS, PPO(), accounts, seed)
+            peer = load_jax().JaxPPO(market, SETTINGS, PPO(), accounts, seed)
         except NoPeer as error:
             print(error, file=sys.stderr)
         else:
