@@ -185,8 +185,11 @@ class JaxPPO:
     def open_accounts(self, key) -> Account:
         """Open accounts in cash at bars drawn for each group."""
         start = jax.random.randint(key, (GROUPS,), 0, self.last_start)
-        cash, equity = (jnp.full(self.shape[:2], self.env.initial_cash_usd) for _ in range(2))
-        shares = jnp.zeros(self.shape, jnp.float64)
+        # Each has memory of its own, which an update overwrites. A type by name is not a weak one,
+        # with which the first update and the second would be compiled apart.
+        full = partial(jnp.full, dtype=jnp.float64)
+        cash, equity = (full(self.shape[:2], self.env.initial_cash_usd) for _ in range(2))
+        shares = full(self.shape, 0.0)
         return Account(start, start + self.env.episode_bars, cash, shares, equity)
 
     def step(self, account: Account, action: Array, key, market: Bars):

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from benchmarks._bench import Values, import_peer
 from benchmarks._learning import OutOfTime
-from benchmarks._planted import Referee
+from benchmarks._planted import Referee, observe_with
 from benchmarks._train_clean import ACTIVATIONS, CleanPPO, Normaliser, Recipe, aim, peer_env
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.envs import EnvSettings, TradingEnv
@@ -205,19 +205,14 @@ on."""
 
 def train_peer(
     side: str, market: MarketTensors, settings: EnvSettings, referee: Referee, seed: int
-) -> Any:
-    """The referee's curve of one of `LEARNERS`. Raises NoPeer."""
+) -> None:
+    """Train one of `LEARNERS` under a referee. Raises NoPeer."""
     kind, recipe = LEARNERS[side]
     if kind == "clean":
         make_peer(kind, market, settings, recipe, seed).update()
         loop = make_peer(kind, market, settings, recipe, seed)
-        steps = 0
-        referee.start()
-        with contextlib.suppress(OutOfTime):
-            while True:
-                steps += loop.update()
-                referee.look(steps, lambda: lambda account: loop.policy(account.observe()))
-        return referee.curve
+        referee.follow(loop.update, lambda: observe_with(loop.policy))
+        return
 
     load_sb3()
     from stable_baselines3.common.callbacks import BaseCallback
@@ -240,4 +235,3 @@ def train_peer(
     referee.start()
     with contextlib.suppress(OutOfTime):
         model.learn(1 << 40, callback=Look())
-    return referee.curve

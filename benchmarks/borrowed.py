@@ -16,7 +16,14 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks import _borrowed
-from benchmarks._bench import ROOT, FinishedRuns, Values, finish, read_arguments, run_child
+from benchmarks._bench import (
+    ROOT,
+    FinishedRuns,
+    Values,
+    call_in_child,
+    finish,
+    read_arguments,
+)
 from benchmarks._libraries import LIBRARIES, Library
 
 
@@ -42,9 +49,10 @@ def main() -> None:
     settings = {"rounds": options.rounds, "seconds": options.seconds}
     found: Values = {}
     for name in options.libraries:
-        python = find_python(LIBRARIES[name], Path(options.environments))
-        words = ["-W", "ignore", "-m", "benchmarks._borrowed", name, *map(str, settings.values())]
-        found[name] = finished.get(name, settings, partial(run_child, words, python=str(python)))
+        python = str(find_python(LIBRARIES[name], Path(options.environments)))
+        asked = (_borrowed.measure, name, *settings.values())
+        work = partial(call_in_child, *asked, python=python, PYTHONWARNINGS="ignore")
+        found[name] = finished.get(name, settings, work)
     env = _borrowed.make_env()
     sizes = {"accounts": _borrowed.ACCOUNTS, "rollout": _borrowed.ROLLOUT}
     sizes |= {"observation_width": env.layout.width, "assets": env.layout.num_assets, **settings}

@@ -197,7 +197,7 @@ def build(bars: Path, cache: Path) -> Values:
     """Build a market of these bars in a process; what it took."""
     config = cache.with_suffix(".yaml")
     config.write_text(CONFIG.format(path=bars))
-    return run_child(["-c", BUILD, str(config), str(cache)], OMP_NUM_THREADS="1")
+    return run_child(["-c", BUILD, str(config), str(cache)])
 
 
 def build_paper(folder: Path, home: Path) -> Values:
@@ -235,7 +235,6 @@ def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int
                 [str(word) for word in (script, *words)],
                 python=make_peers(),
                 POLARS_MAX_THREADS="1",
-                OMP_NUM_THREADS="1",
             )
         )
         sample = market.features[market.num_bars // 2 :: market.num_bars // 7, 0].double().numpy()

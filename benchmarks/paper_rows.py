@@ -29,14 +29,12 @@ seeds: an illustration without a test of significance.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
-import subprocess
 from pathlib import Path
 from statistics import median
 
-from benchmarks._bench import ROOT, FinishedRuns, Values, finish, read_arguments
+from benchmarks._bench import ROOT, FinishedRuns, Values, finish, read_arguments, run_child
 from fintrader.agents.policy import load_policy
 from fintrader.backtesting import BacktestResult, simulate
 from fintrader.backtesting.baselines import benchmark
@@ -148,17 +146,8 @@ def measure_rllib(python: str, config: RunConfig, seconds: float) -> Values:
         "seed": config.seed,
         "gamma": config.agents[0].gamma,
     }
-    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = subprocess.run(
-        [python, str(ROOT / "benchmarks" / "_rllib_ppo.py"), json.dumps(asked)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr[-4000:])
-    found: Values = json.loads(done.stdout.splitlines()[-1])
+    script = ROOT / "benchmarks" / "_rllib_ppo.py"
+    found: Values = run_child([str(script), json.dumps(asked)], python=python)
     return found
 
 

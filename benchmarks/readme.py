@@ -64,7 +64,7 @@ def problems(
         if figures_of(at[1], records) != at[2].removesuffix("\n"):
             yield (
                 f"{page}: the figures of {at[1]!r} are not those of the records; run `python"
-                " benchmarks/readme.py`"
+                " -m benchmarks.readme`"
             )
     if page in ("README.md", *OF_FIGURES):
         own = CODE.sub("", BLOCK.sub("", text))

@@ -23,23 +23,31 @@ compiles. `cold_seconds`: the same of ours where nothing was compiled before.
 
 A seed that never passed a threshold counts as never: a median without a number means that most did
 not. Finished trainings are in `runs/benchmarks`; `--fresh` measures them again. `--quick`: one
-seed, 0.3 seconds each. `--one SIDE,SEED,SECONDS,ASSETS`: one training.
+seed, 0.3 seconds each.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import statistics
 import sys
 import tempfile
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import torch
 
-from benchmarks._bench import FinishedRuns, NoPeer, Values, finish, read_arguments, run_child
+from benchmarks._bench import (
+    FinishedRuns,
+    NoPeer,
+    Values,
+    call_in_child,
+    finish,
+    list_seeds,
+    read_arguments,
+)
 from benchmarks._learning import OutOfTime
 from benchmarks._planted import (
     MARKS,
@@ -50,12 +58,14 @@ from benchmarks._planted import (
     Decide,
     Referee,
     log_return,
+    observe_with,
     rule,
     seconds_to,
     windows,
 )
 from benchmarks._train_peers import LEARNERS, load_jax, load_sb3, train_peer
-from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
+from fintrader.agents import PPO, Budget, make_agent, train
+from fintrader.agents.agent import Agent
 from fintrader.envs import TradingEnv
 from fintrader.market.tensors import MarketTensors
 from tests.engines.tiny import agent_settings
@@ -77,64 +87,51 @@ LEVELS = {f"{share:.0%}": share for share in SHARES_OF_RULE}
 Curve = list[dict[str, float]]
 
 
-def train_ours(algo: str, market: MarketTensors, referee: Referee, seed: int) -> Curve:
+def train_ours(algo: str, market: MarketTensors, referee: Referee, seed: int) -> None:
     """Train with the defaults of its settings, after one update that does not count."""
 
-    def once(budget: Budget, *, look: bool) -> None:
+    def prepare() -> tuple[Agent, TradingEnv]:
         env = TradingEnv(market, OURS, seed=seed)
-        agent = make_agent(agent_settings(algo, {}), env.layout, seed=seed)
+        return make_agent(agent_settings(algo, {}), env.layout, seed=seed), env
 
-        def on_progress(progress: TrainProgress) -> None:
-            if look:
-                referee.look(
-                    progress.env_steps, lambda: lambda account: agent.policy(account.observe())
-                )
-
-        referee.start()
-        train(agent, env, budget, on_progress=on_progress)
-
-    once(Budget(env_steps=1), look=False)
+    train(*prepare(), Budget(env_steps=1))
+    agent, env = prepare()
+    referee.start()
     with contextlib.suppress(OutOfTime):
-        once(Budget(seconds=1e9), look=True)
-    return referee.curve
+        train(
+            agent,
+            env,
+            Budget(seconds=1e9),
+            on_progress=lambda now: referee.look(now.env_steps, lambda: observe_with(agent.policy)),
+        )
 
 
-def train_jax(market: MarketTensors, referee: Referee, seed: int) -> Curve:
+def train_jax(market: MarketTensors, referee: Referee, seed: int) -> None:
     """Train the default PPO in JAX, after an update that compiles. Raises NoPeer."""
     peer = load_jax().JaxPPO(market, OURS, PPO(), OURS.num_envs, seed)
     peer.update()
     peer.decide(referee.market)
     peer.restart(seed)
-    steps = 0
 
     def make_policy() -> Decide:
         actions = torch.from_numpy(peer.decide(referee.market))
         return lambda account: actions[account.bar][None]
 
-    referee.start()
-    with contextlib.suppress(OutOfTime):
-        while True:
-            steps += peer.update()
-            referee.look(steps, make_policy)
-    return referee.curve
+    referee.follow(peer.update, make_policy)
 
 
 def train_side(side: str, seed: int, seconds: float, assets: int) -> Values:
     """The curve of one side, and the seconds before its clock started. Raises NoPeer."""
-    torch.set_num_threads(1)
     training, validation = windows(seed, assets)
-    if side == "thirty":
-        referee = Referee(validation, OURS, seconds, marks=[], stop_at=math.inf)
-        curve = train_ours("ppo", training, referee, seed)
+    marks = {"marks": [], "stop_at": math.inf} if side == "thirty" else {}
+    referee = Referee(validation, OURS, seconds, **marks)
+    if side == "jax":
+        train_jax(training, referee, seed)
+    elif side in LEARNERS:
+        train_peer(side, training, OURS, referee, seed)
     else:
-        referee = Referee(validation, OURS, seconds)
-        if side in AGENTS:
-            curve = train_ours(side, training, referee, seed)
-        elif side == "jax":
-            curve = train_jax(training, referee, seed)
-        else:
-            curve = train_peer(side, training, OURS, referee, seed)
-    return {"curve": curve, "start_seconds": referee.start_seconds}
+        train_ours("ppo" if side == "thirty" else side, training, referee, seed)
+    return {"curve": referee.curve, "start_seconds": referee.start_seconds}
 
 
 def median(values: list[float | None]) -> float | None:
@@ -174,8 +171,8 @@ def compare(times: dict[str, dict[str, Values]], limit: float) -> Values:
 def measure_cold(seed: int, assets: int) -> float:
     """Seconds before the clock of our PPO starts if nothing was compiled before."""
     with tempfile.TemporaryDirectory() as empty:
-        words = [__file__, "--one", f"ppo,{seed},0.01,{assets}"]
-        return float(run_child(words, NUMBA_CACHE_DIR=empty)["start_seconds"])
+        found = call_in_child(train_side, "ppo", seed, 0.01, assets, NUMBA_CACHE_DIR=empty)
+    return float(found["start_seconds"])
 
 
 def main() -> None:
@@ -188,12 +185,7 @@ def main() -> None:
         seconds=8.0,
         quick=False,
         fresh=False,
-        one=str,
     )
-    if options.one:
-        side, seed, seconds, assets = options.one.split(",")
-        print(json.dumps(train_side(side, int(seed), float(seconds), int(assets))))
-        return
     thirty_seconds = THIRTY_SECONDS
     if options.quick:
         options.seeds = 1
@@ -215,12 +207,11 @@ def main() -> None:
             "env": OURS.model_dump(mode="json"),
             "market": (assets, TRAIN, VALIDATION),
         }
-        words = [__file__, "--one", f"{side},{seed},{seconds},{assets}"]
-        return finished.get(
-            f"{side}-{assets}-{seed}", settings, lambda: run_child(words, PYTHONWARNINGS="ignore")
-        )
+        asked = (side, seed, seconds, assets)
+        work = partial(call_in_child, train_side, *asked, PYTHONWARNINGS="ignore")
+        return finished.get(f"{side}-{assets}-{seed}", settings, work)
 
-    seeds = range(options.seed, options.seed + options.seeds)
+    seeds = list_seeds(options)
     sizes = {}
     for assets in options.assets:
         limit = options.seconds * SIZES[assets]

@@ -24,7 +24,6 @@ default and twice as many of the others. A figure beside a peer that cannot be h
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +33,14 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks._bench import Figures, NoPeer, Run, alternate, finish, read_arguments
+from benchmarks._bench import (
+    Figures,
+    Run,
+    alternate,
+    finish,
+    read_arguments,
+    skip_absent_peer,
+)
 from benchmarks._train_clean import Recipe
 from benchmarks._train_peers import load_jax, make_peer
 from benchmarks.env import ASSETS, FEATURES, make_market
@@ -91,20 +97,22 @@ def run_ours(market: MarketTensors, settings: Any, accounts: int, seed: int) -> 
 
 def make_peers(market: MarketTensors, seed: int) -> dict[str, Run]:
     """The peers under `SAME`; those that can be had."""
-    loop = make_peer("clean", market, SETTINGS, SAME, seed)
-    runs = {"clean": lambda updates: sum(loop.update() for _ in range(updates))}
-    try:
+    runs = {"clean": repeat_updates(make_peer("clean", market, SETTINGS, SAME, seed))}
+    with skip_absent_peer():
         model = make_peer("sb3", market, SETTINGS, SAME, seed)
-    except NoPeer as error:
-        print(error, file=sys.stderr)
-        return runs
 
-    def learn(updates: int) -> int:
-        steps = updates * SAME.accounts * SAME.num_steps
-        model.learn(steps, reset_num_timesteps=False)
-        return steps
+        def learn(updates: int) -> int:
+            steps = updates * SAME.accounts * SAME.num_steps
+            model.learn(steps, reset_num_timesteps=False)
+            return steps
 
-    return {"sb3": learn, **runs}
+        runs["sb3"] = learn
+    return runs
+
+
+def repeat_updates(peer: Any) -> Run:
+    """Updates of a peer whose `update` returns its env-steps."""
+    return lambda updates: sum(peer.update() for _ in range(updates))
 
 
 def measure_default(
@@ -139,15 +147,12 @@ def measure_jax(sizes: tuple[tuple[int, int], ...], seed: int, turns: Any) -> Fi
         market = make_market(assets, seed=seed)
         sides = {"ours": run_ours(market, PPO(), accounts, seed)[1]}
         name = f"{accounts}_{assets}"
-        try:
+        with skip_absent_peer():
             peer = load_jax().JaxPPO(market, SETTINGS, PPO(), accounts, seed)
-        except NoPeer as error:
-            print(error, file=sys.stderr)
-        else:
             begun = time.perf_counter()
             peer.update()
             figures[f"jax_compile_seconds_{name}"] = time.perf_counter() - begun
-            sides["jax"] = lambda updates, peer=peer: sum(peer.update() for _ in range(updates))
+            sides["jax"] = repeat_updates(peer)
         rates = turns(sides)
         figures.add_rates(rates, f"jax_{{}}_{name}_steps_per_second")
         figures.add_times(f"times_jax_{name}", rates["ours"], rates.get("jax"))
