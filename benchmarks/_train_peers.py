@@ -74,18 +74,18 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
     from gymnasium.spaces import Box
     from stable_baselines3.common.buffers import RolloutBuffer
     from stable_baselines3.common.logger import Logger
-    from stable_baselines3.common.vec_env import VecEnv
+
+    from fintrader.envs.adapters.sb3 import Sb3VecEnv
 
     torch.distributions.Distribution.set_default_validate_args(False)
 
-    class FastVecEnv(VecEnv):  # type: ignore[misc]
+    class FastVecEnv(Sb3VecEnv):
         """Latents in, numpy views of the environment's tensors out."""
 
         def __init__(self) -> None:
-            latents = env.layout.num_assets + 1
+            super().__init__(env)
             # SB3 clips what it draws to finite bounds; these are beyond anything drawn.
-            space = Box(-1e3, 1e3, (latents,), np.float32)
-            super().__init__(env.num_envs, env.single_observation_space, space)
+            self.action_space = Box(-1e3, 1e3, (env.layout.num_assets + 1,), np.float32)
             self.normaliser = Normaliser(env.layout.width) if recipe.normalise else None
             self.steps = 0
 
@@ -119,23 +119,6 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
                         "TimeLimit.truncated": bool(truncated[account]),
                     }
             return self.seen(obs), reward.numpy(), done, infos
-
-        def close(self) -> None:
-            """Nothing is held."""
-
-        def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-            return [getattr(env, attr_name, None)] * self.num_envs
-
-        def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-            raise NotImplementedError
-
-        def env_method(
-            self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
-        ) -> list[Any]:
-            raise NotImplementedError
-
-        def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-            return [False] * self.num_envs
 
     class OneCopyBuffer(RolloutBuffer):  # type: ignore[misc]
         """The same numbers, each copied once on its way in and once into a minibatch."""

@@ -42,6 +42,7 @@ from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import lay_out
 from fintrader.market.build import make_market
 from fintrader.market.settings import read_settings
+from tests.engines.deployments import LiveClock
 
 HUNDRED = {
     "source": {"kind": "synthetic", "seed": 1, "num_symbols": 100, "num_sessions": 60},
@@ -56,12 +57,6 @@ HUNDRED = {
     },
     "windows": {"fractions": [0.5, 0.15, 0.35], "embargo_sessions": 1},
 }
-
-
-class LiveClock(ReplayClock):
-    """Wakes the loop at each bar, not only at those of decisions."""
-
-    live = True
 
 
 class Timed(Runner):

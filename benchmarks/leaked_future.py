@@ -52,9 +52,9 @@ def make_leaked_market(num_bars: int, *, late: int = 0, seed: int = 0) -> Market
     `late` a past one."""
     rng = np.random.default_rng(seed)
     steps = VOLATILITY * rng.standard_normal((num_bars, ASSETS)) - VOLATILITY**2 / 2
-    close = torch.tensor(100 * np.exp(np.cumsum(steps, axis=0)))
+    close = 100 * np.exp(np.cumsum(steps, axis=0))
     shown = np.roll(steps, -1 + 2 * late, axis=0) / VOLATILITY
-    return make_plain_market(close, torch.tensor(shown[:, :, None]))
+    return make_plain_market(close, shown[:, :, None])
 
 
 def act_greedily(obs: Tensor, env: TradingEnv) -> Tensor:

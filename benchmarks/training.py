@@ -61,20 +61,15 @@ SAME = Recipe(accounts=MLP_ACCOUNTS, hidden=(128, 128), activation="tanh", rewar
 
 def make_mlp_settings() -> PPO:
     """Our settings of the hyper-parameters in `SAME`."""
+    equal = (
+        *("num_steps", "update_epochs", "num_minibatches", "learning_rate", "gamma"),
+        *("gae_lambda", "clip_coef", "ent_coef", "max_grad_norm", "noise"),
+    )
     return PPO.model_validate(
         {
+            **{name: getattr(SAME, name) for name in equal},
             "network": {"kind": "mlp", "hidden": SAME.hidden, "activation": SAME.activation},
-            "num_steps": SAME.num_steps,
-            "update_epochs": SAME.update_epochs,
-            "num_minibatches": SAME.num_minibatches,
-            "learning_rate": SAME.learning_rate,
-            "gamma": SAME.gamma,
-            "gae_lambda": SAME.gae_lambda,
-            "clip_coef": SAME.clip_coef,
-            "ent_coef": SAME.ent_coef,
             "vf_coef": 2 * SAME.vf_coef,  # ours counts half of the squared error
-            "max_grad_norm": SAME.max_grad_norm,
-            "noise": SAME.noise,
             "noise_persistence": 0.0,
             "noise_decay": "learned",
             "normalise": [],
