@@ -139,10 +139,12 @@ class FinishedRuns:
     """Finished runs of a long benchmark, a JSON file each in `runs/benchmarks/<name>/`, so that a
     stopped one goes on where it was."""
 
-    def __init__(self, name: str, *, fresh: bool = False) -> None:
-        """`fresh`: measure everything again."""
+    def __init__(self, name: str, options: argparse.Namespace | None = None) -> None:
+        """`options`, of the command line: with `fresh`, everything is measured again."""
+        self.name = name
+        self.options = options
         self.folder = ROOT / "runs" / "benchmarks" / name
-        self.fresh = fresh
+        self.fresh = getattr(options, "fresh", False)
         self.commits: set[str] = set()
         """Commits of all runs handed out."""
 
@@ -160,6 +162,11 @@ class FinishedRuns:
         self.commits.add(record["commit"])
         print(key, record.get("curve", [record])[-1])
         return record
+
+    def finish(self, figures: Mapping[str, Any]) -> None:
+        """Finish the benchmark with the commits of all runs handed out."""
+        assert self.options is not None
+        finish(self.name, {**figures, "commits": sorted(self.commits)}, self.options)
 
 
 # --- rates ----------------------------------------------------------------------------------------

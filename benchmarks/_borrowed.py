@@ -301,7 +301,7 @@ def run_rsl_rl(own: bool) -> Run:
     env = RslRlEnv(make_env()) if own else RslRlPendulum()
     noise = {"class_name": "GaussianDistribution", "init_std": 0.5}
     net = {"class_name": "MLPModel", "hidden_dims": HIDDEN}
-    config: Any = {"num_steps_per_env": ROLLOUT, "save_interval": 10**9}
+    config = {"num_steps_per_env": ROLLOUT, "save_interval": 10**9}
     config["obs_groups"] = {"actor": ["policy"], "critic": ["policy"]}
     config |= {"actor": {**net, "distribution_cfg": noise}, "critic": net}
     config["algorithm"] = {"class_name": "PPO", "gamma": 0.99}
@@ -401,7 +401,7 @@ def run_agilerl(own: bool) -> Run:
     from agilerl.utils.utils import make_vect_envs
 
     if own:
-        env: Any = NumpyVectorEnv(make_env(AutoresetMode.NEXT_STEP))
+        env = NumpyVectorEnv(make_env(AutoresetMode.NEXT_STEP))
     else:
         env = make_vect_envs(PENDULUM, num_envs=ACCOUNTS, should_async_vector=False)
     encoder = {"encoder_config": {"hidden_size": HIDDEN}}
@@ -426,7 +426,7 @@ def run_jax(own: bool) -> Run:
     from fintrader.envs.adapters.dlpack import DlpackEnv
 
     if own:
-        env: Any = DlpackEnv(make_env(), jax.dlpack.from_dlpack)
+        env = DlpackEnv(make_env(), jax.dlpack.from_dlpack)
     else:
         env = gymnasium.make_vec("phys2d/Pendulum-v0", num_envs=ACCOUNTS)
     actions = load_training_market().num_assets if own else 1
@@ -453,7 +453,7 @@ def run_jax(own: bool) -> Run:
         ).mean()
         return jax.tree.map(lambda w, g: w + 0.01 * g, weights, jax.grad(gain)(weights))
 
-    state: Any = {"obs": obs, "weights": weights, "key": keys[0]}
+    state = {"obs": obs, "weights": weights, "key": keys[0]}
 
     def step() -> None:
         state["key"], key = jax.random.split(state["key"])
@@ -469,14 +469,14 @@ def run_jax(own: bool) -> Run:
 def measure(name: str, rounds: int, seconds: float) -> Values:
     """Both environments in turn, in process CPU time: steps a second, and the ratio of each
     round."""
-    make: Callable[[bool], Run] = globals()[f"run_{name}"]
+    make = globals()[f"run_{name}"]
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with Path(os.devnull).open("w") as out, redirect_stdout(out), redirect_stderr(out):
         runs = {"trading": make(True), "reference": make(False)}
         rates = alternate(runs, rounds, seconds)
     ratios = [own / other for own, other in zip(*rates.values(), strict=True)]
-    found: Values = {
+    found = {
         key: {"median": median(values), "range": [min(values), max(values)]}
         for key, values in {**rates, "times": ratios}.items()
     }

@@ -114,7 +114,7 @@ def run_elegantrl(module: ModuleType, market: MarketTensors, accounts: int) -> R
 
 def make_peer_runs(market: MarketTensors, accounts: int) -> dict[str, Run]:
     """FinRL's, ElegantRL's as shipped and ElegantRL's repaired; those that can be had."""
-    runs: dict[str, Run] = {}
+    runs = {}
     with skip_absent_peer():
         module = load_peer("finrl", "0.3.7", "env_stocktrading_np.py", {})
         runs["finrl"] = run_finrl(module, market)

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks._claims import measured
 from benchmarks._libraries import LIBRARIES
@@ -31,9 +31,31 @@ from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
 from fintrader.results.formatting import PAPER_COLUMNS, title_of, verdict_words
 from fintrader.verdict.alpha import level_of_look
 
+
+class Block(NamedTuple):
+    """A generated part of a page."""
+
+    make: Callable[[Records], str]
+    records: tuple[str, ...]
+
+
+BLOCKS: dict[str, Block] = {}
+
+
+def block(*records: str) -> Callable[[Any], Any]:
+    """Make a function of records a block of its name that needs these."""
+
+    def add(make: Callable[[Records], str]) -> Callable[[Records], str]:
+        BLOCKS[make.__name__] = Block(make, records)
+        return make
+
+    return add
+
+
 # --- the quickstart -------------------------------------------------------------------------------
 
 
+@block("quickstart")
 def quickstart(records: Records) -> str:
     """The paper's table of the first run, and every run's share of the planted optimum."""
     runs = records["quickstart"]["runs"]
@@ -95,6 +117,7 @@ WHO = {
 }
 
 
+@block(*REAL)
 def real(records: Records) -> str:
     """Active figures of every set that was walked forward, over its seeds, and a summary of
     them."""
@@ -125,6 +148,7 @@ def real(records: Records) -> str:
     return "\n\n".join([*parts, prose(_summarise_real(sets)), sentence(records, *REAL)])
 
 
+@block(*REAL)
 def luck(records: Records) -> str:
     """The search with the best Sharpe ratio of those that may be luck, as it would have been
     reported."""
@@ -162,6 +186,7 @@ def _explain_levels(verdicts: str) -> list[str]:
     return [f"Levels as recorded: {levels}; today a first look has {today}."]
 
 
+@block(*REAL)
 def real_bars(records: Records) -> str:
     """The ensemble on each set of real bars and its verdict, in a line."""
     rows = []
@@ -175,7 +200,7 @@ def real_bars(records: Records) -> str:
 def _read_sets(records: Records) -> dict[str, list[Named]]:
     """Figures of each set by its title, seed by seed; later seeds look at the same window again."""
     sets = {**records["real"]["sets"], **records["real_noise"]["sets"]}
-    seeds: dict[str, list[Named]] = {}
+    seeds = {}
     for key in sorted(sets, key=lambda key: int(key.partition("/")[2])):
         seeds.setdefault(key.partition("/")[0], []).append(sets[key])
     return {title: seeds[name] for name, title in SETS.items() if name in seeds}
@@ -296,11 +321,13 @@ QUESTIONS = {
 }
 
 
+@block("schedules")
 def schedules(records: Records) -> str:
     """Shares of the optimum by ways to spend the same number of environment steps."""
     return _show_experiment(records, "schedules")
 
 
+@block("halving")
 def halving(records: Records) -> str:
     """Shares of the optimum by halving and by other ways, on fresh markets."""
     return _show_experiment(records, "halving")
@@ -370,6 +397,7 @@ def _compare_ways(question: str, found: Named) -> str:
 # --- pages of the documentation -------------------------------------------------------------------
 
 
+@block("kelly")
 def kelly(records: Records) -> str:
     """The share of Kelly's growth rate that each algorithm reached."""
     record = records["kelly"]
@@ -382,6 +410,7 @@ def kelly(records: Records) -> str:
     return f"{table(head, rows)}\n\n{sentence(records, 'kelly')}"
 
 
+@block("env")
 def factored(records: Records) -> str:
     """The speed of a policy on factored observations over that on flat ones."""
     found = records["env"]["factored_policy"]
@@ -452,6 +481,7 @@ def list_steep(rows: Iterable[Named]) -> list[str]:
     return steep
 
 
+@block("growth")
 def growth(records: Records) -> str:
     """CPU time and memory of every stage by size, and what grows faster than linearly."""
     rows = []
@@ -472,6 +502,7 @@ def growth(records: Records) -> str:
     return text
 
 
+@block("gpu")
 def gpu(records: Records) -> str:
     """Training and stepping on a GPU."""
     record = records["gpu"]
@@ -494,6 +525,7 @@ def gpu(records: Records) -> str:
     return f"{table(head, rows)}\n\n{said} {sentence(records, 'gpu')}"
 
 
+@block("borrowed")
 def borrowed(records: Records) -> str:
     """Other libraries, their scripts, and the speed of their loops here and on an environment of
     theirs."""
@@ -531,6 +563,7 @@ AGENTS = {
 }
 
 
+@block("tasks")
 def tasks(records: Records, agents: Mapping[str, str] = AGENTS) -> str:
     """How far agents went from the best rule to the optimum of each task."""
     figures = records["tasks"]["figures"]
@@ -569,10 +602,11 @@ def _show_closed(closed: Named | None) -> str:
 EXECUTION_RULES = ("next open", "TWAP", "VWAP", "Almgren-Chriss", "limit")
 
 
+@block("executor")
 def executor(records: Records) -> str:
     """Shortfalls of rules and agent in each set, and the agent against its rival."""
     parts = []
-    sets: dict[str, list[tuple[str, Named]]] = {}
+    sets = {}
     for key, cell in records["executor"]["cells"].items():
         name, _, costs = key.partition(", ")
         sets.setdefault(name, []).append((costs, cell))
@@ -608,6 +642,7 @@ def _show_cell(costs: str, cell: Named) -> list[str]:
     ]
 
 
+@block(*REAL)
 def tasks_real(records: Records) -> str:
     """The agents on real bars, next to ridge and two rules."""
     compared = ["ensemble", "ridge", "vol_targeted", "buy_and_hold"]
@@ -619,37 +654,14 @@ def tasks_real(records: Records) -> str:
     return f"{table([*head, 'buy and hold'], rows)}\n\n{sentence(records, 'real')}"
 
 
+@block("tasks")
 def tasks_short(records: Records) -> str:
     """PPO alone, beside Stable-Baselines3's."""
     short = tasks(records, {name: AGENTS[name] for name in ("ppo", "sb3")})
     return short.removesuffix(footnote(records, ("tasks",)))
 
 
-class Block(NamedTuple):
-    """A generated part of a page."""
-
-    make: Callable[[Records], str]
-    records: tuple[str, ...]
-
-
-BLOCKS: dict[str, Block] = {
-    "quickstart": Block(quickstart, ("quickstart",)),
-    "luck": Block(luck, REAL),
-    "real": Block(real, REAL),
-    "real_bars": Block(real_bars, REAL),
-    "halving": Block(halving, ("halving",)),
-    "schedules": Block(schedules, ("schedules",)),
-    "kelly": Block(kelly, ("kelly",)),
-    "factored": Block(factored, ("env",)),
-    "growth": Block(growth, ("growth",)),
-    "gpu": Block(gpu, ("gpu",)),
-    "borrowed": Block(borrowed, ("borrowed",)),
-    "tasks": Block(tasks, ("tasks",)),
-    "executor": Block(executor, ("executor",)),
-    "tasks_real": Block(tasks_real, REAL),
-    "tasks_short": Block(tasks_short, ("tasks",)),
-    **{name: Block(make, names) for name, (make, names) in measured.items()},
-}
+BLOCKS |= {name: Block(make, names) for name, (make, names) in measured.items()}
 
 
 def figures_of(name: str, records: Records) -> str:

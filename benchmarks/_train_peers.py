@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks._bench import Values, import_peer
+from benchmarks._bench import import_peer
 from benchmarks._learning import OutOfTime
 from benchmarks._planted import Referee, observe_with
 from benchmarks._train_clean import ACTIVATIONS, CleanPPO, Normaliser, Recipe, aim, peer_env
@@ -107,17 +107,13 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
             self.steps += 1
             if self.normaliser is not None and self.steps % recipe.num_steps == 0:
                 self.normaliser.update(obs)  # one step of a rollout tells enough
-            infos: list[
-                Values
-            ] = []  # SB3 looks into them where an account is done, and nowhere else
-            if done.any():
-                infos = [{} for _ in range(self.num_envs)]
-                for account in np.flatnonzero(done):
-                    final = self.seen(info["final_obs"][account])
-                    infos[account] = {
-                        "terminal_observation": final,
-                        "TimeLimit.truncated": bool(truncated[account]),
-                    }
+            # SB3 looks into them where an account is done, and nowhere else.
+            infos = [{}] * self.num_envs
+            for account in np.flatnonzero(done):
+                infos[account] = {
+                    "terminal_observation": self.seen(info["final_obs"][account]),
+                    "TimeLimit.truncated": bool(truncated[account]),
+                }
             return self.seen(obs), reward.numpy(), done, infos
 
     class OneCopyBuffer(RolloutBuffer):  # type: ignore[misc]

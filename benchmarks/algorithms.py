@@ -34,7 +34,6 @@ from benchmarks._bench import (
     FinishedRuns,
     Values,
     call_in_child,
-    finish,
     install_peer,
     list_seeds,
     read_arguments,
@@ -185,7 +184,7 @@ def seconds_to(level: float, curve: Curve) -> float | None:
 def compare(sides: dict[str, list[Curve]]) -> Values:
     """The figures of one algorithm in one environment; the lists of `ours` and `theirs` run over
     the seeds."""
-    figures: Values = {}
+    figures = {}
     means = {}
     for side, curves in sides.items():
         returns = [final_return(curve) for curve in curves]
@@ -215,8 +214,8 @@ def main() -> None:
     budgets = SETTINGS["budgets"]
     options = read_arguments(__doc__, algo=ALGOS, env=list(budgets), seeds=5, fresh=False)
     sides = {"theirs": (train_theirs, [install_peer(*SB3)]), "ours": (train_ours, [])}
-    finished = FinishedRuns("algorithms", fresh=options.fresh)
-    curves: dict[str, dict[str, list[Curve]]] = {}
+    finished = FinishedRuns("algorithms", options)
+    curves = {}
     for seed, env_id, algo in product(list_seeds(options), options.env, options.algo):
         for side, (train_side, paths) in sides.items():
             own = {**SETTINGS[side][env_id][algo], "budget": budgets[env_id][algo], "peer": SB3}
@@ -225,7 +224,7 @@ def main() -> None:
             curves.setdefault(f"{algo}_{env_id}", {}).setdefault(side, []).append(curve)
     record = {"figures": {name: compare(found) for name, found in curves.items()}}
     record |= {"peer": "==".join(SB3), "budgets": budgets, "seeds": options.seeds}
-    finish("algorithms", {**record, "commits": sorted(finished.commits)}, options)
+    finished.finish(record)
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ def measure(chromium: Browser, home: Path, count: int, repeats: int) -> Values:
     market = fakes.save_market(home / "data" / "tensors")
     template = fakes.make_run(home / "one" / "runs", "demo", market=market)
     fakes.many_runs(template, home / "many" / "runs", count)
-    figures: Values = {"runs": count, "load": round(os.getloadavg()[0], 1)}
+    figures = {"runs": count, "load": round(os.getloadavg()[0], 1)}
     figures["repeats"] = repeats
     waits = {name: [] for name in WAITS}
     bare = home / "bare.py"

@@ -19,9 +19,7 @@ from benchmarks import _borrowed
 from benchmarks._bench import (
     ROOT,
     FinishedRuns,
-    Values,
     call_in_child,
-    finish,
     read_arguments,
 )
 from benchmarks._libraries import LIBRARIES, Library
@@ -45,9 +43,9 @@ def main() -> None:
         seconds=3.0,
         fresh=False,
     )
-    finished = FinishedRuns("borrowed", fresh=options.fresh)
+    finished = FinishedRuns("borrowed", options)
     settings = {"rounds": options.rounds, "seconds": options.seconds}
-    found: Values = {}
+    found = {}
     for name in options.libraries:
         python = str(find_python(LIBRARIES[name], Path(options.environments)))
         asked = (_borrowed.measure, name, *settings.values())
@@ -56,7 +54,7 @@ def main() -> None:
     env = _borrowed.make_env()
     sizes = {"accounts": _borrowed.ACCOUNTS, "rollout": _borrowed.ROLLOUT}
     sizes |= {"observation_width": env.layout.width, "assets": env.layout.num_assets, **settings}
-    finish("borrowed", {**sizes, "libraries": found}, options)
+    finished.finish({**sizes, "libraries": found})
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def fuse_by_all_reduce(agent: BaseAgent) -> None:
     variances = [name for name in state if name.endswith(".var")]
     for name in variances:  # merged as second moments
         state[name] = state[name] + state[name.removesuffix("var") + "mean"] ** 2
-    fused: dict[str, torch.Tensor] = {}
+    fused = {}
     for dtype in sorted({tensor.dtype for tensor in state.values()}, key=str):
         names = [name for name, tensor in state.items() if tensor.dtype == dtype]
         flat = torch.cat([state[name].reshape(-1) for name in names])

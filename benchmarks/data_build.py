@@ -221,8 +221,8 @@ def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int
     for file in sorted(folder.glob("*.parquet"))[:2]:
         (some / file.name).symlink_to(file.resolve())
     np.save(home / "minutes.npy", grid.minutes)
-    ours: list[Values] = []
-    theirs: list[Values] = []
+    ours = []
+    theirs = []
     for number in range(rounds):
         cache = home / f"some-{number}"
         ours.append(build(some, cache))

@@ -59,7 +59,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from benchmarks._bench import FinishedRuns, Values, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, read_arguments
 from benchmarks._executor import (
     FORMS,
     ExecutorEnv,
@@ -228,7 +228,7 @@ def main() -> None:
         fresh=False,
     )
     torch.set_num_threads(1)
-    runs = FinishedRuns("executor", fresh=options.fresh)
+    runs = FinishedRuns("executor", options)
     load = cache(lambda name: read_orders(options.bars / FILES[name]))
     settings = {"env_steps": ENV_STEPS, "seed": options.seed, **SETTINGS}
     cells = {}
@@ -246,7 +246,7 @@ def main() -> None:
     chances = {key: cell["agent_against_rival"]["all"]["p"] for key, cell in cells.items()}
     for key, chance in correct(chances).items():
         cells[key]["agent_against_rival"]["all"]["p_holm"] = chance
-    finish("executor", {"cells": cells, "commits": sorted(runs.commits)}, options)
+    runs.finish({"cells": cells})
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from fintrader.market.settings import DataSettings
 from fintrader.results.context import BacktestContext
 from fintrader.results.folders import FileCache, RunsFolder
 from fintrader.results.run import summaries
-from fintrader.results.tournament_events import ProposalEvent, TournamentEvent
+from fintrader.results.tournament_events import ProposalEvent
 from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
@@ -207,7 +207,7 @@ def fill(run: RunFolder, settings: TournamentSettings) -> None:
     board = Leaderboard(settings.leaderboard_size)
     generator = Generator(settings, (stubs.StubAgent(),), {}, 0, "data")
     random = np.random.default_rng(0)
-    events: list[TournamentEvent] = []
+    events = []
     store.claim(describe_identity(generator), lambda: True)
     store.snapshots.mkdir(exist_ok=True)
     for number in range(settings.pods):
@@ -332,7 +332,7 @@ def summarise_case(case: Case, points: dict[int, Figures]) -> list[Values]:
     """A row for each part of a case: its points, and its exponents."""
     rows = []
     for part in points[max(points)]:
-        row: Values = {"stage": case.stage, "axis": case.axis, "part": part}
+        row = {"stage": case.stage, "axis": case.axis, "part": part}
         row["points"] = {f"{size}": found[part] for size, found in points.items()}
         for unit in ("cpu_seconds", "user_seconds", "mib"):
             row[f"{unit}_exponent"] = find_exponent(points, part, unit)
@@ -391,7 +391,7 @@ def draw(rows: list[Values], path: Path) -> None:
 def main() -> None:
     """Measure every point, and list what grows faster than linearly."""
     options = read_arguments(__doc__, only=NAMES, quick=False)
-    rows: list[Values] = []
+    rows = []
     for case in CASES:
         if case.stage in options.only:
             sizes = case.sizes[:2] if options.quick else case.sizes

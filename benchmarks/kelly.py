@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks._bench import FinishedRuns, Values, finish, read_arguments, summarise
+from benchmarks._bench import FinishedRuns, Values, list_seeds, read_arguments, summarise
 from benchmarks._learning import FormulaMarket, Step, train_by_clock
 from fintrader.agents import make_agent
 from tests.engines.tiny import agent_settings
@@ -165,9 +165,9 @@ def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(__doc__, algo=list(SETTINGS), seeds=5, seconds=30.0, fresh=False)
     torch.set_num_threads(1)
-    finished = FinishedRuns("kelly", fresh=options.fresh)
-    runs: list[Values] = []
-    for seed in range(options.seed, options.seed + options.seeds):
+    finished = FinishedRuns("kelly", options)
+    runs = []
+    for seed in list_seeds(options):
         for algo in options.algo:
             how = {"seconds": options.seconds, "num_envs": NUM_ENVS.get(algo, USUAL_ENVS)}
             settings = {**SETTINGS[algo], **how}
@@ -177,8 +177,7 @@ def main() -> None:
     for algo in options.algo:
         shares = [run["share"] for run in runs if run["algo"] == algo]
         figures[f"{algo}_share"] = summarise(shares)
-    record = {"figures": figures, "runs": runs, "seconds": options.seconds}
-    finish("kelly", {**record, "commits": sorted(finished.commits)}, options)
+    finished.finish({"figures": figures, "runs": runs, "seconds": options.seconds})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks._bench import FinishedRuns, Values, finish, read_arguments, summarise
+from benchmarks._bench import FinishedRuns, Values, list_seeds, read_arguments, summarise
 from benchmarks._learning import FormulaMarket, Step, train_by_clock
 from fintrader.agents import make_agent
 from tests.engines.tiny import agent_settings
@@ -213,7 +213,7 @@ def learn(algo: str, reward: str, *, seed: int, seconds: float) -> Values:
     realised = reward == "realised"
     env = QuadraticMarket(num_envs, realised=realised, episode_steps=episode, seed=seed)
     agent = make_agent(agent_settings(algo, SETTINGS[algo]), env.layout, seed=seed)
-    curve: list[dict[str, float]] = []
+    curve = []
 
     def judge(mark: float, used: float, env_steps: int) -> None:
         utility, slope = evaluate(agent.policy)
@@ -234,7 +234,7 @@ def learn(algo: str, reward: str, *, seed: int, seconds: float) -> Values:
 
 def summarise_runs(runs: list[Values]) -> Values:
     """Mean and range over the seeds at each mark, by algorithm and reward."""
-    figures: dict[str, dict[str, list[float]]] = {}
+    figures = {}
     for run in runs:
         entry = figures.setdefault(f"{run['algo']}_{run['reward']}", {})
         for point in run["curve"]:
@@ -254,10 +254,10 @@ def main() -> None:
         __doc__, algo=list(SETTINGS), reward=rewards, seeds=5, seconds=60.0, fresh=False
     )
     torch.set_num_threads(1)
-    finished = FinishedRuns("known_optimum", fresh=options.fresh)
+    finished = FinishedRuns("known_optimum", options)
     pairs = [(algo, reward) for reward in options.reward for algo in options.algo]
-    runs: list[Values] = []
-    for seed in range(options.seed, options.seed + options.seeds):
+    runs = []
+    for seed in list_seeds(options):
         for algo, reward in pairs:
             seconds = min(SECONDS.get(algo, options.seconds), options.seconds)
             num_envs, episode = ENVS_AND_EPISODES[algo]
@@ -266,8 +266,7 @@ def main() -> None:
             work = partial(learn, algo, reward, seed=seed, seconds=seconds)
             runs.append(finished.get(f"{algo}-{reward}-{seed}", settings, work))
     record = {"problem": "quadratic", "figures": summarise_runs(runs), "runs": runs}
-    record |= {"seeds": options.seeds, "commits": sorted(finished.commits)}
-    finish("known_optimum", record, options)
+    finished.finish({**record, "seeds": options.seeds})
 
 
 if __name__ == "__main__":

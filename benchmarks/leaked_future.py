@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks._bench import Values, finish, read_arguments
+from benchmarks._bench import finish, read_arguments
 from benchmarks._learning import make_plain_market, train_by_clock
 from fintrader.agents import Budget, make_agent, train
 from fintrader.envs.trading import EnvSettings, TradingEnv
@@ -115,7 +115,7 @@ def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(__doc__, algo=list(SETTINGS), seeds=5, seconds=20.0, num_envs=128)
     torch.set_num_threads(1)
-    figures: Values = {}
+    figures = {}
     for algo in options.algo:
         seconds = options.seconds / 2 if algo == "apg" else options.seconds
         for late, word in enumerate(("share", "shifted")):

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks._bench import FinishedRuns, Values, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, read_arguments
 from fintrader.deploy.broker import hash_sources
 from fintrader.deploy.bundle import Bundle
 from tests.engines.market_life import MONTH
@@ -75,11 +75,11 @@ def live(seed: int, bundle: Bundle, span: str) -> Values:
 
 def summarise(years: list[Values]) -> Values:
     """Add the years and months up."""
-    found: Values = {}
+    found = {}
     for name in ("sessions", "decisions", "orders", "restarts", "alerts"):
         found[name] = sum(year[name] for year in years)
-    events: Counter[str] = Counter()
-    pairs: Counter[str] = Counter()
+    events = Counter()
+    pairs = Counter()
     for year in years:
         events.update(year["events"])
         pairs.update(year["pairs"])
@@ -107,7 +107,7 @@ def main() -> int:
     options = read_arguments(__doc__, years=160, months=400, quarters=30, first=1000, fresh=False)
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
-    finished = FinishedRuns("market_life", fresh=options.fresh)
+    finished = FinishedRuns("market_life", options)
     years = []
     with tempfile.TemporaryDirectory() as place:
         os.environ["XDG_STATE_HOME"] = place
@@ -125,7 +125,7 @@ def main() -> int:
                 years.append(finished.get(f"{span} {seed}", settings, work))
     asked = {f"{span}s": count for span, (count, _) in lives.items()}
     found = {**asked, **summarise(years)}
-    finish("market_life", {**found, "commits": sorted(finished.commits)}, options)
+    finished.finish(found)
     return 1 if found["problems"] else 0
 
 

@@ -120,7 +120,7 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> Values
         pods=pods, order="arrival", search=SEARCH, leaderboard_size=64, fresh=0.25
     )
     launcher = FarmLauncher(run, at_once, seconds)
-    turns: list[float] = []
+    turns = []
     counts = []
     reconcile = Orchestrator.reconcile
 
@@ -228,7 +228,7 @@ def measure_efficiency(home: Path, counts: list[int], env_steps: int, repeats: i
     that only count."""
     market = home / "market.safetensors"
     make_market(3 * 390 * 4, 8, 6, session_bars=390).save(market)
-    rates: dict[str, dict[str, list[float]]] = {"pods": {}, "bare_processes": {}}
+    rates = {"pods": {}, "bare_processes": {}}
     for repeat in range(repeats):
         for count in counts:
             rate = train_pods(home / f"efficiency-{repeat}-{count}", count, env_steps, market)

@@ -34,7 +34,7 @@ import shutil
 from pathlib import Path
 from statistics import median
 
-from benchmarks._bench import ROOT, FinishedRuns, Values, finish, read_arguments, run_child
+from benchmarks._bench import ROOT, FinishedRuns, Values, read_arguments, run_child
 from fintrader.agents.policy import load_policy
 from fintrader.backtesting import BacktestResult, simulate
 from fintrader.backtesting.baselines import benchmark
@@ -108,7 +108,7 @@ def measure_ours(config: RunConfig) -> Values:
     folder = RunFolder(home)
     market = MarketTensors.load(Path(str(Manifest.load(folder.manifest).values["market"]))).split()
     results = sorted(RunStore(folder).read_results().values(), key=lambda one: one.pod)
-    growth: dict[str, float] = {}
+    growth = {}
     leaders = []
     leader = None
     for number, result in enumerate(results, 1):
@@ -147,7 +147,7 @@ def measure_rllib(python: str, config: RunConfig, seconds: float) -> Values:
         "gamma": config.agents[0].gamma,
     }
     script = ROOT / "benchmarks" / "_rllib_ppo.py"
-    found: Values = run_child([str(script), json.dumps(asked)], python=python)
+    found = run_child([str(script), json.dumps(asked)], python=python)
     return found
 
 
@@ -159,7 +159,7 @@ def find_time(leaders: list[Values], target: float) -> float | None:
 
 def summarise(runs: list[Values]) -> Values:
     """Medians over the seeds of each measure, and the times to both targets of each seed."""
-    figures: Values = {"index": runs[0]["index"]}
+    figures = {"index": runs[0]["index"]}
     for way in ("ours", "rllib"):
         tests = [one[way]["test"] for one in runs]
         known = {key: [test[key] for test in tests if test[key] is not None] for key in tests[0]}
@@ -196,7 +196,7 @@ def main() -> None:
     options = read_arguments(
         __doc__, bars=Path, rllib=str, seeds=3, pods=8, env_steps=400_000, runs=Path
     )
-    finished = FinishedRuns("paper_rows")
+    finished = FinishedRuns("paper_rows", options)
     runs_dir = options.runs or ROOT / "runs" / "paper_rows"
     plan = {"pods": options.pods, "env_steps": options.env_steps, "slices": SLICES}
     runs = []
@@ -209,7 +209,7 @@ def main() -> None:
                 lambda config=config: measure(options.bars, options.rllib, config),
             )
         )
-    finish("paper_rows", {"plan": plan, "rows": summarise(runs), "runs": runs}, options)
+    finished.finish({"plan": plan, "rows": summarise(runs), "runs": runs})
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def read_configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfi
     changes = dict(changes)
     values["data"]["path"] = str(bars / f"{file}.parquet")
     values["data"]["source"] |= changes.pop("source", {})
-    where: Values = {}
+    where = {}
     if file == DAILY:
         values["data"]["waive"] = NOT_A_FAULT
     if file != US14:

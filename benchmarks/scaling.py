@@ -211,7 +211,7 @@ def time_store(store: RunStore, result: PodResult, count: int) -> dict[str, Samp
     a result. Each differs, as pods' do."""
     data = store.get(str(result.snapshot))
     snapshots = iter([data + number.to_bytes(8, "big") for number in range(count)])
-    digests: list[str] = []
+    digests = []
     put = time_calls(lambda: digests.append(store.put(next(snapshots))), count)
     stored = iter(digests)
     get = time_calls(lambda: store.get(next(stored)), count)
@@ -271,7 +271,7 @@ def predict_throughput(
     """Simulated time to `pods` pods by number of GPUs; efficiency against pods without overhead on
     GPUs never idle."""
     sums = add_overhead(samples, seconds)
-    rows: Values = {}
+    rows = {}
     for count in gpus:
         world = World(
             gpus=count,
@@ -421,7 +421,7 @@ def main() -> None:
         samples = measure_constants(Path(disk), options.quick)
         constants = {name: describe_samples(taken) for name, taken in samples.items()}
         print({name: found["mean_ms"] for name, found in constants.items()})
-        curves: Values = {}
+        curves = {}
         for name, seconds in PODS_OF.items():
             curves[name] = predict_throughput(
                 Path(ram), samples, pods=pods, seconds=seconds, gpus=gpus

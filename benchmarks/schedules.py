@@ -98,8 +98,8 @@ def measure_market(number: int, question: str) -> Row:
     """Spend the budget every way on one market."""
     finished = FinishedRuns("schedules")
     problem = Problem(number, **QUESTIONS[question])
-    shares: dict[str, float] = {}
-    seconds: dict[str, float] = {}
+    shares = {}
+    seconds = {}
     settings = {**PLAN, **QUESTIONS[question], "number": number}
     optimum = finished.get(
         f"{question}-{number}-optimum",
@@ -154,8 +154,8 @@ def compare(rows: list[Row]) -> Values:
     for name in rows[0]["cpu_seconds"]:
         seconds = [row["cpu_seconds"][name] for row in rows]
         ways[name]["cpu_seconds"] = round(statistics.median(seconds), 1)
-    against: dict[str, dict[str, float]] = {}
-    ps: dict[str, float] = {}
+    against = {}
+    ps = {}
     for name, values in shares.items():
         if name == OURS:
             continue
@@ -181,7 +181,7 @@ def read_known() -> dict[str, list[Row]]:
     """Read the rows of the record, by question."""
     path = ROOT / "benchmarks" / "results" / "halving.json"
     record = json.loads(path.read_text()) if path.is_file() else {}
-    rows: dict[str, list[Row]] = record.get("rows", {})
+    rows = record.get("rows", {})
     return rows if record.get("plan") == json.loads(json.dumps(PLAN)) else {}
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load, save
 
-from benchmarks._bench import FinishedRuns, Values, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, read_arguments
 from benchmarks._cluster import World, make_settings, simulate
 from benchmarks.known_optimum import ENGINE_PPO, JUDGE, QuadraticMarket, evaluate, optimal_policy
 from benchmarks.scaling import redraw
@@ -104,10 +104,10 @@ def summarise_runs(runs: list[Values]) -> Values:
 
     A search that did not arrive counts as longer than all that did.
     """
-    figures: Values = {}
+    figures = {}
     for target in map(str, TARGETS):
         times = {(run["gpus"], run["seed"]): run["seconds"][target] or math.inf for run in runs}
-        entry: Values = {"seconds": {}, "arrived": {}}
+        entry = {"seconds": {}, "arrived": {}}
         for gpus in sorted({run["gpus"] for run in runs}):
             own = [time for (count, _), time in times.items() if count == gpus]
             middle = statistics.median(own)
@@ -121,7 +121,7 @@ def summarise_runs(runs: list[Values]) -> Values:
 def main() -> None:
     """Every number of GPUs with every seed."""
     options = read_arguments(__doc__, seeds=20, gpus=[8, 16, 32, 80], jobs=2, fresh=False)
-    finished = FinishedRuns("search", fresh=options.fresh)
+    finished = FinishedRuns("search", options)
     settings = {"targets": TARGETS, "pod_seconds": POD_SECONDS, "steps": ENV_STEPS, "waves": WAVES}
     pairs = [(gpus, seed) for seed in range(options.seeds) for gpus in sorted(options.gpus)]
     with (
@@ -142,7 +142,7 @@ def main() -> None:
         "targets": summarise_runs(runs),
         "runs": runs,
     }
-    finish("search", record, options)
+    finished.finish(record)
     if options.save:
         redraw()
 

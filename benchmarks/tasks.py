@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import fintrader
-from benchmarks._bench import FinishedRuns, Values, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, list_seeds, read_arguments
 from fintrader.agents import PPO
 from fintrader.agents.agent import choose_agent
 from fintrader.agents.limit_head import make_head
@@ -181,9 +181,9 @@ def main() -> None:
         fresh=False,
     )  # fmt: skip
     torch.set_num_threads(1)
-    finished = FinishedRuns("tasks", fresh=options.fresh)
-    figures: Values = {"env_steps": options.env_steps}
-    runs: list[Values] = []
+    finished = FinishedRuns("tasks", options)
+    figures = {"env_steps": options.env_steps}
+    runs = []
     for name in options.task:
         best, rule, words = find_worths(name)
         figures[name] = {
@@ -197,7 +197,7 @@ def main() -> None:
         for algo in options.algo:
             how = {"env_steps": options.env_steps}
             own = []
-            for seed in range(options.seed, options.seed + options.seeds):
+            for seed in list_seeds(options):
                 text = (FOLDER / f"{name}.yaml").read_text()
                 settings = {"task": text, "further": FURTHER.get(algo, {}), **how}
                 work = partial(learn, name, algo, seed=seed, **how)
@@ -216,9 +216,7 @@ def main() -> None:
                 }
             else:
                 figures[name][f"{algo}_refused"] = own[0]["refused"]
-    finish(
-        "tasks", {"figures": figures, "runs": runs, "commits": sorted(finished.commits)}, options
-    )
+    finished.finish({"figures": figures, "runs": runs})
 
 
 if __name__ == "__main__":

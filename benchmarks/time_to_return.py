@@ -44,7 +44,6 @@ from benchmarks._bench import (
     NoPeer,
     Values,
     call_in_child,
-    finish,
     list_seeds,
     read_arguments,
 )
@@ -155,7 +154,7 @@ def summarise_side(curves: list[Curve], goals: list[float]) -> dict[str, Values]
 def compare(times: dict[str, dict[str, Values]], limit: float) -> Values:
     """How many times as long the best of each rival takes; where none got there, at least the whole
     time's."""
-    figures: Values = {}
+    figures = {}
     for group, members in RIVALS.items():
         for level in LEVELS if "ppo" in times else ():
             ours = times["ppo"][level]["median"]
@@ -195,8 +194,9 @@ def main() -> None:
     except NoPeer as error:
         print(error, file=sys.stderr)
         options.side = [side for side in options.side if not side.startswith("sb3")]
-    name = "time_to_return_quick" if options.quick else "time_to_return"
-    finished = FinishedRuns(name, fresh=options.fresh or options.quick)
+    options.fresh |= options.quick
+    finished = FinishedRuns("time_to_return", options)
+    finished.folder /= "quick" if options.quick else ""
     recipes = {name: {"algo": kind, **asdict(recipe)} for name, (kind, recipe) in LEARNERS.items()}
 
     def run(side: str, seed: int, seconds: float, assets: int) -> Values:
@@ -239,9 +239,8 @@ def main() -> None:
         "sizes": sizes,
         "thirty_assets": {"seconds": thirty_seconds, "shares_of_rule": shares},
         "recipes": recipes,
-        "commits": sorted(finished.commits),
     }
-    finish("time_to_return", record, options)
+    finished.finish(record)
 
 
 if __name__ == "__main__":
