@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from fintrader.agents import Budget, TrainProgress, train
+from fintrader.config import read_yaml
 from fintrader.envs.observation import ObservationLayout
 from fintrader.market.tensors import MarketTensors
 from tests.factories import market_of
 
 SESSION = 390
+AGENTS = {
+    benchmark: {name: values for name, values in agents.items() if not name.startswith(".")}
+    for benchmark, agents in read_yaml(Path(__file__).with_name("agents.yaml")).items()
+}
+"""Benchmark -> algorithm -> settings."""
 Step = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._bench import FinishedRuns, Values, list_seeds, read_arguments, summarise
-from benchmarks._learning import FormulaMarket, Step, train_by_clock
+from benchmarks._learning import AGENTS, FormulaMarket, Step, train_by_clock
 from fintrader.agents import make_agent
 from tests.engines.tiny import agent_settings
 
@@ -110,35 +110,7 @@ def evaluate(policy: Any, *, steps: int = 16, num_envs: int = 4) -> tuple[float,
     return float(expected_growth(rows[:: max(len(rows) // 16, 1)]).mean() / best), rows.mean(dim=0)
 
 
-COMMON = {"head": {"scale": 2.0}, "gamma": 0.0, "anneal": True}
-ON = {
-    **COMMON,
-    "noise": 0.3,
-    "noise_persistence": 0.0,
-    "network": {"hidden": [32], "activation": "tanh"},
-    "num_steps": 16,
-}
-OFF = {
-    **COMMON,
-    "noise_persistence": 0.0,
-    "network": {"hidden": [32], "activation": "silu"},
-    "batch_size": 8192,
-    "buffer_size": 1_000_000,
-    "learning_starts": 20_000,
-    "updates_per_step": 0.5,
-    "learning_rate": 3e-3,
-    "saturation_coef": 5e-3,
-}
-SOFT = {**OFF, "noise": 0.5, "alpha": 0.001}
-SETTINGS = {
-    "ppo": {**ON, "update_epochs": 2, "num_minibatches": 2, "learning_rate": 4e-3},
-    "a2c": {**ON, "learning_rate": 5e-3},
-    "apg": {**COMMON, "noise": 0.0, "bootstrap": False, "learning_rate": 1e-2},
-    "ddpg": {**OFF, "noise": 0.5},
-    "td3": {**OFF, "noise": 0.5},
-    "sac": SOFT,
-    "redq": SOFT,
-}
+SETTINGS = AGENTS["kelly"]
 NUM_ENVS = {"ppo": 2048, "a2c": 2048, "apg": 256}
 USUAL_ENVS = 1024
 """A bar's growth drowns in its deviation: only many bars at once show a gradient the way."""

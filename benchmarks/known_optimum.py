@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._bench import FinishedRuns, Values, list_seeds, read_arguments, summarise
-from benchmarks._learning import FormulaMarket, Step, train_by_clock
+from benchmarks._learning import AGENTS, FormulaMarket, Step, train_by_clock
 from fintrader.agents import make_agent
 from tests.engines.tiny import agent_settings
 
@@ -137,59 +137,11 @@ def evaluate(
     return total / (steps - 100), cross / square
 
 
-COMMON = {"head": {"kind": "direct"}, "gamma": 0.95, "anneal": True}
-ON = {
-    **COMMON,
-    "noise": 0.2,
-    "network": {"hidden": [32], "activation": "tanh"},
-    "num_steps": 32,
-}
-ENGINE_PPO = {
-    **ON,
-    "network": {"hidden": [32, 32], "activation": "tanh"},
-    "num_steps": 16,
-    "update_epochs": 2,
-    "num_minibatches": 4,
-    "learning_rate": 2.5e-3,
-}
+SETTINGS = AGENTS["known_optimum"]
+ENGINE_PPO = AGENTS["engine"]["ppo"]
 """Settings for `communication.py` and `search.py`, which measure the engine, not the algorithm."""
 JUDGE = {"steps": 300, "num_envs": 32}
 """Paths on which these two evaluate."""
-OFF = {
-    **COMMON,
-    "network": {"hidden": [32], "activation": "silu"},
-    "learning_rate": 3e-3,
-    "batch_size": 2048,
-    "buffer_size": 1_000_000,
-    "learning_starts": 20_000,
-    "updates_per_step": 1.0,
-    "tau": 0.02,
-}
-HARD = {**OFF, "noise": 0.3, "saturation_coef": 1e-3}
-SOFT = {**OFF, "noise": 0.2, "alpha": 0.01}
-SETTINGS = {
-    # A critic that noise keeps flat undervalues what a trade earns later: with λ below 1 the agents
-    # trade too little.
-    "ppo": {
-        **ON,
-        "gae_lambda": 1.0,
-        "update_epochs": 2,
-        "num_minibatches": 1,
-        "learning_rate": 2e-3,
-    },
-    "a2c": {**ON, "gae_lambda": 1.0, "learning_rate": 2.5e-3},
-    "apg": {
-        **ON,
-        "noise": 0.0,
-        "network": {"hidden": [32, 32], "activation": "tanh"},
-        "num_steps": 16,
-        "learning_rate": 5e-3,
-    },
-    "ddpg": HARD,
-    "td3": HARD,
-    "sac": SOFT,
-    "redq": {**SOFT, "updates_per_step": 2.0},
-}
 ENVS_AND_EPISODES: dict[str, tuple[int, int | None]] = {
     "ppo": (128, 64),
     "a2c": (128, 64),

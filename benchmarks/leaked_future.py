@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks._bench import finish, read_arguments
-from benchmarks._learning import make_plain_market, train_by_clock
+from benchmarks._learning import AGENTS, make_plain_market, train_by_clock
 from fintrader.agents import Budget, make_agent, train
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.market.tensors import MarketTensors
@@ -34,17 +34,7 @@ COST = 2e-4
 RULES = EnvSettings(
     episode_bars=64, fill="close", cost_bps=COST * 1e4, fractional=True, reward="log_return"
 )
-SETTINGS = {
-    "ppo": {"gamma": 0.5, "head": {"scale": 8.0}, "noise": 0.3, "network": {"hidden": [32, 32]}},
-    "apg": {
-        "gamma": 0.5,
-        "head": {"scale": 8.0},
-        "noise": 0.0,
-        "num_steps": 8,
-        "bootstrap": False,
-        "learning_rate": 1e-2,
-    },
-}
+SETTINGS = AGENTS["leaked_future"]
 
 
 def make_leaked_market(num_bars: int, *, late: int = 0, seed: int = 0) -> MarketTensors:
