@@ -45,7 +45,7 @@ Run = Callable[[int], int]
 # --- arguments and records ------------------------------------------------------------------------
 
 
-def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
+def read_options(doc: str | None, **options: Any) -> argparse.Namespace:
     """Parse the command line: an option for each keyword, which is its default.
 
     A type instead of a value: None unless given. A list: one or more of its values, all by default.
@@ -53,7 +53,7 @@ def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in {"seed": 0, "save": False, "beside": False, **options}.items():
+    for name, default in options.items():
         flag = f"--{name.replace('_', '-')}"
         if default is False:
             parser.add_argument(flag, action="store_true")
@@ -67,6 +67,11 @@ def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
         else:
             parser.add_argument(flag, type=type(default), default=default)
     return parser.parse_args()
+
+
+def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
+    """Parse a benchmark's command line: its own options, and those of all."""
+    return read_options(doc, seed=0, save=False, beside=False, **options)
 
 
 def list_seeds(options: argparse.Namespace) -> range:

@@ -153,6 +153,12 @@ POWER = [
 ]
 
 
+def passes(ours: Array, theirs: Array, level: float, seed: int, repeats: int = DRAWS) -> bool:
+    """Check whether the verdict's test calls a strategy skilled."""
+    tested = ev.alpha_test(ours, theirs, level=level, seed=seed, repeats=repeats)
+    return tested is not None and tested.p_value <= level
+
+
 def draw_null(name: str, sessions: int, rng: np.random.Generator) -> tuple[Array, Array]:
     """Returns without skill that a test of means takes for skill, and their benchmark's: sold tails
     of mean zero, alone or beside beta, and a beta whose prices are smoothed by a part a day."""
@@ -171,11 +177,10 @@ def draw_null(name: str, sessions: int, rng: np.random.Generator) -> tuple[Array
 def measure_null(name: str, sessions: int, repeats: int) -> Values:
     """Share of the draws that pass at the level of a first look."""
     level = ev.level_of_look(1)
-    passed = 0
-    for seed in range(repeats):
-        drawn = draw_null(name, sessions, np.random.default_rng([seed, sessions]))
-        tested = ev.alpha_test(*drawn, level=level, seed=seed, repeats=DRAWS)
-        passed += tested is not None and tested.p_value <= level
+    passed = sum(
+        passes(*draw_null(name, sessions, np.random.default_rng([seed, sessions])), level, seed)
+        for seed in range(repeats)
+    )
     return {"null": name, "sessions": sessions, "level": level, "passed": passed / repeats}
 
 
@@ -196,10 +201,7 @@ def measure_choice(
         number = round(skilled * trials)
         returns[:, :number] += 2 / np.sqrt(252)
         best = int((returns.mean(axis=0) / returns.std(axis=0)).argmax())
-        tested = ev.alpha_test(
-            0.01 * returns[:, best], np.zeros(sessions), level=level, seed=seed, repeats=2_999
-        )
-        is_called = tested is not None and tested.p_value <= level
+        is_called = passes(0.01 * returns[:, best], np.zeros(sessions), level, seed, 2_999)
         passed += is_called
         lucky += is_called and best >= number
     shares = {"passed": passed / repeats, "lucky": lucky / repeats}
@@ -232,11 +234,8 @@ def measure_survivors(years: float, repeats: int) -> Values:
         theirs = returns[:, left].mean(axis=1)
         ours = theirs + 0.5 * (tilt * returns[:, left]).sum(axis=1)
         bounds.append(bound_absence(growth[left], years))
-        for k, lost in enumerate((0.0, bounds[-1] / 252)):
-            tested = ev.alpha_test(ours - lost, theirs, level=level, seed=seed, repeats=DRAWS)
-            found = tested is not None and tested.p_value <= level
-            passed += found and k == 0
-            cleared += found and k == 1
+        passed += passes(ours, theirs, level, seed)
+        cleared += passes(ours - bounds[-1] / 252, theirs, level, seed)
     shares = {"passed": passed / repeats, "cleared": cleared / repeats}
     return {"years": years, **shares, "bound": float(np.median(bounds)), "level": level}
 

@@ -23,26 +23,17 @@ import numpy as np
 import torch
 
 from benchmarks._bench import ROOT, Values, finish, read_arguments
-from fintrader.agents import ActionHeadSettings, NetworkSettings
-from fintrader.agents.policy import ActorPolicy, save_policy
 from fintrader.backtesting import simulate
-from fintrader.backtesting.limits import LimitSettings
 from fintrader.config import merge_values, read_yaml
-from fintrader.deploy.bundle import freeze
-from fintrader.deploy.bundle_record import BundleOrigin
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.control import JOURNAL
-from fintrader.deploy.entries import BarDecision
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
-from fintrader.envs import EnvSettings
-from fintrader.envs.benchmark import lay_out
-from fintrader.market.build import make_market
 from fintrader.market.settings import read_settings
-from tests.engines.deployments import LiveClock
+from tests.engines.deployments import FREE, LiveClock, equities, frozen
 
 HUNDRED = {
     "source": {"kind": "synthetic", "seed": 1, "num_symbols": 100, "num_sessions": 60},
@@ -78,42 +69,23 @@ class Timed(Runner):
 
 def measure(data: Values, env: Values, *, live: bool) -> Values:
     """Replay a window; the time of its decisions, and whether the account is the backtest's."""
-    settings = read_settings(data)
-    whole = make_market(settings)
-    market = whole.split().test
-    chosen = EnvSettings.model_validate({"num_envs": 1, **env})
-    last = 7 * 390 if live else market.num_bars - 1
-    layout = lay_out(market, chosen)
-    torch.manual_seed(0)
-    policy = ActorPolicy(layout, NetworkSettings(), ActionHeadSettings())
-    for weights in policy.parameters():
-        torch.nn.init.normal_(weights, 0.0, 0.25)
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
-        save_policy(policy, home / "policy.safetensors", market=whole)
-        bundle = freeze(
-            home / "bundle",
-            name="bench",
-            policy=home / "policy.safetensors",
-            data=settings,
-            env=chosen,
-            market=market,
-            origin=BundleOrigin("bench", "untrained", "", {}, 1, None, (), {}),
-            onnx=False,
-        )
+        bundle, market = frozen(home, read_settings(data), **env)
+        last = 7 * 390 if live else market.num_bars - 1
         clock = (LiveClock if live else ReplayClock)(int(market.minutes[0]))
         feed = ReplayFeed(bundle.data, bundle.symbols)
         with Journal(home / JOURNAL, durable=live) as journal:
             runner = Timed(
                 bundle,
-                PaperSettings(limits=LimitSettings(enforced=False)),
+                PaperSettings(limits=FREE),
                 Connections(clock, feed, SimulatedBroker(market, bundle.env, clock.now), journal),
                 window=(int(market.minutes[0]), int(market.minutes[last])),
             )
             began = time.perf_counter()
             runner.run()
             wall = time.perf_counter() - began
-            decided = {e.body.bar: e.body.equity for e in journal.entries(BarDecision)}
+            decided = equities(journal)
             orders = len(journal.orders())
         expected = simulate(bundle.policy, market, bundle.env).equity
     at = np.searchsorted(market.minutes.numpy(), list(decided))
@@ -137,7 +109,7 @@ def main() -> None:
     values = read_yaml(ROOT / "configs" / "quickstart.yaml")
     env = {name: values["env"][name] for name in ("decision_interval", "trade_rate", "cost_bps")}
     found = {"quickstart": measure(merge_values(values["data"], {}), env, live=False)}
-    rules = {"decision_interval": 65, "benchmark": "equal_weight"}
+    rules = {"decision_interval": 65, "trade_rate": 1.0, "benchmark": "equal_weight"}
     found["hundred"] = measure(HUNDRED, rules, live=True)
     finish("deploy", found, options)
 

@@ -177,14 +177,11 @@ def measure_peers(market: MarketTensors, turns: Any) -> Figures:
     moved, copied = count_traffic()
     figures["copy_gb_per_second"] = figures.pop("copy_steps_per_second") * copied / 1e9
     figures["roofline_steps_per_second"] = figures["copy_gb_per_second"] * 1e9 / moved
-    share = "share_of_copy_roofline"
-    figures.add_times(share, rates["env_only"], rates["copy"], moved / copied)
-    figures.add_times(
-        f"single_starts_{share}", rates["single_starts"], rates["copy"], moved / copied
-    )
-    for name in ("finrl", "elegantrl_shipped", "elegantrl_repaired"):
-        figures.add_times(f"times_{name}", rates["env_only"], rates.get(name))
-        figures.add_times(f"single_starts_times_{name}", rates["single_starts"], rates.get(name))
+    for prefix, side in (("", "env_only"), ("single_starts_", "single_starts")):
+        name = f"{prefix}share_of_copy_roofline"
+        figures.add_times(name, rates[side], rates["copy"], moved / copied)
+        for peer in ("finrl", "elegantrl_shipped", "elegantrl_repaired"):
+            figures.add_times(f"{prefix}times_{peer}", rates[side], rates.get(peer))
     figures.add_times("single_times_finrl", rates["single"], rates.get("finrl"))
     return figures
 

@@ -16,13 +16,14 @@ import gc
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import re
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import date
+from multiprocessing import get_context
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
@@ -294,28 +295,22 @@ NAMES = list(dict.fromkeys(case.stage for case in CASES))
 # --- points and exponents -------------------------------------------------------------------------
 
 
+def do_work(number: int, size: int) -> Figures:
+    """Do the smallest size of a case, by its number, and then this one."""
+    torch.set_num_threads(1)
+    case = CASES[number]
+    with tempfile.TemporaryDirectory(prefix="growth-") as home:
+        watch = Watch()
+        for name, count in (("small", min(case.sizes)), ("own", size)):
+            (Path(home) / name).mkdir()
+            case.work(count, Path(home) / name, watch)
+    return watch.figures
+
+
 def measure_point(case: Case, size: int) -> Figures:
     """One point, in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-
-    def work() -> None:
-        torch.set_num_threads(1)
-        with tempfile.TemporaryDirectory(prefix="growth-") as home:
-            watch = Watch()
-            for name, count in (("small", min(case.sizes)), ("own", size)):
-                (Path(home) / name).mkdir()
-                case.work(count, Path(home) / name, watch)
-            theirs.send(watch.figures)
-
-    process = context.Process(target=work)
-    process.start()
-    theirs.close()
-    try:
-        figures = ours.recv()
-    except EOFError:
-        raise SystemExit(f"{case.stage} with {size} {case.axis} failed") from None
-    process.join()
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        figures = pool.submit(do_work, CASES.index(case), size).result()
     print(f"{case.stage} by {case.axis}, {size:,}: {json.dumps(figures)}")
     return figures
 

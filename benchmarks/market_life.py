@@ -78,15 +78,12 @@ def summarise(years: list[Values]) -> Values:
     found = {}
     for name in ("sessions", "decisions", "orders", "restarts", "alerts"):
         found[name] = sum(year[name] for year in years)
-    events = Counter()
-    pairs = Counter()
-    for year in years:
-        events.update(year["events"])
-        pairs.update(year["pairs"])
+    events, pairs = (
+        sum((Counter(year[name]) for year in years), Counter()) for name in ("events", "pairs")
+    )
     kinds = sorted([*KINDS, *OF_THE_CALENDAR])
-    counts = {
-        " + ".join(pair): pairs[" + ".join(pair)] for pair in itertools.combinations(kinds, 2)
-    }
+    names = map(" + ".join, itertools.combinations(kinds, 2))
+    counts = {name: pairs[name] for name in names}
     rarest = min(counts, key=counts.__getitem__)
     found["kinds"] = len(kinds)
     found["events"] = dict(sorted(events.items()))

@@ -11,11 +11,11 @@ changes and is not on the list in `_records.py`.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator
 
+from benchmarks._bench import read_options
 from benchmarks._figures import BLOCKS, figures_of
 from benchmarks._records import LOCAL_CHANGES, ROOT, Records, read, refused
 from fintrader.files import write_text
@@ -84,14 +84,7 @@ def typed(own: str, *, everywhere: bool = False) -> Iterator[str]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 where something is wrong"
-    )
-    options = arguments.parse_args()
-
+    options = read_options(__doc__, check=False)
     records = read()
     pages = {page: (ROOT / page).read_text() for page in PAGES}
     found = [why for page, text in pages.items() for why in unmade(page, text, records)]
