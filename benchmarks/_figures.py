@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -27,9 +28,15 @@ from benchmarks._records import (
     table,
     times,
 )
+from fintrader.config import read_yaml
 from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
 from fintrader.results.formatting import PAPER_COLUMNS, title_of, verdict_words
 from fintrader.verdict.alpha import level_of_look
+
+TITLES = read_yaml(Path(__file__).with_name("titles.yaml"))
+SETS = TITLES["sets"]
+RIVALS = TITLES["rivals"]
+"""Ways that the plans test ours against."""
 
 
 class Block(NamedTuple):
@@ -100,21 +107,7 @@ def quickstart(records: Records) -> str:
 
 # --- real bars ------------------------------------------------------------------------------------
 
-SETS = {
-    "us14": "14 US stocks, minutes",
-    "daily": "NASDAQ-100, days",
-    "n100": "NASDAQ-100, minutes",
-    "planted_15": "the days with a planted signal (IC 0.15)",
-    "planted_05": "the days with a planted signal (IC 0.05)",
-    "noise": "the days with noise for features",
-}
 REAL = ("real", "real_noise")
-WHO = {
-    "ensemble": "ensemble",
-    "best": "best pod, as it learned",
-    "without_information": "the same search without information",
-    "ridge": "ridge",
-}
 
 
 @block(*REAL)
@@ -124,7 +117,7 @@ def real(records: Records) -> str:
     sets = _read_sets(records)
     rows = []
     for title, seeds in sets.items():
-        for key, words in WHO.items():
+        for key, words in TITLES["who"].items():
             known = [found[key] for found in seeds if found.get(key)]
             if known:
                 rows.append([title, words, *_active(known, seeds[0])])
@@ -285,41 +278,6 @@ def _summarise_real(sets: Mapping[str, Sequence[Named]]) -> str:
 
 # --- the tournament -------------------------------------------------------------------------------
 
-WAYS = {
-    "halving": "**`order: halving`; its last pod**",
-    "halving_ensemble": "the same; its ensemble",
-    "tournament_ensemble": "tournament; its ensemble",
-    "tournament": "tournament; best pod",
-    "tournament_top4": "tournament; mean of the four best rows",
-    "tournament_founders": "tournament; four best rows, two of a founder at most",
-    "seeds": "seeds; the best",
-    "seeds_ensemble": "seeds; ensemble",
-    "one_long": "one run, as long as all together",
-    "random": "random search; the best",
-    "random_ensemble": "random search; ensemble",
-    "asha": "Optuna: random search, successive halving (ASHA)",
-    "tpe": "Optuna: Parzen estimates (TPE), median pruning",
-    "pbt": "population-based training by Ray Tune's rules",
-    "halve_anneal": "halving, then one long annealed run",
-    "halve_pbt": "halving, then annealed population-based training; the best",
-    "halve_pbt_fused": "the same; mean of its best three's weights",
-}
-RIVALS = {
-    "seeds": "seeds",
-    "one_long": "one long run",
-    "random": "random search",
-    "asha": "ASHA",
-    "tpe": "TPE",
-    "pbt": "population-based training",
-    "tournament": "the tournament",
-}
-"""Ways that the plans test ours against."""
-QUESTIONS = {
-    "wide_noisy": "Settings unknown, noisy validation",
-    "wide_sharp": "Settings unknown, sharp validation",
-    "tuned_noisy": "Settings known, noisy validation",
-}
-
 
 @block("schedules")
 def schedules(records: Records) -> str:
@@ -337,7 +295,7 @@ def _show_experiment(records: Records, name: str) -> str:
     record = records[name]
     steps = record["env_steps"] / 1e6
     parts = []
-    for question, title in QUESTIONS.items():
+    for question, title in TITLES["questions"].items():
         known = len(record["rows"].get(question, []))
         found = record["questions"].get(question)
         if found is not None:
@@ -354,7 +312,7 @@ def _show_experiment(records: Records, name: str) -> str:
 
 def _show_ways(found: Named) -> str:
     rows = []
-    for key, title in WAYS.items():
+    for key, title in TITLES["ways"].items():
         if key not in found["ways"]:
             continue
         one = found["ways"][key]
@@ -433,27 +391,6 @@ def factored(records: Records) -> str:
 
 
 HIGHEST = 1.1
-REASONS = {
-    "environment: 20 steps, by assets": (
-        "three times more in one process, the same steps grew by 1.03 to 1.08"
-    ),
-    "environment: make, by accounts": (
-        "the first 140 MiB of new memory; made again in the same process, 65,536 accounts take"
-        " 0.06 CPU-s, 4,096 take 0.006"
-    ),
-    "backtest: baselines, by assets": (
-        "new memory: of 1.3 CPU-s at 3,000 assets the system took 0.8, of 0.4 at 1,000 it took 0.1"
-    ),
-    "tournament: resume, by pods": (
-        "every function is called in proportion to the pods; each call takes longer where files and"
-        " records no longer fit the caches"
-    ),
-    "ledger: all looks, by looks": (
-        "a look reads all bytes before it and compares them with those that were checked, so that a"
-        " change anywhere is found"
-    ),
-}
-"""Why a work grows faster than linearly."""
 
 
 def list_steep(rows: Iterable[Named]) -> list[str]:
@@ -468,8 +405,8 @@ def list_steep(rows: Iterable[Named]) -> list[str]:
         if above:
             name = f"{row['stage']}: {row['part']}, by {row['axis']}"
             own = row.get("user_seconds_exponent") or math.inf
-            if name in REASONS:
-                reason = REASONS[name]
+            if name in TITLES["reasons"]:
+                reason = TITLES["reasons"][name]
             elif slopes["memory"] <= HIGHEST and own <= HIGHEST:
                 reason = (
                     f"the program's own time grows by {own:.2f}; the rest is the system's, for new"
@@ -554,17 +491,8 @@ def borrowed(records: Records) -> str:
     return "\n\n".join([table(head, rows, left=8), prose(said), sentence(records, "borrowed")])
 
 
-AGENTS = {
-    "ppo": "PPO",
-    "apg": "APG",
-    "sac": "SAC",
-    "sb3": "Stable-Baselines3's PPO",
-    "ridge": "ridge",
-}
-
-
 @block("tasks")
-def tasks(records: Records, agents: Mapping[str, str] = AGENTS) -> str:
+def tasks(records: Records, agents: Mapping[str, str] = TITLES["agents"]) -> str:
     """How far agents went from the best rule to the optimum of each task."""
     figures = records["tasks"]["figures"]
     found_in = [found for name, found in figures.items() if name != "env_steps"]
@@ -657,7 +585,7 @@ def tasks_real(records: Records) -> str:
 @block("tasks")
 def tasks_short(records: Records) -> str:
     """PPO alone, beside Stable-Baselines3's."""
-    short = tasks(records, {name: AGENTS[name] for name in ("ppo", "sb3")})
+    short = tasks(records, {name: TITLES["agents"][name] for name in ("ppo", "sb3")})
     return short.removesuffix(footnote(records, ("tasks",)))
 
 

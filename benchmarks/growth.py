@@ -6,7 +6,7 @@ Each point has a process of its own. It imports everything, prepares its input, 
 smallest size, so that kernels are compiled, and then once on its own. `cpu_seconds` is that one
 work; `mib` its peak of memory beyond the process with its input. An exponent is the slope between
 the two largest sizes, on logarithmic axes: 1 is linear. The page lists each above 1.1, with its
-reason from `REASONS` (_figures.py). `--quick` measures two small sizes of each; `--save` draws
+reason from titles.yaml. `--quick` measures two small sizes of each; `--save` draws
 docs/images/growth.png.
 """
 
