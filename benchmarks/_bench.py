@@ -123,9 +123,18 @@ def read_commit() -> str:
     return head + ("+changes" if ask("status", "--porcelain", "-uno").strip() else "")
 
 
+def round_figures(value: Any) -> Any:
+    """Round the floats of a record to eight significant digits."""
+    if isinstance(value, Mapping):
+        return {name: round_figures(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [round_figures(part) for part in value]
+    return float(f"{value:.8g}") if isinstance(value, float) else value
+
+
 def finish(name: str, figures: Mapping[str, Any], options: argparse.Namespace) -> None:
     """Print the last line; with `--save` also write `benchmarks/results/<name>.json`."""
-    record = {"benchmark": name, **figures, "machine": describe_machine()}
+    record = {"benchmark": name, **round_figures(figures), "machine": describe_machine()}
     record |= {"commit": read_commit(), "seed": options.seed}
     if options.save:
         path = ROOT / "benchmarks" / "results" / f"{name}.json"
@@ -160,7 +169,10 @@ class FinishedRuns:
         wanted = json.loads(json.dumps(settings))
         stored = json.loads(path.read_text()) if path.is_file() and not self.fresh else {}
         if stored.get("settings") != wanted:
-            stored = {"settings": wanted, "record": {**measure(), "commit": read_commit()}}
+            stored = {
+                "settings": wanted,
+                "record": {**round_figures(measure()), "commit": read_commit()},
+            }
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(stored))
         record = stored["record"]
@@ -227,10 +239,6 @@ def summarise(values: Sequence[float]) -> dict[str, float]:
     """Mean and range over the seeds."""
     mean = round(sum(values) / len(values), 4)
     return {"mean": mean, "min": min(values), "max": max(values)}
-
-
-def milliseconds(seconds: float, digits: int = 2) -> float:
-    return round(1000 * seconds, digits)
 
 
 # --- other processes and packages -----------------------------------------------------------------

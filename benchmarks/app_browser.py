@@ -79,7 +79,7 @@ def measure(chromium: Browser, home: Path, count: int, repeats: int) -> Values:
     market = fakes.save_market(home / "data" / "tensors")
     template = fakes.make_run(home / "one" / "runs", "demo", market=market)
     fakes.many_runs(template, home / "many" / "runs", count)
-    figures = {"runs": count, "load": round(os.getloadavg()[0], 1)}
+    figures = {"runs": count, "load": os.getloadavg()[0]}
     figures["repeats"] = repeats
     waits = {name: [] for name in WAITS}
     bare = home / "bare.py"
@@ -97,7 +97,7 @@ def measure(chromium: Browser, home: Path, count: int, repeats: int) -> Values:
             ]
         for name, found in zip(WAITS, (started, *opening, again, *floor), strict=True):
             waits[name].append(found)
-    figures |= {what: round(statistics.median(found), 2) for what, found in waits.items()}
+    figures |= {what: statistics.median(found) for what, found in waits.items()}
     run = sorted(path.name for path in (home / "many" / "runs").iterdir() if path.is_dir())[-1]
     with served(home / "many" / "runs", home / "data" / "tensors") as address:
         page = chromium.new_context(viewport={"width": 1440, "height": 900}).new_page()

@@ -72,8 +72,8 @@ class Stopwatch:
         start = time.perf_counter()
         used = time.process_time()
         result = work()
-        self.figures[f"{name}_seconds"] = round(time.perf_counter() - start, 2)
-        self.figures[f"{name}_cpu_seconds"] = round(time.process_time() - used, 2)
+        self.figures[f"{name}_seconds"] = time.perf_counter() - start
+        self.figures[f"{name}_cpu_seconds"] = time.process_time() - used
         return result
 
 
@@ -131,7 +131,7 @@ def main() -> None:
         watch.measure("report", report)
         size = (Path(folder) / "report.html").stat().st_size
     sizes = {name: getattr(options, name) for name in ("bars", "assets", "members")}
-    figures = {**sizes, **watch.figures, "report_mib": round(size / 2**20, 2)}
+    figures = {**sizes, **watch.figures, "report_mib": size / 2**20}
     figures |= {"decisions_compared": decisions, "largest_action_difference": gap}
     figures |= {"threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
     finish("backtest", figures, options)

@@ -113,7 +113,7 @@ def test_newey_west(ours: Array, theirs: Array) -> float:
     lags = int(4 * (u.size / 100) ** (2 / 9))
     products = [(1 - k / (lags + 1)) * float(u[k:] @ u[: u.size - k]) for k in range(lags + 1)]
     error = np.sqrt(max(2 * sum(products) - products[0], 1e-30)) / u.size
-    return float(stats.norm.sf(ev.hedge(ours, theirs).alpha / error))
+    return stats.norm.sf(ev.hedge(ours, theirs).alpha / error)
 
 
 def judge(drawn: Drawn, seed: int) -> tuple[float, ...]:
@@ -123,7 +123,7 @@ def judge(drawn: Drawn, seed: int) -> tuple[float, ...]:
     shifted = ev.shift_test(zip(drawn.active.T, drawn.returns.T, strict=True), seed=seed)
     assert tested is not None
     assert shifted is not None
-    bets = float(ev.e_process(drawn.ours, drawn.theirs).max())
+    bets = ev.e_process(drawn.ours, drawn.theirs).max()
     rival = test_newey_west(drawn.ours, drawn.theirs)
     return tested.p_value, tested.visible, shifted.p_value, bets, rival
 
@@ -134,11 +134,11 @@ def measure(case: Case, repeats: int) -> Values:
     p_values, visible, shifts, bets, rivals = judged.T
     return {
         **case._asdict(),
-        "alpha": float((p_values <= LEVEL).mean()),
-        "shift": float((shifts <= LEVEL).mean()),
-        "newey_west": float((rivals <= LEVEL).mean()),
-        "betting": float((bets >= 1 / LEVEL).mean()),
-        "sees": float(np.median(visible)),
+        "alpha": (p_values <= LEVEL).mean(),
+        "shift": (shifts <= LEVEL).mean(),
+        "newey_west": (rivals <= LEVEL).mean(),
+        "betting": (bets >= 1 / LEVEL).mean(),
+        "sees": np.median(visible),
     }
 
 
@@ -237,7 +237,7 @@ def measure_survivors(years: float, repeats: int) -> Values:
         passed += passes(ours, theirs, level, seed)
         cleared += passes(ours - bounds[-1] / 252, theirs, level, seed)
     shares = {"passed": passed / repeats, "cleared": cleared / repeats}
-    return {"years": years, **shares, "bound": float(np.median(bounds)), "level": level}
+    return {"years": years, **shares, "bound": np.median(bounds), "level": level}
 
 
 NULLS = ("tails", "tails beside beta", "smoothed 0.3", "smoothed 0.6", "smoothed 0.8")

@@ -232,15 +232,15 @@ def compare(job: Values, *, quality: bool) -> Values:
         rows = [row for rank in ranks for row in rank if row["arm"] == name]
         found = {"bytes_per_epoch": rows[0]["bytes_per_epoch"]}
         for key in ("communication_seconds_per_epoch", "seconds", "cpu_seconds"):
-            found[key] = round(statistics.fmean(row[key] for row in rows), 5)
+            found[key] = statistics.fmean(row[key] for row in rows)
         if quality:
-            shares = [round(row["share"], 4) for row in ranks[0] if row["arm"] == name]
+            shares = [row["share"] for row in ranks[0] if row["arm"] == name]
             found |= {"share_of_optimum": shares}
-            found["share_of_optimum_mean"] = round(statistics.fmean(shares), 4)
+            found["share_of_optimum_mean"] = statistics.fmean(shares)
         figures[name] = found
     for other in ("gradients", "every_update"):
         times = figures[other]["bytes_per_epoch"] / figures["fusions_8"]["bytes_per_epoch"]
-        figures[f"bytes_{other}_over_fusions_8"] = round(times, 1)
+        figures[f"bytes_{other}_over_fusions_8"] = times
     return figures
 
 

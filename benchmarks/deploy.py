@@ -95,9 +95,9 @@ def measure(data: Values, env: Values, *, live: bool) -> Values:
         "decisions": len(decided),
         "orders": orders,
         "decisions_a_minute": 60 * len(decided) / wall,
-        "p50_seconds": float(np.quantile(later, 0.5)),
-        "p99_seconds": float(np.quantile(later, 0.99)),
-        "p50_cpu_seconds": float(np.quantile(runner.cpu[1:], 0.5)),
+        "p50_seconds": np.quantile(later, 0.5),
+        "p99_seconds": np.quantile(later, 0.99),
+        "p50_cpu_seconds": np.quantile(runner.cpu[1:], 0.5),
         "equal_to_the_backtest": bool((np.array(list(decided.values())) == expected[at]).all()),
     }
 

@@ -175,7 +175,7 @@ def walk(
         "tuned": tuned,
         "rival": rival,
         "form": form,
-        "validation_bps": {name: round(score, 4) for name, score in scores.items()},
+        "validation_bps": scores,
         "days": {
             group: {name: average(test.day[rows], values[rows]) for name, values in found.items()}
             for group, rows in {"all": seen | True, "seen": seen, "held_out": ~seen}.items()
@@ -185,13 +185,13 @@ def walk(
 
 def average(day: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> list[float]:
     """Average a day's orders, for each day."""
-    return [round(float(values[day == one].mean()), 5) for one in np.unique(day)]
+    return [values[day == one].mean() for one in np.unique(day)]
 
 
 def conclude(folds: list[Values]) -> Values:
     """Join a cell's folds: mean shortfalls, and the agent against each fold's rival by days."""
     mean = {
-        name: round(float(np.mean(np.concatenate([f["days"]["all"][name] for f in folds]))), 3)
+        name: np.mean(np.concatenate([f["days"]["all"][name] for f in folds]))
         for name in folds[0]["days"]["all"]
     }
     against = {}
@@ -203,10 +203,10 @@ def conclude(folds: list[Values]) -> Values:
         low, high = test.confidence_interval(0.95)
         against[group] = {
             "days": len(gap),
-            "bps": round(float(gap.mean()), 3),
-            "deviation": round(float(gap.std(ddof=1)), 3),
-            "low": round(float(low), 3),
-            "high": round(float(high), 3),
+            "bps": gap.mean(),
+            "deviation": gap.std(ddof=1),
+            "low": low,
+            "high": high,
             "p": float(test.pvalue),
         }
     return {

@@ -97,9 +97,9 @@ class Watch:
         system = ended.ru_stime - began.ru_stime
         peak = max(read_memory("VmHWM") - before, 0.0)
         self.figures[name] = {
-            "cpu_seconds": round(user + system, 4),
-            "user_seconds": round(user, 4),
-            "mib": round(peak, 1),
+            "cpu_seconds": user + system,
+            "user_seconds": user,
+            "mib": peak,
         }
         return result
 
@@ -392,7 +392,7 @@ def main() -> None:
             sizes = case.sizes[:2] if options.quick else case.sizes
             rows += summarise_case(case, {size: measure_point(case, size) for size in sizes})
     print(*list_steep(rows), sep="\n")
-    finish("growth", {"rows": rows, "load": round(os.getloadavg()[0], 1)}, options)
+    finish("growth", {"rows": rows, "load": os.getloadavg()[0]}, options)
     if options.save:
         draw(rows, ROOT / "docs" / "images" / "growth.png")
 

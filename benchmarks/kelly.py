@@ -126,7 +126,7 @@ def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> Values:
     def judge(mark: float, _: float, env_steps: int) -> None:
         share, weights = evaluate(agent.policy)
         record["share" if mark == seconds else "share_half_time"] = round(share, 4)
-        record["weights"] = [round(weight, 3) for weight in weights.tolist()]
+        record["weights"] = weights.tolist()
         record["env_steps"] = env_steps
 
     train_by_clock(agent, env, [seconds / 2, seconds], judge)

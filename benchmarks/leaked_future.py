@@ -114,11 +114,11 @@ def main() -> None:
                 reached, by_sign, steps = measure_share(
                     algo, seed=seed, seconds=seconds, late=late, num_envs=options.num_envs
                 )
-                shares.append(round(reached, 4))
+                shares.append(reached)
                 print(
                     f"{algo} {word} seed {seed}: {reached:.3f}, sign {by_sign:.3f}, {steps:,} steps"
                 )
-            figures["sign_share"] = round(by_sign, 4)
+            figures["sign_share"] = by_sign
     finish("leaked_future", {"figures": figures}, options)
 
 

@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest.mock import patch
 
-from benchmarks._bench import Values, finish, milliseconds, read_arguments
+from benchmarks._bench import Values, finish, read_arguments
 from fintrader.agents import PPO, Budget
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
@@ -141,11 +141,11 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> Values
         "pods": pods,
         "at_once": max(counts),
         "pod_seconds": seconds,
-        "orchestrator_core_share": round(cpu / wall, 4),
-        "orchestrator_cpu_ms_per_pod": milliseconds(cpu / pods),
-        "reconcile_ms_p50": milliseconds(statistics.median(turns)),
-        "reconcile_ms_p99": milliseconds(turns[int(0.99 * (len(turns) - 1))]),
-        "reconcile_ms_max": milliseconds(turns[-1]),
+        "orchestrator_core_share": cpu / wall,
+        "orchestrator_cpu_ms_per_pod": 1e3 * cpu / pods,
+        "reconcile_ms_p50": 1e3 * statistics.median(turns),
+        "reconcile_ms_p99": 1e3 * turns[int(0.99 * (len(turns) - 1))],
+        "reconcile_ms_max": 1e3 * turns[-1],
     }
 
 
@@ -239,7 +239,7 @@ def measure_efficiency(home: Path, counts: list[int], env_steps: int, repeats: i
     for name, key in (("pods", "ratio_to_one"), ("bare_processes", "bare_processes_ratio_to_one")):
         medians = {count: statistics.median(values) for count, values in rates[name].items()}
         alone = medians[str(counts[0])]
-        figures[key] = {count: round(rate / alone, 3) for count, rate in medians.items()}
+        figures[key] = {count: rate / alone for count, rate in medians.items()}
     return {**figures, "every_repeat": rates}
 
 

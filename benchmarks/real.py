@@ -116,24 +116,24 @@ def bootstrap_interval(days: Array, seed: int = 0) -> list[float]:
     drawn = days[(starts[..., None] + np.arange(BLOCK)) % len(days)].reshape(DRAWS, -1)[
         :, : len(days)
     ]
-    return [float(value) for value in m.TRADING_DAYS * np.quantile(drawn.mean(1), (0.025, 0.975))]
+    return list(m.TRADING_DAYS * np.quantile(drawn.mean(1), (0.025, 0.975)))
 
 
 def describe(folds: list[Array], stored: StoredBacktest, strategy: str) -> Values:
     """Figures of a strategy over its folds."""
     days = np.concatenate(folds)
     growth = np.array([np.prod(1 + fold) - 1 for fold in folds])
-    deviation = float(days.std(ddof=1))
+    deviation = days.std(ddof=1)
     known = stored.metrics[strategy]
     return {
         "sessions": len(days),
-        "active_return": float(m.TRADING_DAYS * days.mean()),
+        "active_return": m.TRADING_DAYS * days.mean(),
         "interval": bootstrap_interval(days),
         "information_ratio": (
-            float(days.mean() / deviation * m.TRADING_DAYS**0.5) if deviation > 0 else 0.0
+            days.mean() / deviation * m.TRADING_DAYS**0.5 if deviation > 0 else 0.0
         ),
         "folds_not_below": f"{int((growth >= 0).sum())} of {len(folds)}",
-        "within_10_bps": float((np.abs(growth) <= NEAR).mean()),
+        "within_10_bps": (np.abs(growth) <= NEAR).mean(),
         "sharpe": known["sharpe"],
         "cumulative_return": known["cumulative_return"],
         "invested_share": known["invested_share"],

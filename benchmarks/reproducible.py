@@ -103,7 +103,7 @@ def main() -> None:
         of = {setting: [rate[name] for rate in timed[setting]] for setting in SETTINGS}
         times = median(same / across for same, across in zip(*of.values(), strict=True))
         best = {f"{setting}_steps_per_second": round(max(values)) for setting, values in of.items()}
-        found[name] = {**best, "times": round(times, 2)}
+        found[name] = {**best, "times": times}
     finish("reproducible", found, options)
 
 

@@ -43,7 +43,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks._bench import ROOT, Values, finish, milliseconds, read_arguments
+from benchmarks._bench import ROOT, Values, finish, read_arguments
 from benchmarks._cluster import Simulated, World, check, make_settings, simulate
 from benchmarks._records import describe_paper
 from fintrader.agents import Budget, load_policy, train
@@ -93,9 +93,9 @@ def describe_samples(samples: Samples) -> dict[str, float | int]:
     shares = {"p05_ms": 0.05, "p50_ms": 0.5, "p95_ms": 0.95}
     return {
         "n": len(ordered),
-        "mean_ms": milliseconds(statistics.fmean(ordered), 4),
-        **{name: milliseconds(percentile(ordered, share), 4) for name, share in shares.items()},
-        "max_ms": milliseconds(ordered[-1], 4),
+        "mean_ms": 1e3 * statistics.fmean(ordered),
+        **{name: 1e3 * percentile(ordered, share) for name, share in shares.items()},
+        "max_ms": 1e3 * ordered[-1],
     }
 
 
@@ -284,20 +284,18 @@ def predict_throughput(
         check(outcome, asked)
         ideal = pods * seconds / count
         rows[str(count)] = {
-            "seconds": round(outcome.makespan, 1),
-            "efficiency": round(ideal / outcome.makespan, 4),
-            "orchestrator_cpu_ms_per_pod": milliseconds(outcome.clock.cpu / pods, 3),
+            "seconds": outcome.makespan,
+            "efficiency": ideal / outcome.makespan,
+            "orchestrator_cpu_ms_per_pod": 1e3 * outcome.clock.cpu / pods,
         }
     found = {
         "pods": pods,
         "pod_seconds": seconds,
-        "overhead_seconds": round(
-            statistics.fmean(sums["start"]) + statistics.fmean(sums["end"]), 3
-        ),
+        "overhead_seconds": statistics.fmean(sums["start"]) + statistics.fmean(sums["end"]),
         "by_gpus": rows,
     }
     if {"16", "80"} <= set(rows):
-        found["efficiency_16_to_80"] = round(rows["16"]["seconds"] / rows["80"]["seconds"] / 5, 4)
+        found["efficiency_16_to_80"] = rows["16"]["seconds"] / rows["80"]["seconds"] / 5
     return found
 
 
@@ -335,7 +333,7 @@ def describe_outcome(outcome: Simulated, world: World, pods: int) -> Values:
     return {
         "pods": pods,
         "gpus": world.gpus,
-        "orchestrator_cpu_ms_per_pod": milliseconds(clock.cpu / pods, 3),
+        "orchestrator_cpu_ms_per_pod": 1e3 * clock.cpu / pods,
         "result_waits_seconds_p50": round(percentile(waits, 0.5), 3),
         "result_waits_seconds_p99": round(percentile(waits, 0.99), 3),
         "gpu_idle_between_pods_seconds_p50": round(percentile(idle, 0.5), 3),

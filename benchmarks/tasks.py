@@ -83,8 +83,8 @@ def learn(name: str, algo: str, *, seed: int, env_steps: int) -> Values:
         "task": name,
         "algo": algo,
         "seed": seed,
-        "worth_bps": round(1e4 * float(earned.mean()), 3),
-        "cpu_seconds": round(seconds, 1),
+        "worth_bps": 1e4 * float(earned.mean()),
+        "cpu_seconds": seconds,
     }
 
 
@@ -187,13 +187,13 @@ def main() -> None:
     for name in options.task:
         best, rule, words = find_worths(name)
         figures[name] = {
-            "optimum_bps": round(1e4 * best, 2),
-            "rule_bps": round(1e4 * rule, 2),
+            "optimum_bps": 1e4 * best,
+            "rule_bps": 1e4 * rule,
             "rule": words,
         }
         if load_task(name).data.source.signals:
             closed = (measure_ridge(name) - rule) / (best - rule)
-            figures[name]["ridge_closed"] = {"median": round(closed, 3)}
+            figures[name]["ridge_closed"] = {"median": closed}
         for algo in options.algo:
             how = {"env_steps": options.env_steps}
             own = []
@@ -204,7 +204,7 @@ def main() -> None:
                 own.append(finished.get(f"{name}-{algo}-{seed}", settings, work))
             runs += own
             closed = [
-                round((1e-4 * run["worth_bps"] - rule) / (best - rule), 3)
+                (1e-4 * run["worth_bps"] - rule) / (best - rule)
                 for run in own
                 if "worth_bps" in run
             ]

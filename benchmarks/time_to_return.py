@@ -161,7 +161,7 @@ def compare(times: dict[str, dict[str, Values]], limit: float) -> Values:
             known = [times[name][level]["median"] for name in members if name in times]
             there = [value for value in known if value is not None]
             figures[f"{group}_times_ppo_to_{level}"] = {
-                "times": round(min(there, default=limit) / ours, 2) if ours and known else None,
+                "times": min(there, default=limit) / ours if ours and known else None,
                 "at_least": bool(ours and known and not there),
             }
     return figures
@@ -227,14 +227,14 @@ def main() -> None:
                 for side in options.side
             },
             "cold_seconds": measure_cold(options.seed, assets),
-            "rule_log_return": [round(goal, 4) for goal in goals],
+            "rule_log_return": goals,
             "seconds": limit,
             "curves": curves,
         }
     shares = []
     for seed in seeds[:THIRTY_SEEDS]:
         earned = run("thirty", seed, thirty_seconds, THIRTY)["curve"][-1]["log_return"]
-        shares.append(round(earned / log_return(rule, windows(seed, THIRTY)[1], OURS), 3))
+        shares.append(earned / log_return(rule, windows(seed, THIRTY)[1], OURS))
     record = {
         "sizes": sizes,
         "thirty_assets": {"seconds": thirty_seconds, "shares_of_rule": shares},
