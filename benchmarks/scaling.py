@@ -37,6 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def time_evaluation(config: Any, context: PodContext, pod: str, count: int) -> S
     """Trade the validation window once in float64."""
     validation = MarketTensors.load(context.market).split().validation
     policy = load_policy(context.run.pod(pod) / "policy.safetensors")
-    return time_calls(lambda: evaluate([(policy, validation)], config.env), count)
+    return time_calls(lambda: evaluate([(policy, validation)], config.trading), count)
 
 
 def time_checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) -> Samples:
@@ -215,7 +216,7 @@ def time_store(store: RunStore, result: PodResult, count: int) -> dict[str, Samp
     put = time_calls(lambda: digests.append(store.put(next(snapshots))), count)
     stored = iter(digests)
     get = time_calls(lambda: store.get(next(stored)), count)
-    results = [result.model_copy(update={"pod": f"p1{number:04d}"}) for number in range(count)]
+    results = [replace(result, pod=f"p1{number:04d}") for number in range(count)]
     left = iter(results)
     figures = {"snapshot_put": put, "snapshot_get": get}
     figures["result_file"] = time_calls(lambda: store.write_result(next(left)), count)
@@ -232,7 +233,7 @@ def measure_constants(home: Path, quick: bool) -> dict[str, Samples]:
     """All constants."""
     few, many = (2, 10) if quick else (8, 100)
     config, spec, context, result = train_one_pod(home)
-    child = spec.model_copy(update={"pod": "p0001", "snapshot": result.snapshot})
+    child = replace(spec, pod="p0001", snapshot=result.snapshot)
     return {
         "cold_start": time_cold_start(few),
         "warm_start": time_warm_start(child, context, few + 2),
