@@ -79,25 +79,21 @@ def measure(chromium: Browser, home: Path, count: int, repeats: int) -> Values:
     market = fakes.save_market(home / "data" / "tensors")
     template = fakes.make_run(home / "one" / "runs", "demo", market=market)
     fakes.many_runs(template, home / "many" / "runs", count)
-    figures = {"runs": count, "load": os.getloadavg()[0]}
-    figures["repeats"] = repeats
-    waits = {name: [] for name in WAITS}
+    figures = {"runs": count, "load": os.getloadavg()[0], "repeats": repeats}
+    rounds = []
     bare = home / "bare.py"
     bare.write_text(BARE)
     for _ in range(repeats):
         start = time.perf_counter()
         with served(home / "many" / "runs", home / "data" / "tensors") as address:
-            started = time.perf_counter() - start
-            opening = measure_waits(chromium, address, ROWS, LIST, CHART)
-            (again,) = measure_waits(chromium, address, ROWS)
+            waits = [time.perf_counter() - start]
+            waits += measure_waits(chromium, address, ROWS, LIST, CHART)
+            waits += measure_waits(chromium, address, ROWS)
         with served(home / "many" / "runs", script=bare) as address:
-            floor = [
-                *measure_waits(chromium, address, LIST),
-                *measure_waits(chromium, address, LIST),
-            ]
-        for name, found in zip(WAITS, (started, *opening, again, *floor), strict=True):
-            waits[name].append(found)
-    figures |= {what: statistics.median(found) for what, found in waits.items()}
+            waits += measure_waits(chromium, address, LIST)
+            waits += measure_waits(chromium, address, LIST)
+        rounds.append(waits)
+    figures |= zip(WAITS, map(statistics.median, zip(*rounds, strict=True)), strict=True)
     run = sorted(path.name for path in (home / "many" / "runs").iterdir() if path.is_dir())[-1]
     with served(home / "many" / "runs", home / "data" / "tensors") as address:
         page = chromium.new_context(viewport={"width": 1440, "height": 900}).new_page()

@@ -221,27 +221,21 @@ def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int
     for file in sorted(folder.glob("*.parquet"))[:2]:
         (some / file.name).symlink_to(file.resolve())
     np.save(home / "minutes.npy", grid.minutes)
-    ours = []
-    theirs = []
+    script = Path(__file__).with_name("_polars_build.py")
+    sides = {"ours": [], "theirs": []}
     for number in range(rounds):
         cache = home / f"some-{number}"
-        ours.append(build(some, cache))
+        sides["ours"].append(build(some, cache))
         market = MarketTensors.load(next(cache.glob("*/market.safetensors")))
-        assert market.windows is not None
-        words = [some, home / "minutes.npy", market.windows.train[1], home / "theirs.npz"]
-        script = Path(__file__).with_name("_polars_build.py")
-        theirs.append(
-            run_child(
-                [str(word) for word in (script, *words)],
-                python=make_peers(),
-                POLARS_MAX_THREADS="1",
-            )
-        )
+        last = market.windows.train[1]
+        words = map(str, [script, some, home / "minutes.npy", last, home / "theirs.npz"])
+        theirs = run_child([*words], python=make_peers(), POLARS_MAX_THREADS="1")
         sample = market.features[market.num_bars // 2 :: market.num_bars // 7, 0].double().numpy()
-        np.testing.assert_allclose(sample, theirs[-1].pop("sample"), atol=1e-3)
+        np.testing.assert_allclose(sample, theirs.pop("sample"), atol=1e-3)
+        sides["theirs"].append(theirs)
         shutil.rmtree(cache)
     found = {"symbols": market.num_assets, "bars": market.num_bars}
-    for name, side in (("ours", ours), ("theirs", theirs)):
+    for name, side in sides.items():
         found[f"{name}_cpu_seconds"] = min(one["cpu_seconds"] for one in side)
         found[f"{name}_peak_gib"] = max(one["peak_gib"] for one in side)
     found["times_faster"] = found["theirs_cpu_seconds"] / found["ours_cpu_seconds"]

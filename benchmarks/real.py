@@ -37,68 +37,28 @@ from fintrader.pipeline.run_stages import walk_forward
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
 
 Array = NDArray[np.float64]
-DAILY = "daily_n100_20151001_20180215"
-US14 = "minute_us14_20190102_20201231"
-N100 = "minute_n100_20151012_20160401"
 MEMBERS = "n100_membership_20151012_20210601.csv"
+SETS = read_yaml(Path(__file__).with_suffix(".yaml"))
 BLOCK = 10
 DRAWS = 4000
 """Sessions of a bootstrap block, and samples."""
-NOT_A_FAULT = ["excursion_day:LILA:2018-01-03"]
-"""One day of the daily bars, 22 % down and back, that a build would stop at; left as it is."""
 NEAR = 1e-3
 """Of the benchmark: 10 basis points over a fold."""
 
 
-def plant(ic: float) -> Values:
-    """A signal of the next twenty sessions, whose edge no fold's test may share with its
-    training."""
-    source = {"kind": "planted_in", "ic": ic, "horizon": 20, "seed": 0}
-    return {
-        "source": source,
-        "windows": {"embargo_sessions": 20},
-        "backtest": {"null_model": False},
-    }
-
-
-MINUTES = {"sessions": [55, 11, 17]}
-SETS = {
-    "daily": (
-        "walkforward_daily",
-        DAILY,
-        {"backtest": {"null_model": True}, "walkforward": {"sessions": [250, 60, 90]}},
-    ),
-    "us14": ("walkforward_us14", US14, {}),
-    "n100": (
-        "nasdaq100_2016",
-        N100,
-        {"walkforward": {**MINUTES, "anchored": True}},
-    ),
-    "planted_15": ("walkforward_daily", DAILY, plant(0.15)),
-    "planted_05": ("walkforward_daily", DAILY, plant(0.05)),
-    "noise": ("walkforward_daily", DAILY, {**plant(0.0), "data": {"features": {"names": []}}}),
-}
-
-
 def read_configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfig:
     """The shipped configuration of a set, over the bars in `bars`."""
-    config, file, changes = SETS[name]
-    values = read_yaml(ROOT / "configs" / f"{config}.yaml")
-    changes = dict(changes)
-    values["data"]["path"] = str(bars / f"{file}.parquet")
-    values["data"]["source"] |= changes.pop("source", {})
-    where = {}
-    if file == DAILY:
-        values["data"]["waive"] = NOT_A_FAULT
-    if file != US14:
-        values["data"]["universe"].pop("members")
-        where = {"data": {"universe": {"members": str(bars / MEMBERS)}}}
-    own = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
+    chosen = SETS[name]
+    values = read_yaml(ROOT / "configs" / f"{chosen['config']}.yaml")
+    data = values["data"]
+    data["path"] = str(bars / f"{chosen['bars']}.parquet")
+    data["source"] |= chosen.get("source", {})
     if name == "noise":
-        own["data"] = {"source": {"seed": seed}}
-    return RunConfig.model_validate(
-        merge_values(merge_values(merge_values(values, where), changes), own)
-    )
+        data["source"]["seed"] = seed
+    if "members" in data.get("universe", {}):
+        data["universe"]["members"] = str(bars / MEMBERS)
+    own = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
+    return RunConfig.model_validate(merge_values(values, chosen["changes"]) | own)
 
 
 def list_active_returns(stored: StoredBacktest, strategy: str, against: str) -> list[Array]:
