@@ -182,7 +182,6 @@ class FinishedRuns:
 
     def finish(self, figures: Mapping[str, Any]) -> None:
         """Finish the benchmark with the commits of all runs handed out."""
-        assert self.options is not None
         finish(self.name, {**figures, "commits": sorted(self.commits)}, self.options)
 
 
@@ -273,9 +272,8 @@ def call_in_child(
     `before`: words of a command that Python runs in place of the call, with the call as its
     arguments. `how`: as in `run_child`.
     """
-    spec = sys.modules[function.__module__].__spec__
-    assert spec is not None
-    words = ["-c", CALL, spec.name, function.__name__, json.dumps(arguments)]
+    module = sys.modules[function.__module__].__spec__.name
+    words = ["-c", CALL, module, function.__name__, json.dumps(arguments)]
     return run_child([*before, *words], **how)
 
 

@@ -121,8 +121,6 @@ def judge(drawn: Drawn, seed: int) -> tuple[float, ...]:
     that `assessment.assess` calls, and the p-value after Newey and West."""
     tested = ev.alpha_test(drawn.ours, drawn.theirs, seed=seed, repeats=DRAWS)
     shifted = ev.shift_test(zip(drawn.active.T, drawn.returns.T, strict=True), seed=seed)
-    assert tested is not None
-    assert shifted is not None
     bets = ev.e_process(drawn.ours, drawn.theirs).max()
     rival = test_newey_west(drawn.ours, drawn.theirs)
     return tested.p_value, tested.visible, shifted.p_value, bets, rival

@@ -62,6 +62,7 @@ from torch import Tensor
 from benchmarks._bench import FinishedRuns, Values, read_arguments
 from benchmarks._executor import (
     FORMS,
+    Array,
     ExecutorEnv,
     LimitExecutorEnv,
     Orders,
@@ -98,7 +99,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
-def is_seen(some: Orders, orders: Orders) -> np.ndarray[Any, Any]:
+def is_seen(some: Orders, orders: Orders) -> Array:
     """Mark those `[K]` of some orders whose names agents and rules see in training."""
     return np.isin(some.name, np.unique(orders.name)[::2])
 
@@ -130,7 +131,7 @@ def learn(orders: Orders, form: str, half_spread: float, ticks: float, seed: int
 
 def measure_agent(
     agent: Agent, form: str, orders: Orders, half_spread: float, ticks: float
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """Work orders with an agent that explores nothing; see `measure_shortfall`."""
 
     def act(obs: Tensor, env: TradingEnv) -> Tensor:
@@ -183,7 +184,7 @@ def walk(
     }
 
 
-def average(day: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> list[float]:
+def average(day: Array, values: Array) -> list[float]:
     """Average a day's orders, for each day."""
     return [values[day == one].mean() for one in np.unique(day)]
 

@@ -45,7 +45,7 @@ import pytest
 import torch
 
 from benchmarks._bench import ROOT, Values, finish, read_arguments
-from benchmarks._cluster import Simulated, World, check, make_settings, simulate
+from benchmarks._cluster import World, check, make_settings, simulate
 from benchmarks._records import describe_paper
 from fintrader.agents import Budget, load_policy, train
 from fintrader.agents.training import TrainingRun
@@ -138,7 +138,6 @@ def time_cold_start(count: int) -> Samples:
         }
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
-        assert process.stdout is not None
         line = process.stdout.readline()
         process.kill()
         process.wait()
@@ -316,30 +315,21 @@ def measure_stress(home: Path, pods: int, gpus: int) -> Values:
     deaths = (pods // 3, pods // 3 + 1, 2 * pods // 3)
     outcome = simulate(home / f"stress-{pods}-{gpus}", asked, world, charge=1.0, kill_after=deaths)
     check(outcome, asked)
-    return {
-        **describe_outcome(outcome, world, pods),
-        "lost_or_doubled_results": 0,
-    }
-
-
-def describe_outcome(outcome: Simulated, world: World, pods: int) -> Values:
-    """The cost of the orchestrator, and the waits of its pods."""
     cluster = outcome.cluster
-    clock = outcome.clock
     waits = sorted(
-        outcome.applied[pod] - cluster.ended.get(pod, outcome.applied[pod])
-        for pod in outcome.applied
+        moment - cluster.ended.get(pod, moment) for pod, moment in outcome.applied.items()
     )
-    idle = sorted(cluster.idle[world.gpus :]) or [0.0]
+    idle = sorted(cluster.idle[gpus:]) or [0.0]
     return {
         "pods": pods,
-        "gpus": world.gpus,
-        "orchestrator_cpu_ms_per_pod": 1e3 * clock.cpu / pods,
+        "gpus": gpus,
+        "orchestrator_cpu_ms_per_pod": 1e3 * outcome.clock.cpu / pods,
         "result_waits_seconds_p50": round(percentile(waits, 0.5), 3),
         "result_waits_seconds_p99": round(percentile(waits, 0.99), 3),
         "gpu_idle_between_pods_seconds_p50": round(percentile(idle, 0.5), 3),
         "gpu_idle_between_pods_seconds_p99": round(percentile(idle, 0.99), 3),
         "losses": dict(cluster.losses),
+        "lost_or_doubled_results": 0,
     }
 
 

@@ -177,45 +177,45 @@ def measure_ridge(name: str) -> float:
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(
-        __doc__, task=list(TASKS), algo=["ppo", "apg", "sac", "sb3"], seeds=5, env_steps=1_000_000,
+        __doc__,
+        task=list(TASKS),
+        algo=["ppo", "apg", "sac", "sb3"],
+        seeds=5,
+        env_steps=1_000_000,
         fresh=False,
-    )  # fmt: skip
+    )
     torch.set_num_threads(1)
     finished = FinishedRuns("tasks", options)
     figures = {"env_steps": options.env_steps}
     runs = []
     for name in options.task:
         best, rule, words = find_worths(name)
-        figures[name] = {
-            "optimum_bps": 1e4 * best,
-            "rule_bps": 1e4 * rule,
-            "rule": words,
-        }
+        found = figures[name] = {"optimum_bps": 1e4 * best, "rule_bps": 1e4 * rule, "rule": words}
+
+        def close(worth: float, best: float = best, rule: float = rule) -> float:
+            return round((worth - rule) / (best - rule), 3)
+
         if load_task(name).data.source.signals:
-            closed = (measure_ridge(name) - rule) / (best - rule)
-            figures[name]["ridge_closed"] = {"median": closed}
+            found["ridge_closed"] = {"median": close(measure_ridge(name))}
+        text = (FOLDER / f"{name}.yaml").read_text()
         for algo in options.algo:
             how = {"env_steps": options.env_steps}
-            own = []
-            for seed in list_seeds(options):
-                text = (FOLDER / f"{name}.yaml").read_text()
-                settings = {"task": text, "further": FURTHER.get(algo, {}), **how}
-                work = partial(learn, name, algo, seed=seed, **how)
-                own.append(finished.get(f"{name}-{algo}-{seed}", settings, work))
-            runs += own
-            closed = [
-                (1e-4 * run["worth_bps"] - rule) / (best - rule)
-                for run in own
-                if "worth_bps" in run
+            settings = {"task": text, "further": FURTHER.get(algo, {}), **how}
+            own = [
+                finished.get(
+                    f"{name}-{algo}-{seed}",
+                    settings,
+                    partial(learn, name, algo, seed=seed, **how),
+                )
+                for seed in list_seeds(options)
             ]
+            runs += own
+            closed = [close(1e-4 * run["worth_bps"]) for run in own if "worth_bps" in run]
             if closed:
-                figures[name][f"{algo}_closed"] = {
-                    "median": median(closed),
-                    "least": min(closed),
-                    "seeds": len(closed),
-                }
+                summary = {"median": median(closed), "least": min(closed), "seeds": len(closed)}
+                found[f"{algo}_closed"] = summary
             else:
-                figures[name][f"{algo}_refused"] = own[0]["refused"]
+                found[f"{algo}_refused"] = own[0]["refused"]
     finished.finish({"figures": figures, "runs": runs})
 
 
