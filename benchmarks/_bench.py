@@ -149,6 +149,22 @@ def finish(name: str, figures: Mapping[str, Any], options: argparse.Namespace) -
     print(json.dumps(record))
 
 
+@contextmanager
+def draw_picture(name: str, *shape: int, **how: Any) -> Iterator[Any]:
+    """Yield the axes of a figure of that shape; at the end it is `docs/images/<name>.png`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(*shape, constrained_layout=True, **how)
+    yield axes
+    for axis in figure.axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(ROOT / "docs" / "images" / f"{name}.png", dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+
+
 class FinishedRuns:
     """Finished runs of a long benchmark, a JSON file each in `runs/benchmarks/<name>/`, so that a
     stopped one goes on where it was."""

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks._bench import ROOT, Values, finish, read_arguments
+from benchmarks._bench import Values, draw_picture, finish, read_arguments
 from benchmarks._figures import list_steep
 from benchmarks._learning import make_random_market
 from benchmarks.data_build import SCHEMA, make_symbol
@@ -337,49 +337,43 @@ def summarise_case(case: Case, points: dict[int, Figures]) -> list[Values]:
 # --- the picture ----------------------------------------------------------------------------------
 
 
-def draw(rows: list[Values], path: Path) -> None:
+def draw(rows: list[Values]) -> None:
     """CPU seconds above, memory below, a column for each axis, on grey lines of linear growth."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     columns = (("assets",), ("accounts",), ("bars",), ("pods", "runs", "looks"))
-    colours = dict(zip(NAMES, pyplot.get_cmap("tab10").colors, strict=False))
-    styles = dict(
-        zip(dict.fromkeys(row["part"] for row in rows), 5 * ("-", "--", ":"), strict=False)
-    )
-    figure, axes = pyplot.subplots(2, 4, figsize=(14, 8), constrained_layout=True, sharex="col")
-    for column, names in enumerate(columns):
-        shown = [row for row in rows if row["axis"] in names]
-        for axis, unit in zip(axes[:, column], ("cpu_seconds", "mib"), strict=True):
-            for row in shown:
-                points = {int(size): point[unit] for size, point in row["points"].items()}
-                axis.plot(
-                    [*points],
-                    [value or math.nan for value in points.values()],
-                    styles[row["part"]],
-                    color=colours[row["stage"]],
-                    marker="o",
-                    markersize=3,
-                    label=f"{row['stage']}: {row['part']}",
-                )
-            axis.set(xscale="log", yscale="log")
-            (left, right), (low, _) = axis.get_xlim(), axis.get_ylim()
-            limits = {"xlim": (left, right), "ylim": axis.get_ylim()}
-            for shift in range(8):  # slopes of 1 behind the curves
-                start = low * 100**shift / 100
-                axis.plot([left, right], [start, start * right / left], color="0.9", zorder=0)
-            axis.set(**limits)
-            axis.spines[["top", "right"]].set_visible(False)
-        axes[1][column].set_xlabel(" or ".join(names))
-        axes[0][column].legend(
-            frameon=False, fontsize=7, ncols=2, loc="lower left", bbox_to_anchor=(-0.1, 1.0)
-        )
-    axes[0][0].set_ylabel("CPU seconds")
-    axes[1][0].set_ylabel("MiB beyond libraries and input")
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    pyplot.close(figure)
+    parts = dict.fromkeys(row["part"] for row in rows)
+    styles = dict(zip(parts, 5 * ("-", "--", ":"), strict=False))
+    with draw_picture("growth", 2, 4, figsize=(14, 8), sharex="col") as axes:
+        for column, names in enumerate(columns):
+            shown = [row for row in rows if row["axis"] in names]
+            for axis, unit in zip(axes[:, column], ("cpu_seconds", "mib"), strict=True):
+                for row in shown:
+                    points = {int(size): point[unit] for size, point in row["points"].items()}
+                    axis.plot(
+                        [*points],
+                        [value or math.nan for value in points.values()],
+                        styles[row["part"]],
+                        color=f"C{NAMES.index(row['stage'])}",
+                        marker="o",
+                        markersize=3,
+                        label=f"{row['stage']}: {row['part']}",
+                    )
+                draw_linear_growth(axis)
+            axes[1][column].set_xlabel(" or ".join(names))
+            axes[0][column].legend(
+                frameon=False, fontsize=7, ncols=2, loc="lower left", bbox_to_anchor=(-0.1, 1.0)
+            )
+        axes[0][0].set_ylabel("CPU seconds")
+        axes[1][0].set_ylabel("MiB beyond libraries and input")
+
+
+def draw_linear_growth(axis: Any) -> None:
+    """Draw slopes of 1 behind the curves of a picture on logarithmic axes."""
+    axis.set(xscale="log", yscale="log")
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    for shift in range(8):
+        start = low * 100**shift / 100
+        axis.plot([left, right], [start, start * right / left], color="0.9", zorder=0)
+    axis.set(xlim=(left, right), ylim=(low, high))
 
 
 def main() -> None:
@@ -393,7 +387,7 @@ def main() -> None:
     print(*list_steep(rows), sep="\n")
     finish("growth", {"rows": rows, "load": os.getloadavg()[0]}, options)
     if options.save:
-        draw(rows, ROOT / "docs" / "images" / "growth.png")
+        draw(rows)
 
 
 if __name__ == "__main__":

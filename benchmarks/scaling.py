@@ -44,7 +44,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks._bench import ROOT, Values, finish, read_arguments
+from benchmarks._bench import ROOT, Values, draw_picture, finish, read_arguments
 from benchmarks._cluster import World, check, make_settings, simulate
 from benchmarks._records import describe_paper
 from fintrader.agents import Budget, load_policy, train
@@ -339,16 +339,20 @@ def measure_stress(home: Path, pods: int, gpus: int) -> Values:
 def redraw() -> None:
     """Draw the picture of the docs from the stored records: efficiency of throughput, and speed-up
     to a target, of the search and of the paper."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     results = ROOT / "benchmarks" / "results"
     record, search = (
         json.loads((results / f"{name}.json").read_text()) for name in ("scaling", "search")
     )
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+    with draw_picture("scaling", 1, 2, figsize=(11, 4.2)) as (left, right):
+        draw_throughput(left, record)
+        draw_search(right, search)
+        for axes in (left, right):
+            axes.minorticks_off()
+            axes.grid(True, alpha=0.25)
+
+
+def draw_throughput(left: Any, record: Values) -> None:
+    """Draw the efficiency of throughput."""
     for curve in record["throughput"].values():
         counts = [int(count) for count in curve["by_gpus"]]
         shares = [100 * row["efficiency"] for row in curve["by_gpus"].values()]
@@ -364,6 +368,9 @@ def redraw() -> None:
     left.set_xticks(counts, [str(count) for count in counts])
     left.legend(loc="lower left", frameon=False)
 
+
+def draw_search(right: Any, search: Values) -> None:
+    """Draw the speed-up to a target, of the search and of the paper."""
     right.plot([16, 80], [1, 5], color="0.6", linestyle=":", label="ideal")
     lines = {
         f"paper, to a return of {target}": (found, "s--")
@@ -386,13 +393,6 @@ def redraw() -> None:
     right.set_xticks([8, 16, 32, 80], ["8", "16", "32", "80"])
     right.set_yticks([0.5, 1, 2, 3, 5], ["0.5", "1", "2", "3", "5"])
     right.legend(loc="upper left", frameon=False, fontsize=8)
-    for axes in (left, right):
-        axes.minorticks_off()
-        axes.grid(True, alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    path = ROOT / "docs" / "images" / "scaling.png"
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    pyplot.close(figure)
 
 
 def main() -> None:
