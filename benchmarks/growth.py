@@ -34,11 +34,12 @@ import pyarrow.parquet as pq
 import torch
 
 from benchmarks._bench import Values, draw_picture, finish, read_arguments
+from benchmarks._cluster import SEARCH
 from benchmarks._figures import list_steep
 from benchmarks._learning import make_random_market
 from benchmarks.data_build import SCHEMA, make_symbol
 from benchmarks.env import run_random
-from benchmarks.orchestrator import SEARCH, FarmLauncher, stub_result
+from benchmarks.orchestrator import FarmLauncher, stub_result
 from benchmarks.training import run_ours
 from fintrader.agents import PPO, ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy

@@ -27,6 +27,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from benchmarks._bench import Values, finish, read_arguments
+from benchmarks._cluster import SEARCH
 from fintrader.agents import PPO, Budget
 from fintrader.envs import EnvSettings
 from fintrader.market.tensors import MarketTensors
@@ -37,7 +38,7 @@ from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.run_tournament import run_tournament
-from fintrader.tournament.settings import OperationsSettings, Range, TournamentSettings
+from fintrader.tournament.settings import OperationsSettings, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import build_result_event, submit
@@ -48,7 +49,6 @@ from tests.factories import make_market
 
 NUM_ENVS = 64
 """Accounts of a real pod."""
-SEARCH = {"learning_rate": Range(low=1e-5, high=1e-1, log=True)}
 
 
 class FarmLauncher(ThreadLauncher):

@@ -175,7 +175,7 @@ def summarise(runs: list[Values]) -> Values:
     return figures
 
 
-def measure(bars: Path, python: str, config: RunConfig) -> Values:
+def measure(python: str, config: RunConfig) -> Values:
     """One seed, all three rows."""
     ours = measure_ours(config)
     rllib = measure_rllib(python, config, ours["cpu_seconds"])
@@ -206,7 +206,7 @@ def main() -> None:
             finished.get(
                 f"seed-{seed}",
                 plan,
-                lambda config=config: measure(options.bars, options.rllib, config),
+                lambda config=config: measure(options.rllib, config),
             )
         )
     finished.finish({"plan": plan, "rows": summarise(runs), "runs": runs})
