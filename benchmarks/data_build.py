@@ -303,8 +303,8 @@ def make_frame(parts: list[SymbolBars], grid: SessionGrid) -> pd.DataFrame:
     tables = [
         pd.DataFrame(
             {name: getattr(part, name) for name in ("open", "high", "low", "close", "volume")}
-        ).assign(date=stamps[part.first : part.stop], tic=part.symbol)
-        for part in parts
+        ).assign(date=stamps[part.first : part.stop], tic=f"S{number}")
+        for number, part in enumerate(parts)
     ]
     return pd.concat(tables, ignore_index=True)
 
