@@ -107,7 +107,7 @@ test-triton: ## The CUDA kernel without a GPU: compiled, and against the torch c
 
 test-gpu: $(DEV) ## What needs a GPU, and its rates
 	$(BIN)/python -m pytest -m gpu
-	$(BIN)/python benchmarks/gpu.py --save
+	$(BIN)/python -m benchmarks.gpu --save
 
 test-image: $(DEV) ## The container image's own build steps, in a clean environment (2 GB, no container engine needed)
 	FINTRADER_TEST_IMAGE=1 $(BIN)/python -m pytest tests/containers/test_image_steps.py
@@ -126,7 +126,7 @@ app: install ## Serve the Streamlit app on the runs folder; it prints its addres
 	$(BIN)/fintrader app
 
 bench: $(DEV) ## Run one benchmark: make bench NAME=env
-	$(BIN)/python benchmarks/$(NAME).py
+	$(BIN)/python -m benchmarks.$(NAME)
 
 notebooks: $(DEV) ## Execute the notebooks from top to bottom
 	$(BIN)/python -m pytest tests/test_notebooks.py

@@ -9,6 +9,7 @@ every process that a benchmark starts one thread.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -17,7 +18,8 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,8 +31,13 @@ from fintrader.reproducible import code_paths
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".venv-bench"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault(
+    "XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+)
 sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
+Values = dict[str, Any]
+"""Settings or figures by name, as JSON has them."""
 Run = Callable[[int], int]
 """Takes a number of steps; returns how many units of work they were."""
 
@@ -38,7 +45,7 @@ Run = Callable[[int], int]
 # --- arguments and records ------------------------------------------------------------------------
 
 
-def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
+def read_options(doc: str | None, **options: Any) -> argparse.Namespace:
     """Parse the command line: an option for each keyword, which is its default.
 
     A type instead of a value: None unless given. A list: one or more of its values, all by default.
@@ -46,7 +53,7 @@ def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name, default in {"seed": 0, "save": False, "beside": False, **options}.items():
+    for name, default in options.items():
         flag = f"--{name.replace('_', '-')}"
         if default is False:
             parser.add_argument(flag, action="store_true")
@@ -62,7 +69,17 @@ def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def describe_machine() -> dict[str, Any]:
+def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
+    """Parse a benchmark's command line: its own options, and those of all."""
+    return read_options(doc, seed=0, save=False, beside=False, **options)
+
+
+def list_seeds(options: argparse.Namespace) -> range:
+    """List `--seeds` seeds from `--seed` on."""
+    return range(options.seed, options.seed + options.seeds)
+
+
+def describe_machine() -> Values:
     """Name processor, instruction set, caches, cores, threads, memory, versions and, if any,
     GPU."""
     import numba
@@ -106,9 +123,18 @@ def read_commit() -> str:
     return head + ("+changes" if ask("status", "--porcelain", "-uno").strip() else "")
 
 
+def round_figures(value: Any) -> Any:
+    """Round the floats of a record to eight significant digits."""
+    if isinstance(value, Mapping):
+        return {name: round_figures(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [round_figures(part) for part in value]
+    return float(f"{value:.8g}") if isinstance(value, float) else value
+
+
 def finish(name: str, figures: Mapping[str, Any], options: argparse.Namespace) -> None:
     """Print the last line; with `--save` also write `benchmarks/results/<name>.json`."""
-    record = {"benchmark": name, **figures, "machine": describe_machine()}
+    record = {"benchmark": name, **round_figures(figures), "machine": describe_machine()}
     record |= {"commit": read_commit(), "seed": options.seed}
     if options.save:
         path = ROOT / "benchmarks" / "results" / f"{name}.json"
@@ -123,33 +149,56 @@ def finish(name: str, figures: Mapping[str, Any], options: argparse.Namespace) -
     print(json.dumps(record))
 
 
+@contextmanager
+def draw_picture(name: str, *shape: int, **how: Any) -> Iterator[Any]:
+    """Yield the axes of a figure of that shape; at the end it is `docs/images/<name>.png`."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(*shape, constrained_layout=True, **how)
+    yield axes
+    for axis in figure.axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(ROOT / "docs" / "images" / f"{name}.png", dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+
+
 class FinishedRuns:
     """Finished runs of a long benchmark, a JSON file each in `runs/benchmarks/<name>/`, so that a
     stopped one goes on where it was."""
 
-    def __init__(self, name: str, *, fresh: bool = False) -> None:
-        """`fresh`: measure everything again."""
+    def __init__(self, name: str, options: argparse.Namespace | None = None) -> None:
+        """`options`, of the command line: with `fresh`, everything is measured again."""
+        self.name = name
+        self.options = options
         self.folder = ROOT / "runs" / "benchmarks" / name
-        self.fresh = fresh
+        self.fresh = getattr(options, "fresh", False)
         self.commits: set[str] = set()
         """Commits of all runs handed out."""
 
-    def get(
-        self, key: str, settings: Mapping[str, Any], measure: Callable[[], dict[str, Any]]
-    ) -> dict[str, Any]:
+    def get(self, key: str, settings: Mapping[str, Any], measure: Callable[[], Values]) -> Values:
         """Return the run of `key` if it had equal `settings`; else measure and keep it. Print its
         end."""
         path = self.folder / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', key)}.json"
         wanted = json.loads(json.dumps(settings))
         stored = json.loads(path.read_text()) if path.is_file() and not self.fresh else {}
         if stored.get("settings") != wanted:
-            stored = {"settings": wanted, "record": {**measure(), "commit": read_commit()}}
+            stored = {
+                "settings": wanted,
+                "record": {**round_figures(measure()), "commit": read_commit()},
+            }
             self.folder.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(stored))
         record = stored["record"]
         self.commits.add(record["commit"])
         print(key, record.get("curve", [record])[-1])
         return record
+
+    def finish(self, figures: Mapping[str, Any]) -> None:
+        """Finish the benchmark with the commits of all runs handed out."""
+        finish(self.name, {**figures, "commits": sorted(self.commits)}, self.options)
 
 
 # --- rates ----------------------------------------------------------------------------------------
@@ -177,7 +226,7 @@ def alternate(
     return rates
 
 
-class Figures(dict[str, Any]):
+class Figures(Values):
     """What was measured, by name."""
 
     def add_rates(self, rates: Mapping[str, list[float]], pattern: str) -> None:
@@ -207,28 +256,54 @@ def summarise(values: Sequence[float]) -> dict[str, float]:
     return {"mean": mean, "min": min(values), "max": max(values)}
 
 
-def milliseconds(seconds: float, digits: int = 2) -> float:
-    return round(1000 * seconds, digits)
-
-
 # --- other processes and packages -----------------------------------------------------------------
 
 
 def run_child(
     words: Sequence[str], *, paths: Sequence[Path] = (), python: str = sys.executable, **env: str
 ) -> Any:
-    """Run Python with these words; return its last line of output, which is JSON."""
+    """Run Python with these words on one thread; return its last line of output, which is JSON."""
     known = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join(filter(None, [str(ROOT), *map(str, paths), known]))
-    variables = {**os.environ, "PYTHONPATH": path, **env}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **env}
     done = subprocess.run([python, *words], env=variables, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)[:200]} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
+CALL = """
+import importlib, json, sys
+module, name, arguments = sys.argv[1:]
+result = getattr(importlib.import_module(module), name)(*json.loads(arguments))
+print(json.dumps(result))
+"""
+
+
+def call_in_child(
+    function: Callable[..., Any], *arguments: Any, before: Sequence[str] = (), **how: Any
+) -> Any:
+    """Call a benchmark's function in a process of its own; arguments and result pass as JSON.
+
+    `before`: words of a command that Python runs in place of the call, with the call as its
+    arguments. `how`: as in `run_child`.
+    """
+    module = sys.modules[function.__module__].__spec__.name
+    words = ["-c", CALL, module, function.__name__, json.dumps(arguments)]
+    return run_child([*before, *words], **how)
+
+
 class NoPeer(Exception):
     """A peer cannot be had here, and why."""
+
+
+@contextmanager
+def skip_absent_peer() -> Iterator[None]:
+    """Print why a peer of the block cannot be had, and go on after the block."""
+    try:
+        yield
+    except NoPeer as error:
+        print(error, file=sys.stderr)
 
 
 def install_peer(package: str, version: str) -> Path:
@@ -240,6 +315,16 @@ def install_peer(package: str, version: str) -> Path:
         if done.returncode:
             raise NoPeer(f"{package} {version} cannot be had here: {done.stderr.strip()[-300:]}")
     return target
+
+
+def import_peer(module: str, *packages: tuple[str, str]) -> Any:
+    """Import a module after putting packages, each with its version, on the path. Raises NoPeer."""
+    for package in packages:
+        sys.path.insert(0, str(install_peer(*package)))
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise NoPeer(f"{module} cannot be imported here: {error}") from None
 
 
 def make_environment(name: str, *packages: str) -> Path:

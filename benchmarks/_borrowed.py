@@ -1,17 +1,14 @@
 """Training loops of other libraries, each on `TradingEnv` and on an environment of the library's.
 
-    python -m benchmarks._borrowed LIBRARY [ROUNDS] [SECONDS]   # one library, in its own environment
-
-The last line is a JSON object with the rates. A loop counts the steps of all accounts.
+`borrowed.py` calls `measure` for one library, in the library's own environment. A loop counts the
+steps of all accounts.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -23,10 +20,8 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import fintrader
-from benchmarks._bench import Run, alternate
+from benchmarks._bench import Run, Values, alternate
 from benchmarks._libraries import LIBRARIES, PENDULUM
 from fintrader import EnvSettings, TradingEnv
 from fintrader.envs.adapters.gymnasium import NumpyVectorEnv
@@ -35,6 +30,8 @@ from fintrader.market.tensors import MarketTensors
 
 ACCOUNTS = 16
 ROLLOUT = 32
+STEPS = ACCOUNTS * ROLLOUT
+"""Of one rollout."""
 EPISODE = 200
 """Steps of an episode, in both environments."""
 HIDDEN = [64, 64]
@@ -51,15 +48,19 @@ def make_env(mode: AutoresetMode = AutoresetMode.SAME_STEP) -> TradingEnv:
     return TradingEnv(load_training_market(), SETTINGS, seed=0, autoreset_mode=mode)
 
 
-def repeat(rollout: Callable[[], Any]) -> Run:
-    """Count the steps of a function that takes one rollout's."""
+def count_steps(learn: Callable[[int], Any]) -> Run:
+    """Count the steps of a function that learns from so many rollouts."""
 
     def run(rollouts: int) -> int:
-        for _ in range(rollouts):
-            rollout()
-        return rollouts * ROLLOUT * ACCOUNTS
+        learn(rollouts)
+        return rollouts * STEPS
 
     return run
+
+
+def repeat(rollout: Callable[[], Any]) -> Run:
+    """Count the steps of a function that learns from one rollout."""
+    return count_steps(lambda rollouts: [rollout() for _ in range(rollouts)])
 
 
 # --- gymnasium's pendulum, as these libraries read environments -----------------------------------
@@ -139,12 +140,7 @@ def _learn(kind: Any, policy: str, own: bool, **options: Any) -> Run:
 
     env = Sb3VecEnv(make_env()) if own else make_vec_env(PENDULUM, ACCOUNTS, seed=0)
     model = kind(policy, env, n_steps=ROLLOUT, batch_size=BATCH, device="cpu", **options)
-
-    def run(rollouts: int) -> int:
-        model.learn(rollouts * ROLLOUT * ACCOUNTS, reset_num_timesteps=False)
-        return rollouts * ROLLOUT * ACCOUNTS
-
-    return run
+    return count_steps(lambda count: model.learn(count * STEPS, reset_num_timesteps=False))
 
 
 def run_cleanrl_style(own: bool) -> Run:
@@ -153,11 +149,12 @@ def run_cleanrl_style(own: bool) -> Run:
 
     env = make_env() if own else PendulumTensors()
     assets = load_training_market().num_assets if own else 1
-    layers = lambda outputs: nn.Sequential(  # noqa: E731 - as in the script
-        *(nn.LazyLinear(HIDDEN[0]), nn.Tanh(), nn.LazyLinear(HIDDEN[1]), nn.Tanh()),
-        nn.LazyLinear(outputs),
-    )
-    actor, critic = nn.Sequential(layers(assets), nn.Tanh()), layers(1)
+
+    def make_layers(outputs: int) -> nn.Sequential:
+        hidden = [part for width in HIDDEN for part in (nn.LazyLinear(width), nn.Tanh())]
+        return nn.Sequential(*hidden, nn.LazyLinear(outputs))
+
+    actor, critic = nn.Sequential(make_layers(assets), nn.Tanh()), make_layers(1)
     state = {"obs": env.reset()[0]}
     actor(state["obs"]), critic(state["obs"])
     adam = torch.optim.Adam([*actor.parameters(), *critic.parameters()], lr=1e-3)
@@ -205,22 +202,20 @@ def run_tianshou(own: bool) -> Run:
     algorithm = PPO(policy=policy, critic=critic, optim=AdamOptimizerFactory(lr=3e-4))
     collector = Collector(algorithm, envs, VectorReplayBuffer(4096, ACCOUNTS))
 
-    def run(rollouts: int) -> int:
-        steps = rollouts * ROLLOUT * ACCOUNTS
+    def learn(rollouts: int) -> None:
         params = OnPolicyTrainerParams(
             training_collector=collector,
             max_epochs=1,
-            epoch_num_steps=steps,
-            collection_step_num_env_steps=ROLLOUT * ACCOUNTS,
+            epoch_num_steps=rollouts * STEPS,
+            collection_step_num_env_steps=STEPS,
             batch_size=BATCH,
             update_step_num_repetitions=10,
             show_progress=False,
             verbose=False,
         )
         algorithm.run_training(params)
-        return steps
 
-    return run
+    return count_steps(learn)
 
 
 def run_torchrl(own: bool) -> Run:
@@ -252,7 +247,7 @@ def run_torchrl(own: bool) -> Run:
     critic = ValueOperator(MLP(width, 1, num_cells=HIDDEN), in_keys=["observation"])
     loss = ClipPPOLoss(actor, critic)
     adam = torch.optim.Adam(loss.parameters(), lr=3e-4)
-    batches = iter(Collector(env, actor, frames_per_batch=ROLLOUT * ACCOUNTS, total_frames=-1))
+    batches = iter(Collector(env, actor, frames_per_batch=STEPS, total_frames=-1))
 
     def rollout() -> None:
         losses = loss(next(batches))
@@ -286,19 +281,18 @@ def run_skrl(own: bool) -> Run:
     }
     memory = RandomMemory(memory_size=ROLLOUT, num_envs=ACCOUNTS, device="cpu")
     config = PPO_CFG(rollouts=ROLLOUT)
-    config.mini_batches = ROLLOUT * ACCOUNTS // BATCH
+    config.mini_batches = STEPS // BATCH
     config.experiment.write_interval = config.experiment.checkpoint_interval = 0
     agent = PPO(models=models, memory=memory, cfg=config, **spaces)
     if own:
         env.bootstrap_with(agent)
     quiet = {"headless": True, "disable_progressbar": True, "close_environment_at_exit": False}
 
-    def run(rollouts: int) -> int:
+    def learn(rollouts: int) -> None:
         settings = {"timesteps": rollouts * ROLLOUT, **quiet}
         SequentialTrainer(env=env, agents=agent, cfg=settings).train()
-        return rollouts * ROLLOUT * ACCOUNTS
 
-    return run
+    return count_steps(learn)
 
 
 def run_rsl_rl(own: bool) -> Run:
@@ -307,18 +301,13 @@ def run_rsl_rl(own: bool) -> Run:
     env = RslRlEnv(make_env()) if own else RslRlPendulum()
     noise = {"class_name": "GaussianDistribution", "init_std": 0.5}
     net = {"class_name": "MLPModel", "hidden_dims": HIDDEN}
-    config: Any = {"num_steps_per_env": ROLLOUT, "save_interval": 10**9}
+    config = {"num_steps_per_env": ROLLOUT, "save_interval": 10**9}
     config["obs_groups"] = {"actor": ["policy"], "critic": ["policy"]}
     config |= {"actor": {**net, "distribution_cfg": noise}, "critic": net}
     config["algorithm"] = {"class_name": "PPO", "gamma": 0.99}
     runner = OnPolicyRunner(env, config)
     env.bootstrap_with(lambda obs: runner.alg.critic(env.pack(obs)), 0.99)
-
-    def run(rollouts: int) -> int:
-        runner.learn(rollouts)
-        return rollouts * ROLLOUT * ACCOUNTS
-
-    return run
+    return count_steps(runner.learn)
 
 
 def run_rl_games(own: bool) -> Run:
@@ -385,7 +374,7 @@ def run_rllib(own: bool) -> Run:
     register_env("fintrader", rllib_env)
     world = {"market": load_training_market(), "settings": SETTINGS}
     name, mode = ("fintrader", "vector_entry_point") if own else (PENDULUM, "sync")
-    sizes = {"train_batch_size_per_learner": ROLLOUT * ACCOUNTS, "minibatch_size": BATCH}
+    sizes = {"train_batch_size_per_learner": STEPS, "minibatch_size": BATCH}
     config = PPOConfig().environment(name, env_config=world if own else {})
     config = config.training(**sizes, num_epochs=10)
     config = config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=HIDDEN))
@@ -412,7 +401,7 @@ def run_agilerl(own: bool) -> Run:
     from agilerl.utils.utils import make_vect_envs
 
     if own:
-        env: Any = NumpyVectorEnv(make_env(AutoresetMode.NEXT_STEP))
+        env = NumpyVectorEnv(make_env(AutoresetMode.NEXT_STEP))
     else:
         env = make_vect_envs(PENDULUM, num_envs=ACCOUNTS, should_async_vector=False)
     encoder = {"encoder_config": {"hidden_size": HIDDEN}}
@@ -421,14 +410,13 @@ def run_agilerl(own: bool) -> Run:
     memory = ReplayBuffer(max_size=10_000)
     state = {"steps": 0}
 
-    def run(rollouts: int) -> int:
-        steps = rollouts * ROLLOUT * ACCOUNTS
+    def learn(rollouts: int) -> None:
+        steps = rollouts * STEPS
         state["steps"] += steps
         limits = {"max_steps": state["steps"], "evo_steps": steps, "eval_steps": 1}
         train_off_policy(env, "borrowed", "TD3", [agent], memory, **limits, verbose=False)
-        return steps
 
-    return run
+    return count_steps(learn)
 
 
 def run_jax(own: bool) -> Run:
@@ -438,7 +426,7 @@ def run_jax(own: bool) -> Run:
     from fintrader.envs.adapters.dlpack import DlpackEnv
 
     if own:
-        env: Any = DlpackEnv(make_env(), jax.dlpack.from_dlpack)
+        env = DlpackEnv(make_env(), jax.dlpack.from_dlpack)
     else:
         env = gymnasium.make_vec("phys2d/Pendulum-v0", num_envs=ACCOUNTS)
     actions = load_training_market().num_assets if own else 1
@@ -465,7 +453,7 @@ def run_jax(own: bool) -> Run:
         ).mean()
         return jax.tree.map(lambda w, g: w + 0.01 * g, weights, jax.grad(gain)(weights))
 
-    state: Any = {"obs": obs, "weights": weights, "key": keys[0]}
+    state = {"obs": obs, "weights": weights, "key": keys[0]}
 
     def step() -> None:
         state["key"], key = jax.random.split(state["key"])
@@ -478,28 +466,20 @@ def run_jax(own: bool) -> Run:
     return repeat(lambda: [step() for _ in range(ROLLOUT)])
 
 
-def measure(name: str, rounds: int, seconds: float) -> dict[str, Any]:
+def measure(name: str, rounds: int, seconds: float) -> Values:
     """Both environments in turn, in process CPU time: steps a second, and the ratio of each
     round."""
-    make: Callable[[bool], Run] = globals()[f"run_{name}"]
+    make = globals()[f"run_{name}"]
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    quiet = contextlib.ExitStack()
-    with quiet, Path(os.devnull).open("w") as nowhere:
-        quiet.enter_context(contextlib.redirect_stdout(nowhere))
-        quiet.enter_context(contextlib.redirect_stderr(nowhere))
+    with Path(os.devnull).open("w") as out, redirect_stdout(out), redirect_stderr(out):
         runs = {"trading": make(True), "reference": make(False)}
         rates = alternate(runs, rounds, seconds)
     ratios = [own / other for own, other in zip(*rates.values(), strict=True)]
-    found: dict[str, Any] = {
+    found = {
         key: {"median": median(values), "range": [min(values), max(values)]}
         for key, values in {**rates, "times": ratios}.items()
     }
     packages = filter(None, (LIBRARIES[name].package, "torch", "gymnasium", "numpy"))
     found["versions"] = {package: version(package) for package in packages}
     return found
-
-
-if __name__ == "__main__":
-    words = sys.argv[1:]
-    print(json.dumps(measure(words[0], int(words[1]), float(words[2]))))

@@ -34,6 +34,7 @@ from tests.engines import stubs
 from tests.engines.chaos import events_of
 from tests.engines.races import STUBBORN, stub_race
 
+SEARCH = {"learning_rate": Range(low=1e-5, high=1e-1, log=True)}
 Score = Callable[[PodSpec, RunStore], tuple[float | None, bytes, int]]
 """spec, store -> score, snapshot and env-steps of the pod's training."""
 
@@ -355,7 +356,7 @@ def make_settings(pods: int, gpus: int, **changes: Any) -> TournamentSettings:
         "pool_size": gpus,
         "founders": min(8, pods),
         "leaderboard_size": 64,
-        "search": {"learning_rate": Range(low=1e-5, high=1e-1, log=True)},
+        "search": SEARCH,
         **changes,
     }
     return TournamentSettings(pods=pods, **values)

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from benchmarks._bench import Run
+from benchmarks._bench import Run, Values
 from benchmarks._learning import make_network
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv, factored
 from fintrader.market.tensors import MarketTensors
@@ -86,7 +86,7 @@ def run_learning(
     return run
 
 
-def measure(market: MarketTensors, turns: Turns) -> dict[str, Any]:
+def measure(market: MarketTensors, turns: Turns) -> Values:
     """Rates, and how many times faster factored is than flat."""
 
     def compare(runs: dict[str, Run]) -> tuple[dict[str, float], dict[str, float]]:

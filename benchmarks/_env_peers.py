@@ -17,7 +17,6 @@ over all accounts and assets an asset.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks._bench import NoPeer, Run, install_peer
+from benchmarks._bench import NoPeer, Run, install_peer, skip_absent_peer
 from fintrader.market.tensors import MarketTensors
 
 ELEGANTRL_REPAIRS = {
@@ -115,16 +114,12 @@ def run_elegantrl(module: ModuleType, market: MarketTensors, accounts: int) -> R
 
 def make_peer_runs(market: MarketTensors, accounts: int) -> dict[str, Run]:
     """FinRL's, ElegantRL's as shipped and ElegantRL's repaired; those that can be had."""
-    runs: dict[str, Run] = {}
-    try:
+    runs = {}
+    with skip_absent_peer():
         module = load_peer("finrl", "0.3.7", "env_stocktrading_np.py", {})
         runs["finrl"] = run_finrl(module, market)
-    except NoPeer as error:
-        print(error, file=sys.stderr)
-    try:
+    with skip_absent_peer():
         for name, repairs in (("shipped", {}), ("repaired", ELEGANTRL_REPAIRS)):
             module = load_peer("elegantrl", "0.3.6", "StockTradingEnv.py", repairs)
             runs[f"elegantrl_{name}"] = run_elegantrl(module, market, accounts)
-    except NoPeer as error:
-        print(error, file=sys.stderr)
     return runs

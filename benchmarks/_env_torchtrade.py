@@ -123,10 +123,7 @@ class PortfolioEnv:
             bars = self._bar[done]
             seen["weights"][done] = self.weights[done].float()
             seen["start"][done] = seen["bar"][done] = bars
-            seen["tradable"][done], seen["window"][done] = (
-                self._tradable[bars].float(),
-                self._windows(bars),
-            )
+            seen["tradable"][done], seen["window"][done] = self._read_rows(bars)
         return seen, reward, terminated, truncated, last
 
     def _begin(self, who: Tensor, cash: float = 1e6) -> None:
@@ -164,21 +161,22 @@ class PortfolioEnv:
         self.value = self.value * (left * growth).squeeze(1)
         self.weights = torch.cat((1.0 - drifted.sum(1, keepdim=True), drifted), 1)
 
-    def _windows(self, bar: Tensor) -> Tensor:
-        return cut(self._bars, bar)
+    def _read_rows(self, bar: Tensor) -> tuple[Tensor, Tensor]:
+        """What is tradable at these bars, and the windows that end there."""
+        return self._tradable[bar].float(), cut(self._bars, bar)
+
+    def _read_all(self) -> tuple[Tensor, Tensor]:
+        return self._read_rows(self._bar)
 
     def _observe(self) -> Observation:
-        tradable = self._tradable[self._bar].float()
-        window = self._windows(self._bar)
+        tradable, window = self._read_all()
         return {
             "weights": self.weights.float(),
             "tradable": tradable,
             "window": window,
-            **self._place(),
+            "start": self._start.clone(),
+            "bar": self._bar.clone(),
         }
-
-    def _place(self) -> Observation:
-        return {"start": self._start.clone(), "bar": self._bar.clone()}
 
 
 class TunedPortfolioEnv(PortfolioEnv):
@@ -224,20 +222,15 @@ class TunedPortfolioEnv(PortfolioEnv):
         torch.div(notional, growth.unsqueeze(1), out=self.weights[:, 1:])
         torch.div(cash, growth, out=self.weights[:, 0])
 
-    def _windows(self, bar: Tensor) -> Tensor:
-        return self._table[bar]
+    def _read_rows(self, bar: Tensor) -> tuple[Tensor, Tensor]:
+        return self._shown[bar], self._table[bar]
 
-    def _observe(self) -> Observation:
+    def _read_all(self) -> tuple[Tensor, Tensor]:
         self._buffers.reverse()
         tradable, window = self._buffers[0]
         torch.index_select(self._shown, 0, self._bar, out=tradable)
         torch.index_select(self._table, 0, self._bar, out=window)
-        return {
-            "weights": self.weights.float(),
-            "tradable": tradable,
-            "window": window,
-            **self._place(),
-        }
+        return tradable, window
 
 
 def settings_like_torchtrade(fee: float, **changes: Any) -> EnvSettings:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks._claims import measured
 from benchmarks._libraries import LIBRARIES
@@ -27,13 +28,41 @@ from benchmarks._records import (
     table,
     times,
 )
+from fintrader.config import read_yaml
 from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
 from fintrader.results.formatting import PAPER_COLUMNS, title_of, verdict_words
 from fintrader.verdict.alpha import level_of_look
 
+TITLES = read_yaml(Path(__file__).with_name("titles.yaml"))
+SETS = TITLES["sets"]
+RIVALS = TITLES["rivals"]
+"""Ways that the plans test ours against."""
+
+
+class Block(NamedTuple):
+    """A generated part of a page."""
+
+    make: Callable[[Records], str]
+    records: tuple[str, ...]
+
+
+BLOCKS: dict[str, Block] = {}
+
+
+def block(*records: str) -> Callable[[Any], Any]:
+    """Make a function of records a block of its name that needs these."""
+
+    def add(make: Callable[[Records], str]) -> Callable[[Records], str]:
+        BLOCKS[make.__name__] = Block(make, records)
+        return make
+
+    return add
+
+
 # --- the quickstart -------------------------------------------------------------------------------
 
 
+@block("quickstart")
 def quickstart(records: Records) -> str:
     """The paper's table of the first run, and every run's share of the planted optimum."""
     runs = records["quickstart"]["runs"]
@@ -78,30 +107,17 @@ def quickstart(records: Records) -> str:
 
 # --- real bars ------------------------------------------------------------------------------------
 
-SETS = {
-    "us14": "14 US stocks, minutes",
-    "daily": "NASDAQ-100, days",
-    "n100": "NASDAQ-100, minutes",
-    "planted_15": "the days with a planted signal (IC 0.15)",
-    "planted_05": "the days with a planted signal (IC 0.05)",
-    "noise": "the days with noise for features",
-}
 REAL = ("real", "real_noise")
-WHO = {
-    "ensemble": "ensemble",
-    "best": "best pod, as it learned",
-    "without_information": "the same search without information",
-    "ridge": "ridge",
-}
 
 
+@block(*REAL)
 def real(records: Records) -> str:
     """Active figures of every set that was walked forward, over its seeds, and a summary of
     them."""
     sets = _read_sets(records)
     rows = []
     for title, seeds in sets.items():
-        for key, words in WHO.items():
+        for key, words in TITLES["who"].items():
             known = [found[key] for found in seeds if found.get(key)]
             if known:
                 rows.append([title, words, *_active(known, seeds[0])])
@@ -125,6 +141,7 @@ def real(records: Records) -> str:
     return "\n\n".join([*parts, prose(_summarise_real(sets)), sentence(records, *REAL)])
 
 
+@block(*REAL)
 def luck(records: Records) -> str:
     """The search with the best Sharpe ratio of those that may be luck, as it would have been
     reported."""
@@ -162,6 +179,7 @@ def _explain_levels(verdicts: str) -> list[str]:
     return [f"Levels as recorded: {levels}; today a first look has {today}."]
 
 
+@block(*REAL)
 def real_bars(records: Records) -> str:
     """The ensemble on each set of real bars and its verdict, in a line."""
     rows = []
@@ -175,7 +193,7 @@ def real_bars(records: Records) -> str:
 def _read_sets(records: Records) -> dict[str, list[Named]]:
     """Figures of each set by its title, seed by seed; later seeds look at the same window again."""
     sets = {**records["real"]["sets"], **records["real_noise"]["sets"]}
-    seeds: dict[str, list[Named]] = {}
+    seeds = {}
     for key in sorted(sets, key=lambda key: int(key.partition("/")[2])):
         seeds.setdefault(key.partition("/")[0], []).append(sets[key])
     return {title: seeds[name] for name, title in SETS.items() if name in seeds}
@@ -260,47 +278,14 @@ def _summarise_real(sets: Mapping[str, Sequence[Named]]) -> str:
 
 # --- the tournament -------------------------------------------------------------------------------
 
-WAYS = {
-    "halving": "**`order: halving`; its last pod**",
-    "halving_ensemble": "the same; its ensemble",
-    "tournament_ensemble": "tournament; its ensemble",
-    "tournament": "tournament; best pod",
-    "tournament_top4": "tournament; mean of the four best rows",
-    "tournament_founders": "tournament; four best rows, two of a founder at most",
-    "seeds": "seeds; the best",
-    "seeds_ensemble": "seeds; ensemble",
-    "one_long": "one run, as long as all together",
-    "random": "random search; the best",
-    "random_ensemble": "random search; ensemble",
-    "asha": "Optuna: random search, successive halving (ASHA)",
-    "tpe": "Optuna: Parzen estimates (TPE), median pruning",
-    "pbt": "population-based training by Ray Tune's rules",
-    "halve_anneal": "halving, then one long annealed run",
-    "halve_pbt": "halving, then annealed population-based training; the best",
-    "halve_pbt_fused": "the same; mean of its best three's weights",
-}
-RIVALS = {
-    "seeds": "seeds",
-    "one_long": "one long run",
-    "random": "random search",
-    "asha": "ASHA",
-    "tpe": "TPE",
-    "pbt": "population-based training",
-    "tournament": "the tournament",
-}
-"""Ways that the plans test ours against."""
-QUESTIONS = {
-    "wide_noisy": "Settings unknown, noisy validation",
-    "wide_sharp": "Settings unknown, sharp validation",
-    "tuned_noisy": "Settings known, noisy validation",
-}
 
-
+@block("schedules")
 def schedules(records: Records) -> str:
     """Shares of the optimum by ways to spend the same number of environment steps."""
     return _show_experiment(records, "schedules")
 
 
+@block("halving")
 def halving(records: Records) -> str:
     """Shares of the optimum by halving and by other ways, on fresh markets."""
     return _show_experiment(records, "halving")
@@ -310,7 +295,7 @@ def _show_experiment(records: Records, name: str) -> str:
     record = records[name]
     steps = record["env_steps"] / 1e6
     parts = []
-    for question, title in QUESTIONS.items():
+    for question, title in TITLES["questions"].items():
         known = len(record["rows"].get(question, []))
         found = record["questions"].get(question)
         if found is not None:
@@ -320,14 +305,12 @@ def _show_experiment(records: Records, name: str) -> str:
             parts.append(
                 prose(f"{title}: {known} markets are measured, too few for figures by the plan.")
             )
-        else:
-            parts.append(prose(f"{title}: not measured yet."))
     return "\n\n".join([*parts, sentence(records, name)])
 
 
 def _show_ways(found: Named) -> str:
     rows = []
-    for key, title in WAYS.items():
+    for key, title in TITLES["ways"].items():
         if key not in found["ways"]:
             continue
         one = found["ways"][key]
@@ -370,6 +353,7 @@ def _compare_ways(question: str, found: Named) -> str:
 # --- pages of the documentation -------------------------------------------------------------------
 
 
+@block("kelly")
 def kelly(records: Records) -> str:
     """The share of Kelly's growth rate that each algorithm reached."""
     record = records["kelly"]
@@ -382,6 +366,7 @@ def kelly(records: Records) -> str:
     return f"{table(head, rows)}\n\n{sentence(records, 'kelly')}"
 
 
+@block("env")
 def factored(records: Records) -> str:
     """The speed of a policy on factored observations over that on flat ones."""
     found = records["env"]["factored_policy"]
@@ -404,27 +389,6 @@ def factored(records: Records) -> str:
 
 
 HIGHEST = 1.1
-REASONS = {
-    "environment: 20 steps, by assets": (
-        "three times more in one process, the same steps grew by 1.03 to 1.08"
-    ),
-    "environment: make, by accounts": (
-        "the first 140 MiB of new memory; made again in the same process, 65,536 accounts take"
-        " 0.06 CPU-s, 4,096 take 0.006"
-    ),
-    "backtest: baselines, by assets": (
-        "new memory: of 1.3 CPU-s at 3,000 assets the system took 0.8, of 0.4 at 1,000 it took 0.1"
-    ),
-    "tournament: resume, by pods": (
-        "every function is called in proportion to the pods; each call takes longer where files and"
-        " records no longer fit the caches"
-    ),
-    "ledger: all looks, by looks": (
-        "a look reads all bytes before it and compares them with those that were checked, so that a"
-        " change anywhere is found"
-    ),
-}
-"""Why a work grows faster than linearly."""
 
 
 def list_steep(rows: Iterable[Named]) -> list[str]:
@@ -439,8 +403,8 @@ def list_steep(rows: Iterable[Named]) -> list[str]:
         if above:
             name = f"{row['stage']}: {row['part']}, by {row['axis']}"
             own = row.get("user_seconds_exponent") or math.inf
-            if name in REASONS:
-                reason = REASONS[name]
+            if name in TITLES["reasons"]:
+                reason = TITLES["reasons"][name]
             elif slopes["memory"] <= HIGHEST and own <= HIGHEST:
                 reason = (
                     f"the program's own time grows by {own:.2f}; the rest is the system's, for new"
@@ -452,6 +416,7 @@ def list_steep(rows: Iterable[Named]) -> list[str]:
     return steep
 
 
+@block("growth")
 def growth(records: Records) -> str:
     """CPU time and memory of every stage by size, and what grows faster than linearly."""
     rows = []
@@ -472,6 +437,7 @@ def growth(records: Records) -> str:
     return text
 
 
+@block("gpu")
 def gpu(records: Records) -> str:
     """Training and stepping on a GPU."""
     record = records["gpu"]
@@ -494,6 +460,7 @@ def gpu(records: Records) -> str:
     return f"{table(head, rows)}\n\n{said} {sentence(records, 'gpu')}"
 
 
+@block("borrowed")
 def borrowed(records: Records) -> str:
     """Other libraries, their scripts, and the speed of their loops here and on an environment of
     theirs."""
@@ -522,16 +489,8 @@ def borrowed(records: Records) -> str:
     return "\n\n".join([table(head, rows, left=8), prose(said), sentence(records, "borrowed")])
 
 
-AGENTS = {
-    "ppo": "PPO",
-    "apg": "APG",
-    "sac": "SAC",
-    "sb3": "Stable-Baselines3's PPO",
-    "ridge": "ridge",
-}
-
-
-def tasks(records: Records, agents: Mapping[str, str] = AGENTS) -> str:
+@block("tasks")
+def tasks(records: Records, agents: Mapping[str, str] = TITLES["agents"]) -> str:
     """How far agents went from the best rule to the optimum of each task."""
     figures = records["tasks"]["figures"]
     found_in = [found for name, found in figures.items() if name != "env_steps"]
@@ -569,10 +528,11 @@ def _show_closed(closed: Named | None) -> str:
 EXECUTION_RULES = ("next open", "TWAP", "VWAP", "Almgren-Chriss", "limit")
 
 
+@block("executor")
 def executor(records: Records) -> str:
     """Shortfalls of rules and agent in each set, and the agent against its rival."""
     parts = []
-    sets: dict[str, list[tuple[str, Named]]] = {}
+    sets = {}
     for key, cell in records["executor"]["cells"].items():
         name, _, costs = key.partition(", ")
         sets.setdefault(name, []).append((costs, cell))
@@ -608,6 +568,7 @@ def _show_cell(costs: str, cell: Named) -> list[str]:
     ]
 
 
+@block(*REAL)
 def tasks_real(records: Records) -> str:
     """The agents on real bars, next to ridge and two rules."""
     compared = ["ensemble", "ridge", "vol_targeted", "buy_and_hold"]
@@ -619,37 +580,14 @@ def tasks_real(records: Records) -> str:
     return f"{table([*head, 'buy and hold'], rows)}\n\n{sentence(records, 'real')}"
 
 
+@block("tasks")
 def tasks_short(records: Records) -> str:
     """PPO alone, beside Stable-Baselines3's."""
-    short = tasks(records, {name: AGENTS[name] for name in ("ppo", "sb3")})
+    short = tasks(records, {name: TITLES["agents"][name] for name in ("ppo", "sb3")})
     return short.removesuffix(footnote(records, ("tasks",)))
 
 
-class Block(NamedTuple):
-    """A generated part of a page."""
-
-    make: Callable[[Records], str]
-    records: tuple[str, ...]
-
-
-BLOCKS: dict[str, Block] = {
-    "quickstart": Block(quickstart, ("quickstart",)),
-    "luck": Block(luck, REAL),
-    "real": Block(real, REAL),
-    "real_bars": Block(real_bars, REAL),
-    "halving": Block(halving, ("halving",)),
-    "schedules": Block(schedules, ("schedules",)),
-    "kelly": Block(kelly, ("kelly",)),
-    "factored": Block(factored, ("env",)),
-    "growth": Block(growth, ("growth",)),
-    "gpu": Block(gpu, ("gpu",)),
-    "borrowed": Block(borrowed, ("borrowed",)),
-    "tasks": Block(tasks, ("tasks",)),
-    "executor": Block(executor, ("executor",)),
-    "tasks_real": Block(tasks_real, REAL),
-    "tasks_short": Block(tasks_short, ("tasks",)),
-    **{name: Block(make, names) for name, (make, names) in measured.items()},
-}
+BLOCKS |= {name: Block(make, names) for name, (make, names) in measured.items()}
 
 
 def figures_of(name: str, records: Records) -> str:

@@ -6,41 +6,35 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fintrader.agents import Budget, TrainProgress, train
+from fintrader.config import read_yaml
 from fintrader.envs.observation import ObservationLayout
 from fintrader.market.tensors import MarketTensors
-from tests.factories import clock
+from tests.factories import market_of
 
 SESSION = 390
+AGENTS = {
+    benchmark: {name: values for name, values in agents.items() if not name.startswith(".")}
+    for benchmark, agents in read_yaml(Path(__file__).with_name("agents.yaml")).items()
+}
+"""Benchmark -> algorithm -> settings."""
 Step = tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]
 
 
-def make_plain_market(close: Tensor, features: Tensor, *, context: int = 0) -> MarketTensors:
+def make_plain_market(
+    close: np.ndarray, features: np.ndarray, *, context: int = 0
+) -> MarketTensors:
     """A market of closes `[T, N]` and features `[T, N, F]`: every asset trades in every bar, which
     opens where it closes. `context` columns are zero."""
-    bars, assets = close.shape
-    ones = torch.ones(bars, assets, dtype=torch.bool)
-    return MarketTensors(
-        open=close.float(),
-        high=close.float(),
-        low=close.float(),
-        close=close.float(),
-        volume=torch.full((bars, assets), 1e9),
-        features=features.float(),
-        context=torch.zeros(bars, context),
-        tradable=ones,
-        member=ones,
-        **clock(bars, SESSION),
-        benchmark=close.double().mean(1),
-        symbols=tuple(f"S{n:03d}" for n in range(assets)),
-        feature_names=tuple(f"f{k}" for k in range(features.shape[2])),
-        context_names=tuple(f"c{k}" for k in range(context)),
-    )
+    nothing = np.zeros((len(close), context))
+    return market_of(close, SESSION, features=features, context=nothing)
 
 
 def make_random_market(
@@ -49,8 +43,9 @@ def make_random_market(
     """Random walks of stocks from 50 USD, with features of noise."""
     draw = torch.Generator().manual_seed(seed)
     moves = volatility * torch.randn(bars, assets, generator=draw, dtype=torch.float64)
-    shown = torch.randn(bars, assets, features, generator=draw)
-    return make_plain_market(50.0 * torch.exp(moves.cumsum(0)), shown, context=context)
+    shown = torch.randn(bars, assets, features, generator=draw).double()
+    close = 50.0 * torch.exp(moves.cumsum(0))
+    return make_plain_market(close.numpy(), shown.numpy(), context=context)
 
 
 def make_network(width: int, actions: int) -> nn.Sequential:

@@ -7,6 +7,7 @@ account of a million dollars over these five.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -53,6 +54,11 @@ def rule(account: BacktestAccount) -> Tensor:
     return (rising / rising.sum().clamp_min(1)).unsqueeze(0)
 
 
+def observe_with(policy: Callable[[Tensor], Tensor]) -> Decide:
+    """Let a policy of observations decide for an account."""
+    return lambda account: policy(account.observe())
+
+
 class Referee:
     """Judges a policy at each mark of its clock; its own time does not count."""
 
@@ -83,6 +89,15 @@ class Referee:
     def start(self) -> None:
         """Set the clock to zero."""
         self._started = self.begun = time.process_time()
+
+    def follow(self, update: Callable[[], int], decide: Callable[[], Decide]) -> None:
+        """Start, and look after each update, which returns its env-steps, until time is up."""
+        self.start()
+        env_steps = 0
+        with contextlib.suppress(OutOfTime):
+            while True:
+                env_steps += update()
+                self.look(env_steps, decide)
 
     def look(self, env_steps: int, decide: Callable[[], Decide]) -> None:
         """Raises OutOfTime after the last mark or threshold. `decide` makes a fresh policy: some

@@ -140,7 +140,7 @@ def fit_amdahl(times: dict[str, float]) -> dict[str, float]:
 def describe_paper() -> dict[str, Any]:
     """The paper's figures, the efficiency they amount to, and the serial part that would explain
     it."""
-    found: dict[str, Any] = {}
+    found = {}
     for target, times in PAPER.items():
         speedup = times["16"] / times["80"]
         found[target] = {

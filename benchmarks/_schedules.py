@@ -355,8 +355,8 @@ def race(problem: Problem, pods: int, **how: Any) -> tuple[Leaderboard, dict[str
     generator = Generator(settings, (agent,), env, seed=problem.number, data_hash="")
     board = Leaderboard(settings.leaderboard_size)
     scheduler = make_scheduler(settings)
-    states: dict[str, State] = {}
-    weights: dict[str, State] = {}
+    states = {}
+    weights = {}
     for index in range(settings.pods):
         spec = scheduler.make(index, board, generator)
         share = (spec.budget.env_steps or 0) / (SLICE * CHEAP["num_steps"] * ACCOUNTS)
@@ -387,7 +387,7 @@ def race(problem: Problem, pods: int, **how: Any) -> tuple[Leaderboard, dict[str
 def run_tournament(problem: Problem, name: str) -> dict[str, float]:
     """The engine's tournament, whose pods descend from each other, or its halving: the best pod and
     the ensemble."""
-    how: dict[str, Any] = {"order": "submission", "fresh": 0.25, "founders": 6}
+    how = {"order": "submission", "fresh": 0.25, "founders": 6}
     if name == "halving":
         how = {"order": "halving"}
     board, weights = race(problem, 25 if name == "halving" else 24, **how)

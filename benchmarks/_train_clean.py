@@ -104,7 +104,7 @@ class Normaliser:
 def mlp(sizes: list[int], activation: str, out_gain: float | None) -> nn.Sequential:
     """Orthogonal weights; the last layer's times `out_gain` and without a non-linearity after it,
     if given."""
-    layers: list[nn.Module] = []
+    layers = []
     for number, (a, b) in enumerate(pairwise(sizes)):
         last = out_gain is not None and number == len(sizes) - 2
         layer = nn.Linear(a, b)

@@ -21,16 +21,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks._bench import NoPeer, install_peer
+from benchmarks._bench import import_peer
 from benchmarks._learning import OutOfTime
-from benchmarks._planted import Referee
+from benchmarks._planted import Referee, observe_with
 from benchmarks._train_clean import ACTIVATIONS, CleanPPO, Normaliser, Recipe, aim, peer_env
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.envs import EnvSettings, TradingEnv
@@ -55,17 +54,18 @@ TORCHTRADE = Recipe(
 do not see."""
 
 
-SB3 = "stable-baselines3", "2.9.2"
+SB3 = ("stable-baselines3", "2.9.2")
+JAX = {"jax": "0.10.2", "jaxlib": "0.10.2", "ml_dtypes": "0.6.0", "opt_einsum": "3.4.0"}
 
 
 def load_sb3() -> Any:
-    """The package. Raises NoPeer."""
-    sys.path.insert(0, str(install_peer(*SB3)))
-    try:
-        import stable_baselines3
-    except ImportError as error:
-        raise NoPeer(f"stable-baselines3 cannot be imported here: {error}") from None
-    return stable_baselines3
+    """Stable-Baselines3. Raises NoPeer."""
+    return import_peer("stable_baselines3", SB3)
+
+
+def load_jax() -> Any:
+    """The module of `JaxPPO`. Raises NoPeer."""
+    return import_peer("benchmarks._train_jax", *JAX.items())
 
 
 def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
@@ -74,18 +74,18 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
     from gymnasium.spaces import Box
     from stable_baselines3.common.buffers import RolloutBuffer
     from stable_baselines3.common.logger import Logger
-    from stable_baselines3.common.vec_env import VecEnv
+
+    from fintrader.envs.adapters.sb3 import Sb3VecEnv
 
     torch.distributions.Distribution.set_default_validate_args(False)
 
-    class FastVecEnv(VecEnv):  # type: ignore[misc]
+    class FastVecEnv(Sb3VecEnv):
         """Latents in, numpy views of the environment's tensors out."""
 
         def __init__(self) -> None:
-            latents = env.layout.num_assets + 1
+            super().__init__(env)
             # SB3 clips what it draws to finite bounds; these are beyond anything drawn.
-            space = Box(-1e3, 1e3, (latents,), np.float32)
-            super().__init__(env.num_envs, env.single_observation_space, space)
+            self.action_space = Box(-1e3, 1e3, (env.layout.num_assets + 1,), np.float32)
             self.normaliser = Normaliser(env.layout.width) if recipe.normalise else None
             self.steps = 0
 
@@ -107,35 +107,14 @@ def sb3_ppo(env: TradingEnv, recipe: Recipe, seed: int) -> Any:
             self.steps += 1
             if self.normaliser is not None and self.steps % recipe.num_steps == 0:
                 self.normaliser.update(obs)  # one step of a rollout tells enough
-            infos: list[
-                dict[str, Any]
-            ] = []  # SB3 looks into them where an account is done, and nowhere else
-            if done.any():
-                infos = [{} for _ in range(self.num_envs)]
-                for account in np.flatnonzero(done):
-                    final = self.seen(info["final_obs"][account])
-                    infos[account] = {
-                        "terminal_observation": final,
-                        "TimeLimit.truncated": bool(truncated[account]),
-                    }
+            # SB3 looks into them where an account is done, and nowhere else.
+            infos = [{}] * self.num_envs
+            for account in np.flatnonzero(done):
+                infos[account] = {
+                    "terminal_observation": self.seen(info["final_obs"][account]),
+                    "TimeLimit.truncated": bool(truncated[account]),
+                }
             return self.seen(obs), reward.numpy(), done, infos
-
-        def close(self) -> None:
-            """Nothing is held."""
-
-        def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-            return [getattr(env, attr_name, None)] * self.num_envs
-
-        def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-            raise NotImplementedError
-
-        def env_method(
-            self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any
-        ) -> list[Any]:
-            raise NotImplementedError
-
-        def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-            return [False] * self.num_envs
 
     class OneCopyBuffer(RolloutBuffer):  # type: ignore[misc]
         """The same numbers, each copied once on its way in and once into a minibatch."""
@@ -205,19 +184,14 @@ on."""
 
 def train_peer(
     side: str, market: MarketTensors, settings: EnvSettings, referee: Referee, seed: int
-) -> Any:
-    """The referee's curve of one of `LEARNERS`. Raises NoPeer."""
+) -> None:
+    """Train one of `LEARNERS` under a referee. Raises NoPeer."""
     kind, recipe = LEARNERS[side]
     if kind == "clean":
         make_peer(kind, market, settings, recipe, seed).update()
         loop = make_peer(kind, market, settings, recipe, seed)
-        steps = 0
-        referee.start()
-        with contextlib.suppress(OutOfTime):
-            while True:
-                steps += loop.update()
-                referee.look(steps, lambda: lambda account: loop.policy(account.observe()))
-        return referee.curve
+        referee.follow(loop.update, lambda: observe_with(loop.policy))
+        return
 
     load_sb3()
     from stable_baselines3.common.callbacks import BaseCallback
@@ -240,4 +214,3 @@ def train_peer(
     referee.start()
     with contextlib.suppress(OutOfTime):
         model.learn(1 << 40, callback=Look())
-    return referee.curve

@@ -1,40 +1,45 @@
 """Our PPO, SAC, TD3 and DDPG beside Stable-Baselines3's, on two classic environments, with equal
 budgets of env-steps.
 
-    python benchmarks/algorithms.py [--algo sac ...] [--env Pendulum-v1 ...] [--seeds 5] [--fresh]
+    python -m benchmarks.algorithms [--algo sac ...] [--env Pendulum-v1 ...] [--seeds 5] [--fresh]
     [--save]
 
 Every training is a process with one thread; ours and theirs alternate. Stable-Baselines3
 2.9.2 is put into `.venv-bench` and runs with the same torch, gymnasium and
 MuJoCo. It has the settings of its zoo (https://github.com/DLR-RM/rl-baselines3-zoo) but for
 `learning_starts`, which is its default of 100 since the zoo's 10,000 would outlast these budgets;
-ours stand below, chosen on seeds from 100 on, which are not reported. Each side has its own
-networks, batches and replay.
+ours were chosen on seeds from 100 on, which are not reported. All stand in algorithms.yaml. Each
+side has its own networks, batches and replay.
 
 Policies are compared by the mean return of ten deterministic episodes, the same for both, at twenty
 points of the budget; the clock stops meanwhile. *Return* is the mean over the last four points.
 *Time to the same return* is the first point from which on the mean of three points in a row is at
 least the level: 95 % of the way from the first point of Stable-Baselines3 to its final return, both
 means over its seeds. Finished trainings are in `runs/benchmarks`; `--fresh` measures them again.
-`--one SIDE,ENV,ALGO,SEED`: the curve of one training.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, finish, install_peer, read_arguments, run_child
+from benchmarks._bench import (
+    FinishedRuns,
+    Values,
+    call_in_child,
+    install_peer,
+    list_seeds,
+    read_arguments,
+)
 from benchmarks._train_peers import SB3
+from fintrader.config import read_yaml
 from tests.engines.tiny import agent_settings
 
 ALGOS = ["ppo", "sac", "td3", "ddpg"]
@@ -44,103 +49,8 @@ Act = Callable[[np.ndarray], np.ndarray]
 """Raw observations `[B, D]` to actions within the environment's bounds, deterministic."""
 Curve = list[dict[str, float]]
 
-BUDGETS = {
-    "Pendulum-v1": {"ppo": 100_000, "sac": 5_000, "td3": 5_000, "ddpg": 5_000},
-    "InvertedDoublePendulum-v5": {"ppo": 100_000, "sac": 10_000, "td3": 10_000, "ddpg": 10_000},
-}
-"""Env-steps."""
-
-_DETERMINISTIC = {
-    "noise": 0.1,
-    "policy_kwargs": {"net_arch": [400, 300]},
-    "learning_rate": 1e-3,
-    "buffer_size": 200_000,
-}
-THEIRS = {
-    "Pendulum-v1": {
-        "ppo": {
-            "num_envs": 4,
-            "n_steps": 1024,
-            "gamma": 0.9,
-            "learning_rate": 1e-3,
-            "use_sde": True,
-            "sde_sample_freq": 4,
-        },
-        "sac": {"learning_rate": 1e-3},
-        "td3": {**_DETERMINISTIC, "gamma": 0.98},
-        "ddpg": {**_DETERMINISTIC, "gamma": 0.98},
-    },
-    "InvertedDoublePendulum-v5": {
-        "ppo": {
-            "normalise": True,
-            "batch_size": 64,
-            "n_steps": 512,
-            "gamma": 0.98,
-            "learning_rate": 2.0633e-05,
-            "ent_coef": 0.000401762,
-            "clip_range": 0.1,
-            "n_epochs": 20,
-            "gae_lambda": 0.92,
-            "max_grad_norm": 0.8,
-            "vf_coef": 0.58096,
-            "policy_kwargs": {
-                "log_std_init": -2,
-                "ortho_init": False,
-                "activation_fn": "relu",
-                "net_arch": {"pi": [256, 256], "vf": [256, 256]},
-            },
-        },
-        "sac": {},
-        "td3": _DETERMINISTIC,
-        "ddpg": _DETERMINISTIC,
-    },
-}
-_OFF = {
-    "num_envs": 4,
-    "network": {"hidden": [64, 64], "layer_norm": False},
-    "gamma": 0.98,
-    "learning_rate": 1e-3,
-    "batch_size": 256,
-    "learning_starts": 200,
-    "updates_per_step": 4.0,
-    "tau": 0.01,
-    "noise": 0.1,
-    "saturation_coef": 1e-3,
-}
-_SOFT = {**_OFF, "target_entropy": -1.0, "noise": 0.5}
-_SURE = {**_OFF, "anneal": True}
-_TWIN = {**_SURE, "noise": 0.3, "updates_per_step": 8.0}
-_ON = {
-    "num_envs": 16,
-    "network": {"hidden": [64, 64], "activation": "tanh"},
-    "num_steps": 64,
-    "update_epochs": 10,
-    "num_minibatches": 8,
-    "learning_rate": 1e-3,
-    "anneal": True,
-}
-_LONG = {"gamma": 0.99, "learning_starts": 500, "saturation_coef": 0.0}
-OURS = {
-    "Pendulum-v1": {
-        "ppo": {
-            **_ON,
-            "gamma": 0.9,
-            "num_steps": 128,
-            "num_minibatches": 16,
-            "noise": 1.0,
-            "normalise": ["rewards"],
-        },
-        "sac": {**_SOFT, "gamma": 0.95},
-        "td3": _TWIN,
-        "ddpg": _SURE,
-    },
-    "InvertedDoublePendulum-v5": {
-        "ppo": {**_ON, "gamma": 0.98, "noise": 0.4},
-        "sac": {**_SOFT, **_LONG},
-        "td3": {**_TWIN, **_LONG, "noise": 0.1},
-        "ddpg": {**_SURE, **_LONG},
-    },
-}
+SETTINGS = read_yaml(Path(__file__).with_suffix(".yaml"))
+"""Side, environment and algorithm -> settings; and `budgets`, env-steps."""
 
 
 class Referee:
@@ -186,17 +96,17 @@ class Referee:
         return float(total.mean())
 
 
-def train_ours(env_id: str, algo: str, seed: int) -> Curve:
+def train_ours(env_id: str, algo: str, seed: int) -> Values:
     """The curve of one training with `fintrader.agents`."""
-    from fintrader.agents import Budget, TrainProgress, make_agent, train
+    from fintrader.agents import Budget, make_agent, train
     from fintrader.envs.classic import WorkerEnv
     from fintrader.envs.settings import GymnasiumSettings
 
-    given = dict(OURS[env_id][algo])
+    given = dict(SETTINGS["ours"][env_id][algo])
     worker = GymnasiumSettings(id=env_id, num_envs=given.pop("num_envs"), workers="sync")
     env = WorkerEnv.make(worker, seed=seed)
     agent = make_agent(agent_settings(algo, given), env.layout, seed=seed)
-    budget = BUDGETS[env_id][algo]
+    budget = SETTINGS["budgets"][env_id][algo]
     referee = Referee(env_id, budget)
     space = env.env.single_action_space
     low, high = space.low, space.high  # type: ignore[attr-defined]
@@ -206,15 +116,17 @@ def train_ours(env_id: str, algo: str, seed: int) -> Curve:
         unit = agent.policy(torch.as_tensor(obs, dtype=torch.float32)).numpy()
         return low + (unit + 1) / 2 * (high - low)
 
-    def on_progress(progress: TrainProgress) -> None:
-        referee.look(progress.env_steps, act)
-
     referee.start()
-    train(agent, env, Budget(env_steps=budget), on_progress=on_progress)
-    return referee.curve
+    train(
+        agent,
+        env,
+        Budget(env_steps=budget),
+        on_progress=lambda progress: referee.look(progress.env_steps, act),
+    )
+    return {"curve": referee.curve}
 
 
-def train_theirs(env_id: str, algo: str, seed: int) -> Curve:
+def train_theirs(env_id: str, algo: str, seed: int) -> Values:
     """The curve of one training with Stable-Baselines3."""
     import stable_baselines3 as sb3
     from stable_baselines3.common.callbacks import BaseCallback
@@ -222,8 +134,8 @@ def train_theirs(env_id: str, algo: str, seed: int) -> Curve:
     from stable_baselines3.common.noise import NormalActionNoise
     from stable_baselines3.common.vec_env import VecNormalize
 
-    given = dict(THEIRS[env_id][algo])
-    budget = BUDGETS[env_id][algo]
+    given = dict(SETTINGS["theirs"][env_id][algo])
+    budget = SETTINGS["budgets"][env_id][algo]
     env = make_vec_env(env_id, n_envs=given.pop("num_envs", 1), seed=seed)
     if given.pop("normalise", False):
         env = VecNormalize(env, gamma=given["gamma"])
@@ -251,7 +163,7 @@ def train_theirs(env_id: str, algo: str, seed: int) -> Curve:
     referee.start()
     model.learn(budget, callback=Look())
     referee.look(budget, act)
-    return referee.curve
+    return {"curve": referee.curve}
 
 
 def final_return(curve: Curve) -> float:
@@ -269,70 +181,50 @@ def seconds_to(level: float, curve: Curve) -> float | None:
     return None
 
 
-def compare(ours: list[Curve], theirs: list[Curve]) -> dict[str, Any]:
-    """The figures of one algorithm in one environment; lists run over the seeds."""
-    mine = [final_return(curve) for curve in ours]
-    others = [final_return(curve) for curve in theirs]
-    first = float(np.mean([curve[0]["return"] for curve in theirs]))
-    level = first + 0.95 * (float(np.mean(others)) - first)
-    figures = {
-        "return_ours": [round(value, 1) for value in mine],
-        "return_theirs": [round(value, 1) for value in others],
-        "return_ours_mean": round(float(np.mean(mine)), 1),
-        "return_theirs_mean": round(float(np.mean(others)), 1),
-        "not_below": bool(np.mean(mine) >= np.mean(others)),
-        "level": round(level, 1),
-    }
-    a, b = ([seconds_to(level, curve) for curve in side] for side in (ours, theirs))
-    figures |= {"cpu_s_to_level_ours": a, "cpu_s_to_level_theirs": b}
-    figures["seeds_that_got_there"] = {
-        side: sum(value is not None for value in seconds)
-        for side, seconds in (("ours", a), ("theirs", b))
-    }
-    # A seed that never got there counts with infinity: the median stays honest while most did.
-    mine, others = (
-        float(np.median([np.inf if value is None else value for value in side])) for side in (a, b)
-    )
-    known = np.isfinite((mine, others)).all()
-    figures["cpu_s_ratio"] = round(mine / others, 3) if known else None
-    return figures
+def compare(sides: dict[str, list[Curve]]) -> Values:
+    """The figures of one algorithm in one environment; the lists of `ours` and `theirs` run over
+    the seeds."""
+    figures = {}
+    means = {}
+    for side, curves in sides.items():
+        returns = [final_return(curve) for curve in curves]
+        means[side] = float(np.mean(returns))
+        figures[f"return_{side}"] = returns
+        figures[f"return_{side}_mean"] = means[side]
+    first = float(np.mean([curve[0]["return"] for curve in sides["theirs"]]))
+    level = first + 0.95 * (means["theirs"] - first)
+    figures |= {"not_below": means["ours"] >= means["theirs"], "level": level}
+    medians = {}
+    arrived = {}
+    for side, curves in sides.items():
+        seconds = [seconds_to(level, curve) for curve in curves]
+        known = [value for value in seconds if value is not None]
+        figures[f"cpu_s_to_level_{side}"] = seconds
+        arrived[side] = len(known)
+        # A seed that never got there counts with infinity: the median stays honest while most did.
+        medians[side] = np.median(known + [np.inf] * (len(seconds) - len(known)))
+    figures["seeds_that_got_there"] = arrived
+    is_known = np.isfinite([*medians.values()]).all()
+    ratio = medians["ours"] / medians["theirs"] if is_known else None
+    return {**figures, "cpu_s_ratio": ratio}
 
 
 def main() -> None:
     """Run, print a line for each pair of trainings, end with one JSON object."""
-    options = read_arguments(__doc__, algo=ALGOS, env=list(BUDGETS), seeds=5, fresh=False, one=str)
-    torch.set_num_threads(1)
-    if options.one:
-        side, env_id, algo, seed = options.one.split(",")
-        print(json.dumps((train_ours if side == "ours" else train_theirs)(env_id, algo, int(seed))))
-        return
-    paths = {"theirs": [install_peer(*SB3)], "ours": []}
-    finished = FinishedRuns("algorithms", fresh=options.fresh)
-    curves: dict[tuple[str, str, str], list[Curve]] = {}
-    trainings = [
-        (side, env_id, algo, seed)
-        for seed in range(options.seed, options.seed + options.seeds)
-        for env_id in options.env
-        for algo in options.algo
-        for side in paths
-    ]
-    for side, env_id, algo, seed in trainings:
-        settings = (THEIRS if side == "theirs" else OURS)[env_id][algo]
-        words = [__file__, "--one", f"{side},{env_id},{algo},{seed}"]
-        record = finished.get(
-            f"{side}-{algo}-{env_id}-{seed}",
-            {**settings, "budget": BUDGETS[env_id][algo], "peer": SB3},
-            lambda words=words, side=side: {"curve": run_child(words, paths=paths[side])},  # type: ignore[misc]
-        )
-        curves.setdefault((side, env_id, algo), []).append(record["curve"])
-    figures = {
-        f"{algo}_{env_id}": compare(curves["ours", env_id, algo], curves["theirs", env_id, algo])
-        for env_id in options.env
-        for algo in options.algo
-    }
-    record = {"figures": figures, "peer": "==".join(SB3), "budgets": BUDGETS}
-    record |= {"seeds": options.seeds, "commits": sorted(finished.commits)}
-    finish("algorithms", record, options)
+    budgets = SETTINGS["budgets"]
+    options = read_arguments(__doc__, algo=ALGOS, env=list(budgets), seeds=5, fresh=False)
+    sides = {"theirs": (train_theirs, [install_peer(*SB3)]), "ours": (train_ours, [])}
+    finished = FinishedRuns("algorithms", options)
+    curves = {}
+    for seed, env_id, algo in product(list_seeds(options), options.env, options.algo):
+        for side, (train_side, paths) in sides.items():
+            own = {**SETTINGS[side][env_id][algo], "budget": budgets[env_id][algo], "peer": SB3}
+            work = partial(call_in_child, train_side, env_id, algo, seed, paths=paths)
+            curve = finished.get(f"{side}-{algo}-{env_id}-{seed}", own, work)["curve"]
+            curves.setdefault(f"{algo}_{env_id}", {}).setdefault(side, []).append(curve)
+    record = {"figures": {name: compare(found) for name, found in curves.items()}}
+    record |= {"peer": "==".join(SB3), "budgets": budgets, "seeds": options.seeds}
+    finished.finish(record)
 
 
 if __name__ == "__main__":

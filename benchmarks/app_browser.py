@@ -1,6 +1,6 @@
 """The app in a browser: a reader's waits, and the documentation's pictures of the same pages.
 
-    python benchmarks/app_browser.py [--runs 1000] [--repeats 5] [--browser PATH] [--pictures RUNS]
+    python -m benchmarks.app_browser [--runs 1000] [--repeats 5] [--browser PATH] [--pictures RUNS]
     [--save]
 
 Needs a Chromium and playwright. `first_page_s` is the time from opening the address of a server
@@ -20,21 +20,17 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from playwright.sync_api import Browser, Page, sync_playwright
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, read_arguments
+from benchmarks._bench import ROOT, Values, finish, read_arguments
 from tests.engines import fakes
 from tests.engines.waiting import answers, free_port
 
@@ -78,30 +74,26 @@ RERUN = """() => new Promise((done, failed) => {
 })"""
 
 
-def measure(chromium: Browser, home: Path, count: int, repeats: int) -> dict[str, Any]:
+def measure(chromium: Browser, home: Path, count: int, repeats: int) -> Values:
     """Open the pages of many runs again and again; medians."""
     market = fakes.save_market(home / "data" / "tensors")
     template = fakes.make_run(home / "one" / "runs", "demo", market=market)
     fakes.many_runs(template, home / "many" / "runs", count)
-    figures: dict[str, Any] = {"runs": count, "load": round(os.getloadavg()[0], 1)}
-    figures["repeats"] = repeats
-    waits = {name: [] for name in WAITS}
+    figures = {"runs": count, "load": os.getloadavg()[0], "repeats": repeats}
+    rounds = []
     bare = home / "bare.py"
     bare.write_text(BARE)
     for _ in range(repeats):
         start = time.perf_counter()
         with served(home / "many" / "runs", home / "data" / "tensors") as address:
-            started = time.perf_counter() - start
-            opening = measure_waits(chromium, address, ROWS, LIST, CHART)
-            (again,) = measure_waits(chromium, address, ROWS)
+            waits = [time.perf_counter() - start]
+            waits += measure_waits(chromium, address, ROWS, LIST, CHART)
+            waits += measure_waits(chromium, address, ROWS)
         with served(home / "many" / "runs", script=bare) as address:
-            floor = [
-                *measure_waits(chromium, address, LIST),
-                *measure_waits(chromium, address, LIST),
-            ]
-        for name, found in zip(WAITS, (started, *opening, again, *floor), strict=True):
-            waits[name].append(found)
-    figures |= {what: round(statistics.median(found), 2) for what, found in waits.items()}
+            waits += measure_waits(chromium, address, LIST)
+            waits += measure_waits(chromium, address, LIST)
+        rounds.append(waits)
+    figures |= zip(WAITS, map(statistics.median, zip(*rounds, strict=True)), strict=True)
     run = sorted(path.name for path in (home / "many" / "runs").iterdir() if path.is_dir())[-1]
     with served(home / "many" / "runs", home / "data" / "tensors") as address:
         page = chromium.new_context(viewport={"width": 1440, "height": 900}).new_page()

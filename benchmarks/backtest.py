@@ -1,6 +1,6 @@
 """How long a backtest takes: simulation, overfitting, assessment, report.
 
-    python benchmarks/backtest.py [--bars 98700] [--assets 100] [--features 10]
+    python -m benchmarks.backtest [--bars 98700] [--assets 100] [--features 10]
     [--members 10] [--save]
 
 One account over `bars` minutes of `assets` stocks, traded by an ensemble of `members` networks of
@@ -14,7 +14,6 @@ simulation and all baselines, assessment and files included.
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,9 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, read_arguments
+from benchmarks._bench import Values, finish, read_arguments
 from benchmarks._learning import SESSION, make_random_market
 from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
@@ -68,15 +65,15 @@ class Stopwatch:
     """Wall and CPU seconds of each part, by name."""
 
     def __init__(self) -> None:
-        self.figures: dict[str, Any] = {}
+        self.figures: Values = {}
 
     def measure(self, name: str, work: Callable[[], Any]) -> Any:
         """Do the work and note what it took; CPU seconds are those of an idle machine."""
         start = time.perf_counter()
         used = time.process_time()
         result = work()
-        self.figures[f"{name}_seconds"] = round(time.perf_counter() - start, 2)
-        self.figures[f"{name}_cpu_seconds"] = round(time.process_time() - used, 2)
+        self.figures[f"{name}_seconds"] = time.perf_counter() - start
+        self.figures[f"{name}_cpu_seconds"] = time.process_time() - used
         return result
 
 
@@ -134,7 +131,7 @@ def main() -> None:
         watch.measure("report", report)
         size = (Path(folder) / "report.html").stat().st_size
     sizes = {name: getattr(options, name) for name in ("bars", "assets", "members")}
-    figures = {**sizes, **watch.figures, "report_mib": round(size / 2**20, 2)}
+    figures = {**sizes, **watch.figures, "report_mib": size / 2**20}
     figures |= {"decisions_compared": decisions, "largest_action_difference": gap}
     figures |= {"threads": torch.get_num_threads(), "load_average": os.getloadavg()[0]}
     finish("backtest", figures, options)

@@ -1,6 +1,6 @@
 """Steps a second of other libraries' training loops, on `TradingEnv` and on an environment of theirs.
 
-    python benchmarks/borrowed.py [--libraries tianshou ...] [--fresh] [--save]
+    python -m benchmarks.borrowed [--libraries tianshou ...] [--fresh] [--save]
 
 Each library runs in the environment that `make test-adapters` makes for it (`.venv-NAME` in
 `--environments`), on one thread, both of its environments in turn within one process and in process
@@ -12,15 +12,16 @@ ratios. Observations of the trading market are wider than a pendulum's, and its 
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _borrowed
-from benchmarks._bench import ROOT, FinishedRuns, finish, read_arguments, run_child
+from benchmarks._bench import (
+    ROOT,
+    FinishedRuns,
+    call_in_child,
+    read_arguments,
+)
 from benchmarks._libraries import LIBRARIES, Library
 
 
@@ -42,17 +43,18 @@ def main() -> None:
         seconds=3.0,
         fresh=False,
     )
-    finished = FinishedRuns("borrowed", fresh=options.fresh)
+    finished = FinishedRuns("borrowed", options)
     settings = {"rounds": options.rounds, "seconds": options.seconds}
-    found: dict[str, Any] = {}
+    found = {}
     for name in options.libraries:
-        python = find_python(LIBRARIES[name], Path(options.environments))
-        words = ["-W", "ignore", "-m", "benchmarks._borrowed", name, *map(str, settings.values())]
-        found[name] = finished.get(name, settings, partial(run_child, words, python=str(python)))
+        python = str(find_python(LIBRARIES[name], Path(options.environments)))
+        asked = (_borrowed.measure, name, *settings.values())
+        work = partial(call_in_child, *asked, python=python, PYTHONWARNINGS="ignore")
+        found[name] = finished.get(name, settings, work)
     env = _borrowed.make_env()
     sizes = {"accounts": _borrowed.ACCOUNTS, "rollout": _borrowed.ROLLOUT}
     sizes |= {"observation_width": env.layout.width, "assets": env.layout.num_assets, **settings}
-    finish("borrowed", {**sizes, "libraries": found}, options)
+    finished.finish({**sizes, "libraries": found})
 
 
 if __name__ == "__main__":

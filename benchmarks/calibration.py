@@ -1,6 +1,6 @@
 """Size and power of the verdict's tests: how often they are wrong without skill, and right with it.
 
-    python benchmarks/calibration.py [--repeats 600] [--save]
+    python -m benchmarks.calibration [--repeats 600] [--save]
 
 A market of 20 stocks with a common factor of changing volatility, fat tails and returns that depend
 on those before. A strategy holds the equal-weight portfolio at some beta and tilts away
@@ -17,17 +17,13 @@ within 1.8 points, of 80 % to within 3.3 (two standard errors).
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, read_arguments
+from benchmarks._bench import Values, finish, read_arguments
 from fintrader.backtesting.data_caveats import EXITS, bound_absence
 from fintrader.verdict import alpha as ev
 
@@ -117,7 +113,7 @@ def test_newey_west(ours: Array, theirs: Array) -> float:
     lags = int(4 * (u.size / 100) ** (2 / 9))
     products = [(1 - k / (lags + 1)) * float(u[k:] @ u[: u.size - k]) for k in range(lags + 1)]
     error = np.sqrt(max(2 * sum(products) - products[0], 1e-30)) / u.size
-    return float(stats.norm.sf(ev.hedge(ours, theirs).alpha / error))
+    return stats.norm.sf(ev.hedge(ours, theirs).alpha / error)
 
 
 def judge(drawn: Drawn, seed: int) -> tuple[float, ...]:
@@ -125,24 +121,22 @@ def judge(drawn: Drawn, seed: int) -> tuple[float, ...]:
     that `assessment.assess` calls, and the p-value after Newey and West."""
     tested = ev.alpha_test(drawn.ours, drawn.theirs, seed=seed, repeats=DRAWS)
     shifted = ev.shift_test(zip(drawn.active.T, drawn.returns.T, strict=True), seed=seed)
-    assert tested is not None
-    assert shifted is not None
-    bets = float(ev.e_process(drawn.ours, drawn.theirs).max())
+    bets = ev.e_process(drawn.ours, drawn.theirs).max()
     rival = test_newey_west(drawn.ours, drawn.theirs)
     return tested.p_value, tested.visible, shifted.p_value, bets, rival
 
 
-def measure(case: Case, repeats: int) -> dict[str, Any]:
+def measure(case: Case, repeats: int) -> Values:
     """Shares of the draws that each test calls skill."""
     judged = np.array([judge(draw(case, seed), seed) for seed in range(repeats)])
     p_values, visible, shifts, bets, rivals = judged.T
     return {
         **case._asdict(),
-        "alpha": float((p_values <= LEVEL).mean()),
-        "shift": float((shifts <= LEVEL).mean()),
-        "newey_west": float((rivals <= LEVEL).mean()),
-        "betting": float((bets >= 1 / LEVEL).mean()),
-        "sees": float(np.median(visible)),
+        "alpha": (p_values <= LEVEL).mean(),
+        "shift": (shifts <= LEVEL).mean(),
+        "newey_west": (rivals <= LEVEL).mean(),
+        "betting": (bets >= 1 / LEVEL).mean(),
+        "sees": np.median(visible),
     }
 
 
@@ -155,6 +149,12 @@ POWER = [
     *(Case(250, trials, ratio=2.0, cash=True, beta=0.0) for trials in (8, 80)),
     Case(1000, 8, ratio=3.0, cash=True, beta=0.0),
 ]
+
+
+def passes(ours: Array, theirs: Array, level: float, seed: int, repeats: int = DRAWS) -> bool:
+    """Check whether the verdict's test calls a strategy skilled."""
+    tested = ev.alpha_test(ours, theirs, level=level, seed=seed, repeats=repeats)
+    return tested is not None and tested.p_value <= level
 
 
 def draw_null(name: str, sessions: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -172,20 +172,19 @@ def draw_null(name: str, sessions: int, rng: np.random.Generator) -> tuple[Array
     return ours + beta * theirs + rng.normal(0, 0.0001 + 0.0025 * beta, sessions), theirs
 
 
-def measure_null(name: str, sessions: int, repeats: int) -> dict[str, Any]:
+def measure_null(name: str, sessions: int, repeats: int) -> Values:
     """Share of the draws that pass at the level of a first look."""
     level = ev.level_of_look(1)
-    passed = 0
-    for seed in range(repeats):
-        drawn = draw_null(name, sessions, np.random.default_rng([seed, sessions]))
-        tested = ev.alpha_test(*drawn, level=level, seed=seed, repeats=DRAWS)
-        passed += tested is not None and tested.p_value <= level
+    passed = sum(
+        passes(*draw_null(name, sessions, np.random.default_rng([seed, sessions])), level, seed)
+        for seed in range(repeats)
+    )
     return {"null": name, "sessions": sessions, "level": level, "passed": passed / repeats}
 
 
 def measure_choice(
     trials: int, skilled: float, common: float, repeats: int, sessions: int = 500
-) -> dict[str, Any]:
+) -> Values:
     """Choose the best of some trials by the returns that judge it, as `judge --trials` does.
 
     `skilled`: share of them with an information ratio of 2; `common`: correlation of all, as of
@@ -200,10 +199,7 @@ def measure_choice(
         number = round(skilled * trials)
         returns[:, :number] += 2 / np.sqrt(252)
         best = int((returns.mean(axis=0) / returns.std(axis=0)).argmax())
-        tested = ev.alpha_test(
-            0.01 * returns[:, best], np.zeros(sessions), level=level, seed=seed, repeats=2_999
-        )
-        is_called = tested is not None and tested.p_value <= level
+        is_called = passes(0.01 * returns[:, best], np.zeros(sessions), level, seed, 2_999)
         passed += is_called
         lucky += is_called and best >= number
     shares = {"passed": passed / repeats, "lucky": lucky / repeats}
@@ -211,7 +207,7 @@ def measure_choice(
     return {**case, "level": level, **shares}
 
 
-def measure_survivors(years: float, repeats: int) -> dict[str, Any]:
+def measure_survivors(years: float, repeats: int) -> Values:
     """Shares without skill that pass on a universe of survivors, as it is and less the bound.
 
     A seller of winners, who buys back what fell, on the names that are left after those with the
@@ -236,13 +232,10 @@ def measure_survivors(years: float, repeats: int) -> dict[str, Any]:
         theirs = returns[:, left].mean(axis=1)
         ours = theirs + 0.5 * (tilt * returns[:, left]).sum(axis=1)
         bounds.append(bound_absence(growth[left], years))
-        for k, lost in enumerate((0.0, bounds[-1] / 252)):
-            tested = ev.alpha_test(ours - lost, theirs, level=level, seed=seed, repeats=DRAWS)
-            found = tested is not None and tested.p_value <= level
-            passed += found and k == 0
-            cleared += found and k == 1
+        passed += passes(ours, theirs, level, seed)
+        cleared += passes(ours - bounds[-1] / 252, theirs, level, seed)
     shares = {"passed": passed / repeats, "cleared": cleared / repeats}
-    return {"years": years, **shares, "bound": float(np.median(bounds)), "level": level}
+    return {"years": years, **shares, "bound": np.median(bounds), "level": level}
 
 
 NULLS = ("tails", "tails beside beta", "smoothed 0.3", "smoothed 0.6", "smoothed 0.8")

@@ -1,7 +1,7 @@
 """Traffic between the learners of one pod: rare fusion of their states against gradients at every
 minibatch.
 
-    python benchmarks/communication.py [--ranks 2] [--seeds 3] [--env-steps 65536] [--save]
+    python -m benchmarks.communication [--ranks 2] [--seeds 3] [--env-steps 65536] [--save]
 
 R processes, joined by `torch.distributed` (gloo on loopback), train one
 PPO agent together, each with accounts of its own, for the same number of env-steps. Five ways to
@@ -27,7 +27,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -40,9 +39,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from safetensors.torch import load, save
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, read_arguments
+from benchmarks._bench import Values, finish, read_arguments
 from benchmarks.known_optimum import ENGINE_PPO, JUDGE, QuadraticMarket, evaluate, optimal_policy
 from fintrader.agents import Budget, make_agent, train
 from fintrader.agents.base import BaseAgent
@@ -114,7 +111,7 @@ def fuse_by_all_reduce(agent: BaseAgent) -> None:
     variances = [name for name in state if name.endswith(".var")]
     for name in variances:  # merged as second moments
         state[name] = state[name] + state[name.removesuffix("var") + "mean"] ** 2
-    fused: dict[str, torch.Tensor] = {}
+    fused = {}
     for dtype in sorted({tensor.dtype for tensor in state.values()}, key=str):
         names = [name for name, tensor in state.items() if tensor.dtype == dtype]
         flat = torch.cat([state[name].reshape(-1) for name in names])
@@ -163,7 +160,7 @@ def list_parameters(agent: BaseAgent) -> list[torch.Tensor]:
     return [one for group in groups for one in group["params"] if one.requires_grad]
 
 
-def train_arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
+def train_arm(name: str, seed: int, job: Values) -> Values:
     """Train together in one of the five ways; this rank's figures."""
     settings = agent_settings("ppo", {**ENGINE_PPO, **job["agent"]})
     own = derive(seed, "rank", dist.get_rank())
@@ -201,7 +198,7 @@ def train_arm(name: str, seed: int, job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def work(rank: int, job: dict[str, Any]) -> None:
+def work(rank: int, job: Values) -> None:
     """One process: all arms and seeds in step with the others."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -217,7 +214,7 @@ def work(rank: int, job: dict[str, Any]) -> None:
     dist.destroy_process_group()
 
 
-def compare(job: dict[str, Any], *, quality: bool) -> dict[str, Any]:
+def compare(job: Values, *, quality: bool) -> Values:
     """All arms on fresh processes: means over seeds and ranks, and ratios of traffic."""
     with tempfile.TemporaryDirectory(prefix="communication-") as home:
         job = {**job, "store": str(Path(home) / "store")}
@@ -235,15 +232,15 @@ def compare(job: dict[str, Any], *, quality: bool) -> dict[str, Any]:
         rows = [row for rank in ranks for row in rank if row["arm"] == name]
         found = {"bytes_per_epoch": rows[0]["bytes_per_epoch"]}
         for key in ("communication_seconds_per_epoch", "seconds", "cpu_seconds"):
-            found[key] = round(statistics.fmean(row[key] for row in rows), 5)
+            found[key] = statistics.fmean(row[key] for row in rows)
         if quality:
-            shares = [round(row["share"], 4) for row in ranks[0] if row["arm"] == name]
+            shares = [row["share"] for row in ranks[0] if row["arm"] == name]
             found |= {"share_of_optimum": shares}
-            found["share_of_optimum_mean"] = round(statistics.fmean(shares), 4)
+            found["share_of_optimum_mean"] = statistics.fmean(shares)
         figures[name] = found
     for other in ("gradients", "every_update"):
         times = figures[other]["bytes_per_epoch"] / figures["fusions_8"]["bytes_per_epoch"]
-        figures[f"bytes_{other}_over_fusions_8"] = round(times, 1)
+        figures[f"bytes_{other}_over_fusions_8"] = times
     return figures
 
 

@@ -1,7 +1,7 @@
 """Differences between fintrader's account and those of backtesting.py and zipline-reloaded after
 the same orders.
 
-    python benchmarks/cross_engine.py [--save]
+    python -m benchmarks.cross_engine [--save]
 
 A rule trades several stocks at daily bars, in whole shares at 20 bps, through fintrader; the fills
 it got are given to the other engines as orders (tests/engines/foreign.py), in
@@ -17,14 +17,10 @@ figure less fintrader's.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, read_arguments
+from benchmarks._bench import Values, finish, read_arguments
 from fintrader.market.tensors import MarketTensors
 from tests.engines.cross_engine import (
     CENT,
@@ -41,9 +37,7 @@ from tests.engines.cross_engine import synthetic_market as synthetic
 ZIPLINE = "zipline-reloaded"
 
 
-def compare(
-    name: str, market: MarketTensors, quoted: dict[str, np.ndarray] | None
-) -> dict[str, Any]:
+def compare(name: str, market: MarketTensors, quoted: dict[str, np.ndarray] | None) -> Values:
     """Both tables of one market. Exits where an engine that follows the same convention is a cent
     apart."""
     results = {fill: backtest(market, fill) for fill in ("next_open", "next_close", "close")}
@@ -79,8 +73,8 @@ def compare(
         "sessions": market.num_bars,
         "fills": len(result.trades),
         "initial_cash_usd": settings.initial_cash_usd,
-        "final_equity_usd": float(result.equity[-1]),
-        "commission_usd": float(result.costs_usd.sum()),
+        "final_equity_usd": result.equity[-1],
+        "commission_usd": result.costs_usd.sum(),
         "versions": versions,
         "agreement": agreement,
         "otherwise": otherwise,

@@ -1,6 +1,6 @@
 """Data: how fast bars become a market, how much memory that takes, and FinRL's way beside it.
 
-    python benchmarks/data_build.py [--symbols 152] [--sessions 1359] [--rounds 3] [--bars
+    python -m benchmarks.data_build [--symbols 152] [--sessions 1359] [--rounds 3] [--bars
     FOLDER] [--save]
 
 1. clean and align: rows a second from bars in memory to the exchange's grid.
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import resource
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,9 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, make_environment, read_arguments, run_child
+from benchmarks._bench import Values, finish, make_environment, read_arguments, run_child
 from fintrader.bars.calendar import SessionGrid, session_grid
 from fintrader.bars.clean import SymbolBars, aggregate_to_grid, clean, fill_silent_bars
 from fintrader.bars.sources.bar_files import read_files
@@ -178,7 +175,7 @@ def align(parts: list[Any], grid: SessionGrid) -> list[SymbolBars]:
     return [fill_silent_bars(one, grid, grid.num_sessions) for one in merged]
 
 
-def clean_and_align(folder: Path, grid: SessionGrid) -> dict[str, Any]:
+def clean_and_align(folder: Path, grid: SessionGrid) -> Values:
     """Rows a second of `clean`, `aggregate_to_grid` and `fill_silent_bars`."""
     parts = read_eight(folder)
     rows = sum(len(part) for part in parts)
@@ -196,14 +193,14 @@ def time_fresh_gib(home: Path, size: int = 4) -> float:
         return (resource.getrusage(resource.RUSAGE_SELF).ru_stime - before) / size
 
 
-def build(bars: Path, cache: Path) -> dict[str, Any]:
+def build(bars: Path, cache: Path) -> Values:
     """Build a market of these bars in a process; what it took."""
     config = cache.with_suffix(".yaml")
     config.write_text(CONFIG.format(path=bars))
-    return run_child(["-c", BUILD, str(config), str(cache)], OMP_NUM_THREADS="1")
+    return run_child(["-c", BUILD, str(config), str(cache)])
 
 
-def build_paper(folder: Path, home: Path) -> dict[str, Any]:
+def build_paper(folder: Path, home: Path) -> Values:
     """Build twice from nothing, since the price of new memory differs by as much as the build, and
     once more."""
     runs = {"fresh_gib_seconds": time_fresh_gib(home)}
@@ -216,7 +213,7 @@ def build_paper(folder: Path, home: Path) -> dict[str, Any]:
     return runs
 
 
-def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int) -> dict[str, Any]:
+def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int) -> Values:
     """CPU seconds of a first build of sixteen tickers, ours (chunks, checks and hashes included)
     and theirs in turn."""
     some = home / "some"
@@ -224,35 +221,28 @@ def compare_with_polars(folder: Path, grid: SessionGrid, home: Path, rounds: int
     for file in sorted(folder.glob("*.parquet"))[:2]:
         (some / file.name).symlink_to(file.resolve())
     np.save(home / "minutes.npy", grid.minutes)
-    ours: list[dict[str, Any]] = []
-    theirs: list[dict[str, Any]] = []
+    script = Path(__file__).with_name("_polars_build.py")
+    sides = {"ours": [], "theirs": []}
     for number in range(rounds):
         cache = home / f"some-{number}"
-        ours.append(build(some, cache))
+        sides["ours"].append(build(some, cache))
         market = MarketTensors.load(next(cache.glob("*/market.safetensors")))
-        assert market.windows is not None
-        words = [some, home / "minutes.npy", market.windows.train[1], home / "theirs.npz"]
-        script = Path(__file__).with_name("_polars_build.py")
-        theirs.append(
-            run_child(
-                [str(word) for word in (script, *words)],
-                python=make_peers(),
-                POLARS_MAX_THREADS="1",
-                OMP_NUM_THREADS="1",
-            )
-        )
+        last = market.windows.train[1]
+        words = map(str, [script, some, home / "minutes.npy", last, home / "theirs.npz"])
+        theirs = run_child([*words], python=make_peers(), POLARS_MAX_THREADS="1")
         sample = market.features[market.num_bars // 2 :: market.num_bars // 7, 0].double().numpy()
-        np.testing.assert_allclose(sample, theirs[-1].pop("sample"), atol=1e-3)
+        np.testing.assert_allclose(sample, theirs.pop("sample"), atol=1e-3)
+        sides["theirs"].append(theirs)
         shutil.rmtree(cache)
     found = {"symbols": market.num_assets, "bars": market.num_bars}
-    for name, side in (("ours", ours), ("theirs", theirs)):
+    for name, side in sides.items():
         found[f"{name}_cpu_seconds"] = min(one["cpu_seconds"] for one in side)
         found[f"{name}_peak_gib"] = max(one["peak_gib"] for one in side)
     found["times_faster"] = found["theirs_cpu_seconds"] / found["ours_cpu_seconds"]
     return found
 
 
-def append_a_day(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> dict[str, Any]:
+def append_a_day(home: Path, kind: str, symbols: int = 500, sessions: int = 60) -> Values:
     """Seconds until the bars of one more day are in the store, and the chunks written for it."""
     grid = make_grid(sessions + 1)
     stamp = pa.array(grid.minutes, pa.timestamp("ns", tz="UTC"))
@@ -282,7 +272,7 @@ def append_a_day(home: Path, kind: str, symbols: int = 500, sessions: int = 60) 
     return found
 
 
-def compare_with_finrl(folder: Path, home: Path, rounds: int) -> dict[str, Any]:
+def compare_with_finrl(folder: Path, home: Path, rounds: int) -> Values:
     """Seconds for the paper's eight features on four tickers and a hundred sessions, ours and
     theirs in turn."""
     grid = make_grid(100)
@@ -313,8 +303,8 @@ def make_frame(parts: list[SymbolBars], grid: SessionGrid) -> pd.DataFrame:
     tables = [
         pd.DataFrame(
             {name: getattr(part, name) for name in ("open", "high", "low", "close", "volume")}
-        ).assign(date=stamps[part.first : part.stop], tic=part.symbol)
-        for part in parts
+        ).assign(date=stamps[part.first : part.stop], tic=f"S{number}")
+        for number, part in enumerate(parts)
     ]
     return pd.concat(tables, ignore_index=True)
 

@@ -1,7 +1,7 @@
 """The pace of a deployment: replayed decisions a minute, and the time from a bar's bars to the last
 order.
 
-    python benchmarks/deploy.py [--save]
+    python -m benchmarks.deploy [--save]
 
 `quickstart`: the configuration's own market, a decision every 25 minutes, eight symbols, the
 embedded broker; the policy's weights are random, which costs the same. The time is
@@ -14,7 +14,6 @@ work on the machine changes less.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -23,28 +22,18 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, read_arguments
-from fintrader.agents import ActionHeadSettings, NetworkSettings
-from fintrader.agents.policy import ActorPolicy, save_policy
+from benchmarks._bench import ROOT, Values, finish, read_arguments
 from fintrader.backtesting import simulate
-from fintrader.backtesting.limits import LimitSettings
 from fintrader.config import merge_values, read_yaml
-from fintrader.deploy.bundle import freeze
-from fintrader.deploy.bundle_record import BundleOrigin
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.control import JOURNAL
-from fintrader.deploy.entries import BarDecision
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
 from fintrader.deploy.simulated import SimulatedBroker
-from fintrader.envs import EnvSettings
-from fintrader.envs.benchmark import lay_out
-from fintrader.market.build import make_market
 from fintrader.market.settings import read_settings
+from tests.engines.deployments import FREE, LiveClock, equities, frozen
 
 HUNDRED = {
     "source": {"kind": "synthetic", "seed": 1, "num_symbols": 100, "num_sessions": 60},
@@ -59,12 +48,6 @@ HUNDRED = {
     },
     "windows": {"fractions": [0.5, 0.15, 0.35], "embargo_sessions": 1},
 }
-
-
-class LiveClock(ReplayClock):
-    """Wakes the loop at each bar, not only at those of decisions."""
-
-    live = True
 
 
 class Timed(Runner):
@@ -84,44 +67,25 @@ class Timed(Runner):
             self.cpu.append(time.process_time() - cpu)
 
 
-def measure(data: dict[str, Any], env: dict[str, Any], *, live: bool) -> dict[str, Any]:
+def measure(data: Values, env: Values, *, live: bool) -> Values:
     """Replay a window; the time of its decisions, and whether the account is the backtest's."""
-    settings = read_settings(data)
-    whole = make_market(settings)
-    market = whole.split().test
-    chosen = EnvSettings.model_validate({"num_envs": 1, **env})
-    last = 7 * 390 if live else market.num_bars - 1
-    layout = lay_out(market, chosen)
-    torch.manual_seed(0)
-    policy = ActorPolicy(layout, NetworkSettings(), ActionHeadSettings())
-    for weights in policy.parameters():
-        torch.nn.init.normal_(weights, 0.0, 0.25)
     with tempfile.TemporaryDirectory() as place:
         home = Path(place)
-        save_policy(policy, home / "policy.safetensors", market=whole)
-        bundle = freeze(
-            home / "bundle",
-            name="bench",
-            policy=home / "policy.safetensors",
-            data=settings,
-            env=chosen,
-            market=market,
-            origin=BundleOrigin("bench", "untrained", "", {}, 1, None, (), {}),
-            onnx=False,
-        )
+        bundle, market = frozen(home, read_settings(data), **env)
+        last = 7 * 390 if live else market.num_bars - 1
         clock = (LiveClock if live else ReplayClock)(int(market.minutes[0]))
         feed = ReplayFeed(bundle.data, bundle.symbols)
         with Journal(home / JOURNAL, durable=live) as journal:
             runner = Timed(
                 bundle,
-                PaperSettings(limits=LimitSettings(enforced=False)),
+                PaperSettings(limits=FREE),
                 Connections(clock, feed, SimulatedBroker(market, bundle.env, clock.now), journal),
                 window=(int(market.minutes[0]), int(market.minutes[last])),
             )
             began = time.perf_counter()
             runner.run()
             wall = time.perf_counter() - began
-            decided = {e.body.bar: e.body.equity for e in journal.entries(BarDecision)}
+            decided = equities(journal)
             orders = len(journal.orders())
         expected = simulate(bundle.policy, market, bundle.env).equity
     at = np.searchsorted(market.minutes.numpy(), list(decided))
@@ -131,9 +95,9 @@ def measure(data: dict[str, Any], env: dict[str, Any], *, live: bool) -> dict[st
         "decisions": len(decided),
         "orders": orders,
         "decisions_a_minute": 60 * len(decided) / wall,
-        "p50_seconds": float(np.quantile(later, 0.5)),
-        "p99_seconds": float(np.quantile(later, 0.99)),
-        "p50_cpu_seconds": float(np.quantile(runner.cpu[1:], 0.5)),
+        "p50_seconds": np.quantile(later, 0.5),
+        "p99_seconds": np.quantile(later, 0.99),
+        "p50_cpu_seconds": np.quantile(runner.cpu[1:], 0.5),
         "equal_to_the_backtest": bool((np.array(list(decided.values())) == expected[at]).all()),
     }
 
@@ -145,7 +109,7 @@ def main() -> None:
     values = read_yaml(ROOT / "configs" / "quickstart.yaml")
     env = {name: values["env"][name] for name in ("decision_interval", "trade_rate", "cost_bps")}
     found = {"quickstart": measure(merge_values(values["data"], {}), env, live=False)}
-    rules = {"decision_interval": 65, "benchmark": "equal_weight"}
+    rules = {"decision_interval": 65, "trade_rate": 1.0, "benchmark": "equal_weight"}
     found["hundred"] = measure(HUNDRED, rules, live=True)
     finish("deploy", found, options)
 

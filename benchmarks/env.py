@@ -10,7 +10,7 @@ Unless it says otherwise, ours has default settings and default options (`copy=T
 autoreset in the same step) with episodes of 1,000 bars and random target weights, on 100 stocks and
 8 features: float32 observations of 1,004 numbers, FinRL's has 1,103, ElegantRL's 1,001.
 
-    python benchmarks/env.py [--quick] [--save]
+    python -m benchmarks.env [--quick] [--save]
 
 `--quick` has few and short rounds and no policies on factored observations (_env_factored.py). A
 figure beside a peer that cannot be had is null.
@@ -35,15 +35,11 @@ figure beside a peer that cannot be had is null.
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _env_factored, _env_torchtrade
 from benchmarks._bench import Figures, Run, alternate, finish, read_arguments
@@ -181,14 +177,11 @@ def measure_peers(market: MarketTensors, turns: Any) -> Figures:
     moved, copied = count_traffic()
     figures["copy_gb_per_second"] = figures.pop("copy_steps_per_second") * copied / 1e9
     figures["roofline_steps_per_second"] = figures["copy_gb_per_second"] * 1e9 / moved
-    share = "share_of_copy_roofline"
-    figures.add_times(share, rates["env_only"], rates["copy"], moved / copied)
-    figures.add_times(
-        f"single_starts_{share}", rates["single_starts"], rates["copy"], moved / copied
-    )
-    for name in ("finrl", "elegantrl_shipped", "elegantrl_repaired"):
-        figures.add_times(f"times_{name}", rates["env_only"], rates.get(name))
-        figures.add_times(f"single_starts_times_{name}", rates["single_starts"], rates.get(name))
+    for prefix, side in (("", "env_only"), ("single_starts_", "single_starts")):
+        name = f"{prefix}share_of_copy_roofline"
+        figures.add_times(name, rates[side], rates["copy"], moved / copied)
+        for peer in ("finrl", "elegantrl_shipped", "elegantrl_repaired"):
+            figures.add_times(f"{prefix}times_{peer}", rates[side], rates.get(peer))
     figures.add_times("single_times_finrl", rates["single"], rates.get("finrl"))
     return figures
 

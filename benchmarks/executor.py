@@ -1,7 +1,7 @@
 """An executor on real minutes: does an agent that chooses quantity and price work an order better
 than the best tuned rule? A plan, made before it was carried out.
 
-    python benchmarks/executor.py --bars FOLDER [--sets n100 us14] [--ticks 0 1 2]
+    python -m benchmarks.executor --bars FOLDER [--sets n100 us14] [--ticks 0 1 2]
                                   [--half-spreads 1 3] [--fresh] [--save]
 
 **Orders.** For each name and day with whole minutes in the five days before: an order to sell, and
@@ -48,7 +48,6 @@ Finished parts are in `runs/benchmarks/executor`; a stopped run goes on. One thr
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from functools import cache, partial
 from itertools import product
@@ -60,11 +59,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, read_arguments
 from benchmarks._executor import (
     FORMS,
+    Array,
     ExecutorEnv,
     LimitExecutorEnv,
     Orders,
@@ -101,7 +99,7 @@ SETTINGS: Mapping[str, Any] = {
 }
 
 
-def is_seen(some: Orders, orders: Orders) -> np.ndarray[Any, Any]:
+def is_seen(some: Orders, orders: Orders) -> Array:
     """Mark those `[K]` of some orders whose names agents and rules see in training."""
     return np.isin(some.name, np.unique(orders.name)[::2])
 
@@ -133,7 +131,7 @@ def learn(orders: Orders, form: str, half_spread: float, ticks: float, seed: int
 
 def measure_agent(
     agent: Agent, form: str, orders: Orders, half_spread: float, ticks: float
-) -> np.ndarray[Any, Any]:
+) -> Array:
     """Work orders with an agent that explores nothing; see `measure_shortfall`."""
 
     def act(obs: Tensor, env: TradingEnv) -> Tensor:
@@ -144,7 +142,7 @@ def measure_agent(
 
 def walk(
     orders: Orders, fold: tuple[float, float], half_spread: float, ticks: float, seed: int
-) -> dict[str, Any]:
+) -> Values:
     """Tune, train and choose before a fold's test, then measure all on it, day by day."""
     training, learning, chooser, test = divide(orders, fold)
     tuned = {}
@@ -178,7 +176,7 @@ def walk(
         "tuned": tuned,
         "rival": rival,
         "form": form,
-        "validation_bps": {name: round(score, 4) for name, score in scores.items()},
+        "validation_bps": scores,
         "days": {
             group: {name: average(test.day[rows], values[rows]) for name, values in found.items()}
             for group, rows in {"all": seen | True, "seen": seen, "held_out": ~seen}.items()
@@ -186,15 +184,15 @@ def walk(
     }
 
 
-def average(day: np.ndarray[Any, Any], values: np.ndarray[Any, Any]) -> list[float]:
+def average(day: Array, values: Array) -> list[float]:
     """Average a day's orders, for each day."""
-    return [round(float(values[day == one].mean()), 5) for one in np.unique(day)]
+    return [values[day == one].mean() for one in np.unique(day)]
 
 
-def conclude(folds: list[dict[str, Any]]) -> dict[str, Any]:
+def conclude(folds: list[Values]) -> Values:
     """Join a cell's folds: mean shortfalls, and the agent against each fold's rival by days."""
     mean = {
-        name: round(float(np.mean(np.concatenate([f["days"]["all"][name] for f in folds]))), 3)
+        name: np.mean(np.concatenate([f["days"]["all"][name] for f in folds]))
         for name in folds[0]["days"]["all"]
     }
     against = {}
@@ -206,10 +204,10 @@ def conclude(folds: list[dict[str, Any]]) -> dict[str, Any]:
         low, high = test.confidence_interval(0.95)
         against[group] = {
             "days": len(gap),
-            "bps": round(float(gap.mean()), 3),
-            "deviation": round(float(gap.std(ddof=1)), 3),
-            "low": round(float(low), 3),
-            "high": round(float(high), 3),
+            "bps": gap.mean(),
+            "deviation": gap.std(ddof=1),
+            "low": low,
+            "high": high,
             "p": float(test.pvalue),
         }
     return {
@@ -231,7 +229,7 @@ def main() -> None:
         fresh=False,
     )
     torch.set_num_threads(1)
-    runs = FinishedRuns("executor", fresh=options.fresh)
+    runs = FinishedRuns("executor", options)
     load = cache(lambda name: read_orders(options.bars / FILES[name]))
     settings = {"env_steps": ENV_STEPS, "seed": options.seed, **SETTINGS}
     cells = {}
@@ -249,7 +247,7 @@ def main() -> None:
     chances = {key: cell["agent_against_rival"]["all"]["p"] for key, cell in cells.items()}
     for key, chance in correct(chances).items():
         cells[key]["agent_against_rival"]["all"]["p_holm"] = chance
-    finish("executor", {"cells": cells, "commits": sorted(runs.commits)}, options)
+    runs.finish({"cells": cells})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a GPU makes of the environment and of training.
 
-    python benchmarks/gpu.py [--rounds 3] [--seconds 0.3] [--save]
+    python -m benchmarks.gpu [--rounds 3] [--seconds 0.3] [--save]
 
 Everything waits for the device before a clock is read. Buffers are reused, so that a step of the
 environment is one CUDA graph. Market and settings are those of env.py: 100 stocks, 8 features,
@@ -18,17 +18,13 @@ episodes of 1,000 bars.
 
 from __future__ import annotations
 
-import sys
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.utils import parameters_to_vector
 from torch.profiler import ProfilerActivity, profile
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._bench import Figures, Run, alternate, finish, read_arguments
 from benchmarks.env import ASSETS, WIDTH, copy_rows, make_env, make_market, run_policy, run_random

@@ -1,12 +1,12 @@
 """Growth: CPU time and memory of every stage by assets, accounts, bars, pods, runs and looks.
 
-    python benchmarks/growth.py [--only build training] [--quick] [--save]
+    python -m benchmarks.growth [--only build training] [--quick] [--save]
 
 Each point has a process of its own. It imports everything, prepares its input, works once on the
 smallest size, so that kernels are compiled, and then once on its own. `cpu_seconds` is that one
 work; `mib` its peak of memory beyond the process with its input. An exponent is the slope between
 the two largest sizes, on logarithmic axes: 1 is linear. The page lists each above 1.1, with its
-reason from `REASONS` (_figures.py). `--quick` measures two small sizes of each; `--save` draws
+reason from titles.yaml. `--quick` measures two small sizes of each; `--save` draws
 docs/images/growth.png.
 """
 
@@ -16,14 +16,14 @@ import gc
 import hashlib
 import json
 import math
-import multiprocessing
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import date
+from multiprocessing import get_context
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any, NamedTuple
@@ -33,14 +33,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, read_arguments
+from benchmarks._bench import Values, draw_picture, finish, read_arguments
+from benchmarks._cluster import SEARCH
 from benchmarks._figures import list_steep
 from benchmarks._learning import make_random_market
 from benchmarks.data_build import SCHEMA, make_symbol
 from benchmarks.env import run_random
-from benchmarks.orchestrator import SEARCH, FarmLauncher, stub_result
+from benchmarks.orchestrator import FarmLauncher, stub_result
 from benchmarks.training import run_ours
 from fintrader.agents import PPO, ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy
@@ -52,7 +51,7 @@ from fintrader.market.settings import DataSettings
 from fintrader.results.context import BacktestContext
 from fintrader.results.folders import FileCache, RunsFolder
 from fintrader.results.run import summaries
-from fintrader.results.tournament_events import ProposalEvent, TournamentEvent
+from fintrader.results.tournament_events import ProposalEvent
 from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.generator import Generator
@@ -99,9 +98,9 @@ class Watch:
         system = ended.ru_stime - began.ru_stime
         peak = max(read_memory("VmHWM") - before, 0.0)
         self.figures[name] = {
-            "cpu_seconds": round(user + system, 4),
-            "user_seconds": round(user, 4),
-            "mib": round(peak, 1),
+            "cpu_seconds": user + system,
+            "user_seconds": user,
+            "mib": peak,
         }
         return result
 
@@ -109,7 +108,6 @@ class Watch:
 def read_memory(name: str) -> float:
     """This process's figure of that name, MiB."""
     found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.M)
-    assert found is not None
     return int(found[1]) / 1024
 
 
@@ -210,7 +208,7 @@ def fill(run: RunFolder, settings: TournamentSettings) -> None:
     board = Leaderboard(settings.leaderboard_size)
     generator = Generator(settings, (stubs.StubAgent(),), {}, 0, "data")
     random = np.random.default_rng(0)
-    events: list[TournamentEvent] = []
+    events = []
     store.claim(describe_identity(generator), lambda: True)
     store.snapshots.mkdir(exist_ok=True)
     for number in range(settings.pods):
@@ -297,28 +295,22 @@ NAMES = list(dict.fromkeys(case.stage for case in CASES))
 # --- points and exponents -------------------------------------------------------------------------
 
 
+def do_work(number: int, size: int) -> Figures:
+    """Do the smallest size of a case, by its number, and then this one."""
+    torch.set_num_threads(1)
+    case = CASES[number]
+    with tempfile.TemporaryDirectory(prefix="growth-") as home:
+        watch = Watch()
+        for name, count in (("small", min(case.sizes)), ("own", size)):
+            (Path(home) / name).mkdir()
+            case.work(count, Path(home) / name, watch)
+    return watch.figures
+
+
 def measure_point(case: Case, size: int) -> Figures:
     """One point, in a process of its own."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-
-    def work() -> None:
-        torch.set_num_threads(1)
-        with tempfile.TemporaryDirectory(prefix="growth-") as home:
-            watch = Watch()
-            for name, count in (("small", min(case.sizes)), ("own", size)):
-                (Path(home) / name).mkdir()
-                case.work(count, Path(home) / name, watch)
-            theirs.send(watch.figures)
-
-    process = context.Process(target=work)
-    process.start()
-    theirs.close()
-    try:
-        figures = ours.recv()
-    except EOFError:
-        raise SystemExit(f"{case.stage} with {size} {case.axis} failed") from None
-    process.join()
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        figures = pool.submit(do_work, CASES.index(case), size).result()
     print(f"{case.stage} by {case.axis}, {size:,}: {json.dumps(figures)}")
     return figures
 
@@ -331,11 +323,11 @@ def find_exponent(points: dict[int, Figures], part: str, unit: str) -> float | N
     return None if last == least else round(math.log(last / first) / math.log(large / small), 2)
 
 
-def summarise_case(case: Case, points: dict[int, Figures]) -> list[dict[str, Any]]:
+def summarise_case(case: Case, points: dict[int, Figures]) -> list[Values]:
     """A row for each part of a case: its points, and its exponents."""
     rows = []
     for part in points[max(points)]:
-        row: dict[str, Any] = {"stage": case.stage, "axis": case.axis, "part": part}
+        row = {"stage": case.stage, "axis": case.axis, "part": part}
         row["points"] = {f"{size}": found[part] for size, found in points.items()}
         for unit in ("cpu_seconds", "user_seconds", "mib"):
             row[f"{unit}_exponent"] = find_exponent(points, part, unit)
@@ -346,63 +338,57 @@ def summarise_case(case: Case, points: dict[int, Figures]) -> list[dict[str, Any
 # --- the picture ----------------------------------------------------------------------------------
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def draw(rows: list[Values]) -> None:
     """CPU seconds above, memory below, a column for each axis, on grey lines of linear growth."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     columns = (("assets",), ("accounts",), ("bars",), ("pods", "runs", "looks"))
-    colours = dict(zip(NAMES, pyplot.get_cmap("tab10").colors, strict=False))
-    styles = dict(
-        zip(dict.fromkeys(row["part"] for row in rows), 5 * ("-", "--", ":"), strict=False)
-    )
-    figure, axes = pyplot.subplots(2, 4, figsize=(14, 8), constrained_layout=True, sharex="col")
-    for column, names in enumerate(columns):
-        shown = [row for row in rows if row["axis"] in names]
-        for axis, unit in zip(axes[:, column], ("cpu_seconds", "mib"), strict=True):
-            for row in shown:
-                points = {int(size): point[unit] for size, point in row["points"].items()}
-                axis.plot(
-                    [*points],
-                    [value or math.nan for value in points.values()],
-                    styles[row["part"]],
-                    color=colours[row["stage"]],
-                    marker="o",
-                    markersize=3,
-                    label=f"{row['stage']}: {row['part']}",
-                )
-            axis.set(xscale="log", yscale="log")
-            (left, right), (low, _) = axis.get_xlim(), axis.get_ylim()
-            limits = {"xlim": (left, right), "ylim": axis.get_ylim()}
-            for shift in range(8):  # slopes of 1 behind the curves
-                start = low * 100**shift / 100
-                axis.plot([left, right], [start, start * right / left], color="0.9", zorder=0)
-            axis.set(**limits)
-            axis.spines[["top", "right"]].set_visible(False)
-        axes[1][column].set_xlabel(" or ".join(names))
-        axes[0][column].legend(
-            frameon=False, fontsize=7, ncols=2, loc="lower left", bbox_to_anchor=(-0.1, 1.0)
-        )
-    axes[0][0].set_ylabel("CPU seconds")
-    axes[1][0].set_ylabel("MiB beyond libraries and input")
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    pyplot.close(figure)
+    parts = dict.fromkeys(row["part"] for row in rows)
+    styles = dict(zip(parts, 5 * ("-", "--", ":"), strict=False))
+    with draw_picture("growth", 2, 4, figsize=(14, 8), sharex="col") as axes:
+        for column, names in enumerate(columns):
+            shown = [row for row in rows if row["axis"] in names]
+            for axis, unit in zip(axes[:, column], ("cpu_seconds", "mib"), strict=True):
+                for row in shown:
+                    points = {int(size): point[unit] for size, point in row["points"].items()}
+                    axis.plot(
+                        [*points],
+                        [value or math.nan for value in points.values()],
+                        styles[row["part"]],
+                        color=f"C{NAMES.index(row['stage'])}",
+                        marker="o",
+                        markersize=3,
+                        label=f"{row['stage']}: {row['part']}",
+                    )
+                draw_linear_growth(axis)
+            axes[1][column].set_xlabel(" or ".join(names))
+            axes[0][column].legend(
+                frameon=False, fontsize=7, ncols=2, loc="lower left", bbox_to_anchor=(-0.1, 1.0)
+            )
+        axes[0][0].set_ylabel("CPU seconds")
+        axes[1][0].set_ylabel("MiB beyond libraries and input")
+
+
+def draw_linear_growth(axis: Any) -> None:
+    """Draw slopes of 1 behind the curves of a picture on logarithmic axes."""
+    axis.set(xscale="log", yscale="log")
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    for shift in range(8):
+        start = low * 100**shift / 100
+        axis.plot([left, right], [start, start * right / left], color="0.9", zorder=0)
+    axis.set(xlim=(left, right), ylim=(low, high))
 
 
 def main() -> None:
     """Measure every point, and list what grows faster than linearly."""
     options = read_arguments(__doc__, only=NAMES, quick=False)
-    rows: list[dict[str, Any]] = []
+    rows = []
     for case in CASES:
         if case.stage in options.only:
             sizes = case.sizes[:2] if options.quick else case.sizes
             rows += summarise_case(case, {size: measure_point(case, size) for size in sizes})
     print(*list_steep(rows), sep="\n")
-    finish("growth", {"rows": rows, "load": round(os.getloadavg()[0], 1)}, options)
+    finish("growth", {"rows": rows, "load": os.getloadavg()[0]}, options)
     if options.save:
-        draw(rows, ROOT / "docs" / "images" / "growth.png")
+        draw(rows)
 
 
 if __name__ == "__main__":

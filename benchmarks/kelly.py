@@ -1,6 +1,6 @@
 """How near the algorithms come to the portfolio of greatest growth, which is known in closed form.
 
-    python benchmarks/kelly.py [--algo ppo ...] [--seeds 5] [--seconds 30] [--fresh] [--save]
+    python -m benchmarks.kelly [--algo ppo ...] [--seeds 5] [--seconds 30] [--fresh] [--save]
 
 Five assets follow a correlated geometric Brownian motion, trading is free, and the utility is
 logarithmic. The fraction of wealth to hold in each is then Kelly's, w = Σ⁻¹ μ, whatever the wealth
@@ -17,18 +17,14 @@ CPU seconds of this process with one thread, evaluations left out. Finished trai
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, finish, read_arguments, summarise
-from benchmarks._learning import FormulaMarket, Step, train_by_clock
+from benchmarks._bench import FinishedRuns, Values, list_seeds, read_arguments, summarise
+from benchmarks._learning import AGENTS, FormulaMarket, Step, train_by_clock
 from fintrader.agents import make_agent
 from tests.engines.tiny import agent_settings
 
@@ -114,41 +110,13 @@ def evaluate(policy: Any, *, steps: int = 16, num_envs: int = 4) -> tuple[float,
     return float(expected_growth(rows[:: max(len(rows) // 16, 1)]).mean() / best), rows.mean(dim=0)
 
 
-COMMON = {"head": {"scale": 2.0}, "gamma": 0.0, "anneal": True}
-ON = {
-    **COMMON,
-    "noise": 0.3,
-    "noise_persistence": 0.0,
-    "network": {"hidden": [32], "activation": "tanh"},
-    "num_steps": 16,
-}
-OFF = {
-    **COMMON,
-    "noise_persistence": 0.0,
-    "network": {"hidden": [32], "activation": "silu"},
-    "batch_size": 8192,
-    "buffer_size": 1_000_000,
-    "learning_starts": 20_000,
-    "updates_per_step": 0.5,
-    "learning_rate": 3e-3,
-    "saturation_coef": 5e-3,
-}
-SOFT = {**OFF, "noise": 0.5, "alpha": 0.001}
-SETTINGS = {
-    "ppo": {**ON, "update_epochs": 2, "num_minibatches": 2, "learning_rate": 4e-3},
-    "a2c": {**ON, "learning_rate": 5e-3},
-    "apg": {**COMMON, "noise": 0.0, "bootstrap": False, "learning_rate": 1e-2},
-    "ddpg": {**OFF, "noise": 0.5},
-    "td3": {**OFF, "noise": 0.5},
-    "sac": SOFT,
-    "redq": SOFT,
-}
+SETTINGS = AGENTS["kelly"]
 NUM_ENVS = {"ppo": 2048, "a2c": 2048, "apg": 256}
 USUAL_ENVS = 1024
 """A bar's growth drowns in its deviation: only many bars at once show a gradient the way."""
 
 
-def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> dict[str, Any]:
+def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> Values:
     """Train one agent; its share of the optimal growth at half time and at the end, and its
     weights."""
     env = KellyMarket(num_envs, seed=seed)
@@ -158,7 +126,7 @@ def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> dict[str, A
     def judge(mark: float, _: float, env_steps: int) -> None:
         share, weights = evaluate(agent.policy)
         record["share" if mark == seconds else "share_half_time"] = round(share, 4)
-        record["weights"] = [round(weight, 3) for weight in weights.tolist()]
+        record["weights"] = weights.tolist()
         record["env_steps"] = env_steps
 
     train_by_clock(agent, env, [seconds / 2, seconds], judge)
@@ -169,9 +137,9 @@ def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(__doc__, algo=list(SETTINGS), seeds=5, seconds=30.0, fresh=False)
     torch.set_num_threads(1)
-    finished = FinishedRuns("kelly", fresh=options.fresh)
-    runs: list[dict[str, Any]] = []
-    for seed in range(options.seed, options.seed + options.seeds):
+    finished = FinishedRuns("kelly", options)
+    runs = []
+    for seed in list_seeds(options):
         for algo in options.algo:
             how = {"seconds": options.seconds, "num_envs": NUM_ENVS.get(algo, USUAL_ENVS)}
             settings = {**SETTINGS[algo], **how}
@@ -181,8 +149,7 @@ def main() -> None:
     for algo in options.algo:
         shares = [run["share"] for run in runs if run["algo"] == algo]
         figures[f"{algo}_share"] = summarise(shares)
-    record = {"figures": figures, "runs": runs, "seconds": options.seconds}
-    finish("kelly", {**record, "commits": sorted(finished.commits)}, options)
+    finished.finish({"figures": figures, "runs": runs, "seconds": options.seconds})
 
 
 if __name__ == "__main__":

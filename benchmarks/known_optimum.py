@@ -1,6 +1,6 @@
 """How near the algorithms come to an optimum that is known in closed form.
 
-    python benchmarks/known_optimum.py [--algo ppo ...] [--seeds 5] [--seconds 60] [--fresh] [--save]
+    python -m benchmarks.known_optimum [--algo ppo ...] [--seeds 5] [--seconds 60] [--fresh] [--save]
 
 The market of Gârleanu and Pedersen, "Dynamic trading with predictable returns and transaction
 costs" (Journal of Finance, 2013). Each of N assets has a factor f (mean reversion φ, variance 1)
@@ -20,18 +20,14 @@ are in `runs/benchmarks`; `--fresh` measures them again.
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, finish, read_arguments, summarise
-from benchmarks._learning import FormulaMarket, Step, train_by_clock
+from benchmarks._bench import FinishedRuns, Values, list_seeds, read_arguments, summarise
+from benchmarks._learning import AGENTS, FormulaMarket, Step, train_by_clock
 from fintrader.agents import make_agent
 from tests.engines.tiny import agent_settings
 
@@ -141,59 +137,11 @@ def evaluate(
     return total / (steps - 100), cross / square
 
 
-COMMON = {"head": {"kind": "direct"}, "gamma": 0.95, "anneal": True}
-ON = {
-    **COMMON,
-    "noise": 0.2,
-    "network": {"hidden": [32], "activation": "tanh"},
-    "num_steps": 32,
-}
-ENGINE_PPO = {
-    **ON,
-    "network": {"hidden": [32, 32], "activation": "tanh"},
-    "num_steps": 16,
-    "update_epochs": 2,
-    "num_minibatches": 4,
-    "learning_rate": 2.5e-3,
-}
+SETTINGS = AGENTS["known_optimum"]
+ENGINE_PPO = AGENTS["engine"]["ppo"]
 """Settings for `communication.py` and `search.py`, which measure the engine, not the algorithm."""
 JUDGE = {"steps": 300, "num_envs": 32}
 """Paths on which these two evaluate."""
-OFF = {
-    **COMMON,
-    "network": {"hidden": [32], "activation": "silu"},
-    "learning_rate": 3e-3,
-    "batch_size": 2048,
-    "buffer_size": 1_000_000,
-    "learning_starts": 20_000,
-    "updates_per_step": 1.0,
-    "tau": 0.02,
-}
-HARD = {**OFF, "noise": 0.3, "saturation_coef": 1e-3}
-SOFT = {**OFF, "noise": 0.2, "alpha": 0.01}
-SETTINGS = {
-    # A critic that noise keeps flat undervalues what a trade earns later: with λ below 1 the agents
-    # trade too little.
-    "ppo": {
-        **ON,
-        "gae_lambda": 1.0,
-        "update_epochs": 2,
-        "num_minibatches": 1,
-        "learning_rate": 2e-3,
-    },
-    "a2c": {**ON, "gae_lambda": 1.0, "learning_rate": 2.5e-3},
-    "apg": {
-        **ON,
-        "noise": 0.0,
-        "network": {"hidden": [32, 32], "activation": "tanh"},
-        "num_steps": 16,
-        "learning_rate": 5e-3,
-    },
-    "ddpg": HARD,
-    "td3": HARD,
-    "sac": SOFT,
-    "redq": {**SOFT, "updates_per_step": 2.0},
-}
 ENVS_AND_EPISODES: dict[str, tuple[int, int | None]] = {
     "ppo": (128, 64),
     "a2c": (128, 64),
@@ -209,7 +157,7 @@ SECONDS = {"apg": 20.0}
 """CPU seconds where they are not the command's: step sizes fall to zero over them."""
 
 
-def learn(algo: str, reward: str, *, seed: int, seconds: float) -> dict[str, Any]:
+def learn(algo: str, reward: str, *, seed: int, seconds: float) -> Values:
     """Train one agent; share of the optimal utility and relative trade rate at each mark of CPU
     seconds."""
     best, _ = evaluate(optimal_policy)
@@ -217,7 +165,7 @@ def learn(algo: str, reward: str, *, seed: int, seconds: float) -> dict[str, Any
     realised = reward == "realised"
     env = QuadraticMarket(num_envs, realised=realised, episode_steps=episode, seed=seed)
     agent = make_agent(agent_settings(algo, SETTINGS[algo]), env.layout, seed=seed)
-    curve: list[dict[str, float]] = []
+    curve = []
 
     def judge(mark: float, used: float, env_steps: int) -> None:
         utility, slope = evaluate(agent.policy)
@@ -236,9 +184,9 @@ def learn(algo: str, reward: str, *, seed: int, seconds: float) -> dict[str, Any
     return {"algo": algo, "reward": reward, "seed": seed, "curve": curve}
 
 
-def summarise_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise_runs(runs: list[Values]) -> Values:
     """Mean and range over the seeds at each mark, by algorithm and reward."""
-    figures: dict[str, dict[str, list[float]]] = {}
+    figures = {}
     for run in runs:
         entry = figures.setdefault(f"{run['algo']}_{run['reward']}", {})
         for point in run["curve"]:
@@ -258,10 +206,10 @@ def main() -> None:
         __doc__, algo=list(SETTINGS), reward=rewards, seeds=5, seconds=60.0, fresh=False
     )
     torch.set_num_threads(1)
-    finished = FinishedRuns("known_optimum", fresh=options.fresh)
+    finished = FinishedRuns("known_optimum", options)
     pairs = [(algo, reward) for reward in options.reward for algo in options.algo]
-    runs: list[dict[str, Any]] = []
-    for seed in range(options.seed, options.seed + options.seeds):
+    runs = []
+    for seed in list_seeds(options):
         for algo, reward in pairs:
             seconds = min(SECONDS.get(algo, options.seconds), options.seconds)
             num_envs, episode = ENVS_AND_EPISODES[algo]
@@ -270,8 +218,7 @@ def main() -> None:
             work = partial(learn, algo, reward, seed=seed, seconds=seconds)
             runs.append(finished.get(f"{algo}-{reward}-{seed}", settings, work))
     record = {"problem": "quadratic", "figures": summarise_runs(runs), "runs": runs}
-    record |= {"seeds": options.seeds, "commits": sorted(finished.commits)}
-    finish("known_optimum", record, options)
+    finished.finish({**record, "seeds": options.seeds})
 
 
 if __name__ == "__main__":

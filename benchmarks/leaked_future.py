@@ -1,7 +1,7 @@
 """Can the algorithms read a future that is put in front of them, and do they gain nothing when it
 is taken away?
 
-    python benchmarks/leaked_future.py [--algo ppo apg] [--seeds 5] [--seconds 20] [--save]
+    python -m benchmarks.leaked_future [--algo ppo apg] [--seeds 5] [--seconds 20] [--save]
 
 Ten assets without drift; each one's feature is its own return of the next bar. Trading at the close
 costs 2 bps. The *foresight* return is that of the greedy account which puts everything into the
@@ -15,18 +15,14 @@ evaluations left out.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks._bench import finish, read_arguments
-from benchmarks._learning import make_plain_market, train_by_clock
+from benchmarks._learning import AGENTS, make_plain_market, train_by_clock
 from fintrader.agents import Budget, make_agent, train
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.market.tensors import MarketTensors
@@ -38,17 +34,7 @@ COST = 2e-4
 RULES = EnvSettings(
     episode_bars=64, fill="close", cost_bps=COST * 1e4, fractional=True, reward="log_return"
 )
-SETTINGS = {
-    "ppo": {"gamma": 0.5, "head": {"scale": 8.0}, "noise": 0.3, "network": {"hidden": [32, 32]}},
-    "apg": {
-        "gamma": 0.5,
-        "head": {"scale": 8.0},
-        "noise": 0.0,
-        "num_steps": 8,
-        "bootstrap": False,
-        "learning_rate": 1e-2,
-    },
-}
+SETTINGS = AGENTS["leaked_future"]
 
 
 def make_leaked_market(num_bars: int, *, late: int = 0, seed: int = 0) -> MarketTensors:
@@ -56,9 +42,9 @@ def make_leaked_market(num_bars: int, *, late: int = 0, seed: int = 0) -> Market
     `late` a past one."""
     rng = np.random.default_rng(seed)
     steps = VOLATILITY * rng.standard_normal((num_bars, ASSETS)) - VOLATILITY**2 / 2
-    close = torch.tensor(100 * np.exp(np.cumsum(steps, axis=0)))
+    close = 100 * np.exp(np.cumsum(steps, axis=0))
     shown = np.roll(steps, -1 + 2 * late, axis=0) / VOLATILITY
-    return make_plain_market(close, torch.tensor(shown[:, :, None]))
+    return make_plain_market(close, shown[:, :, None])
 
 
 def act_greedily(obs: Tensor, env: TradingEnv) -> Tensor:
@@ -119,7 +105,7 @@ def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(__doc__, algo=list(SETTINGS), seeds=5, seconds=20.0, num_envs=128)
     torch.set_num_threads(1)
-    figures: dict[str, Any] = {}
+    figures = {}
     for algo in options.algo:
         seconds = options.seconds / 2 if algo == "apg" else options.seconds
         for late, word in enumerate(("share", "shifted")):
@@ -128,11 +114,11 @@ def main() -> None:
                 reached, by_sign, steps = measure_share(
                     algo, seed=seed, seconds=seconds, late=late, num_envs=options.num_envs
                 )
-                shares.append(round(reached, 4))
+                shares.append(reached)
                 print(
                     f"{algo} {word} seed {seed}: {reached:.3f}, sign {by_sign:.3f}, {steps:,} steps"
                 )
-            figures["sign_share"] = round(by_sign, 4)
+            figures["sign_share"] = by_sign
     finish("leaked_future", {"figures": figures}, options)
 
 

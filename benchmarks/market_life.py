@@ -1,7 +1,7 @@
 """Market years of a deployment in an independent world: the real runner, a broker and a calendar
 with independent books, and every kind of event close to every other (`tests/engines/market_life*`).
 
-    python benchmarks/market_life.py [--years 160] [--months 400] [--quarters 30] [--first 1000]
+    python -m benchmarks.market_life [--years 160] [--months 400] [--quarters 30] [--first 1000]
                                      [--save]
 
 Years are lived one after the other, a seed each from `--first` on, then months in which one stock
@@ -27,13 +27,10 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, read_arguments
 from fintrader.deploy.broker import hash_sources
 from fintrader.deploy.bundle import Bundle
 from tests.engines.market_life import MONTH
@@ -47,14 +44,14 @@ from tests.engines.market_life_events import (
 from tests.engines.market_life_run import Life, freeze_life
 from tests.engines.resting_life import RestingLife, freeze_resting_life
 
-SPANS: dict[str, Callable[[int], dict[str, Any]]] = {
+SPANS: dict[str, Callable[[int], Values]] = {
     "year": lambda seed: {"events": draw_events(seed, KINDS)},
     "month": lambda seed: {"events": draw_month(seed), "sessions": MONTH, "most_gone": 2},
     "quarter": lambda seed: {"events": draw_events(seed, KINDS, 0.4), "sessions": 60},
 }
 
 
-def live(seed: int, bundle: Bundle, span: str) -> dict[str, Any]:
+def live(seed: int, bundle: Bundle, span: str) -> Values:
     """Live one seed's span; its counts and its problems."""
     began = time.process_time()
     kind = RestingLife if span == "quarter" else Life
@@ -71,32 +68,29 @@ def live(seed: int, bundle: Bundle, span: str) -> dict[str, Any]:
         "pairs": {" + ".join(pair): count for pair, count in year.pairs.items()},
         "alerts": len(life.heard),
         "problems": life.problems,
-        "cpu_seconds": round(time.process_time() - began, 2),
-        "memory_mib": round(year.memory_mib[-1], 1),
+        "cpu_seconds": time.process_time() - began,
+        "memory_mib": year.memory_mib[-1],
     }
 
 
-def summarise(years: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(years: list[Values]) -> Values:
     """Add the years and months up."""
-    found: dict[str, Any] = {}
+    found = {}
     for name in ("sessions", "decisions", "orders", "restarts", "alerts"):
         found[name] = sum(year[name] for year in years)
-    events: Counter[str] = Counter()
-    pairs: Counter[str] = Counter()
-    for year in years:
-        events.update(year["events"])
-        pairs.update(year["pairs"])
+    events, pairs = (
+        sum((Counter(year[name]) for year in years), Counter()) for name in ("events", "pairs")
+    )
     kinds = sorted([*KINDS, *OF_THE_CALENDAR])
-    counts = {
-        " + ".join(pair): pairs[" + ".join(pair)] for pair in itertools.combinations(kinds, 2)
-    }
+    names = map(" + ".join, itertools.combinations(kinds, 2))
+    counts = {name: pairs[name] for name in names}
     rarest = min(counts, key=counts.__getitem__)
     found["kinds"] = len(kinds)
     found["events"] = dict(sorted(events.items()))
     found["pairs_of_kinds"] = len(counts)
     found["pairs_seen_ten_times"] = sum(count >= 10 for count in counts.values())
     found["rarest_pair"] = {"kinds": rarest, "times": counts[rarest]}
-    found["cpu_seconds"] = round(sum(year["cpu_seconds"] for year in years), 1)
+    found["cpu_seconds"] = sum(year["cpu_seconds"] for year in years)
     problems = [problem for year in years for problem in year["problems"]]
     found["problems"] = len(problems)
     found["passed"] = not problems and found["pairs_seen_ten_times"] == len(counts)
@@ -110,7 +104,7 @@ def main() -> int:
     options = read_arguments(__doc__, years=160, months=400, quarters=30, first=1000, fresh=False)
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
-    finished = FinishedRuns("market_life", fresh=options.fresh)
+    finished = FinishedRuns("market_life", options)
     years = []
     with tempfile.TemporaryDirectory() as place:
         os.environ["XDG_STATE_HOME"] = place
@@ -128,7 +122,7 @@ def main() -> int:
                 years.append(finished.get(f"{span} {seed}", settings, work))
     asked = {f"{span}s": count for span, (count, _) in lives.items()}
     found = {**asked, **summarise(years)}
-    finish("market_life", {**found, "commits": sorted(finished.commits)}, options)
+    finished.finish(found)
     return 1 if found["problems"] else 0
 
 

@@ -1,50 +1,54 @@
 """Scale and efficiency of the tournament's engine.
 
-    python benchmarks/orchestrator.py [--pods 1000] [--at-once 256] [--pod-seconds 10] [--save]
-    python benchmarks/orchestrator.py --efficiency [--devices cuda] [--counts 1 2 4] [--env-steps
-    400000] [--repeats 3] [--save]
+    python -m benchmarks.orchestrator [--pods 1000] [--at-once 256] [--pod-seconds 10] [--save]
+    python -m benchmarks.orchestrator --efficiency [--counts 1 2 4] [--env-steps 400000]
+    [--repeats 3] [--save]
 
 Scale, with stub pods that sleep and then publish a result as any pod does: 1,000 pods registered,
 256 at once, run by farm processes apart from the orchestrator's; what the orchestrator costs, how
 long its turns take, and how many durable submissions it takes in a second. Efficiency, with real
-PPO pods: the aggregate env-steps a second of several pods against one pod pinned to one core (or
-alone on the GPU), in turn, beside the rate of as many processes that only count.
+PPO pods: the aggregate env-steps a second of several pods against one, each on a core of its own,
+in turn, beside the rate of as many processes that only count.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import queue
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
-import psutil
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import finish, milliseconds, read_arguments
-from fintrader.records import from_json, to_json
+from benchmarks._bench import Values, finish, read_arguments
+from benchmarks._cluster import SEARCH
+from fintrader.agents import PPO, Budget
+from fintrader.envs import EnvSettings
+from fintrader.market.tensors import MarketTensors
 from fintrader.runs import RunFolder
+from fintrader.tournament.events import EventLog
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, LeaderboardIndex
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.pod_context import PodContext
-from fintrader.tournament.settings import OperationsSettings, Range, TournamentSettings
+from fintrader.tournament.run_tournament import run_tournament
+from fintrader.tournament.settings import OperationsSettings, TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 from fintrader.tournament.store import RunStore
+from fintrader.tournament.updater import build_result_event, submit
 from tests.engines import stubs
 from tests.engines.races import stub_race
 from tests.engines.thread_launcher import ThreadLauncher
+from tests.factories import make_market
 
-SEARCH = {"learning_rate": Range(low=1e-5, high=1e-1, log=True)}
+NUM_ENVS = 64
+"""Accounts of a real pod."""
 
 
 class FarmLauncher(ThreadLauncher):
@@ -54,33 +58,26 @@ class FarmLauncher(ThreadLauncher):
     def __init__(self, run: RunFolder, workers: int, seconds: float, farms: int = 2) -> None:
         super().__init__(run, run.root, stubs.body, workers=workers)
         self.futures: dict[str, Future[PodResult]] = {}
-        command = [sys.executable, __file__, "--farm", str(run.root), str(seconds)]
-        pipe = subprocess.PIPE
-        self.farms = [
-            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(farms)
-        ]
-        for farm in self.farms:
-            threading.Thread(target=self._read, args=(farm,), daemon=True).start()
+        self.farms: list[Connection] = []
+        context = get_context("spawn")
+        for _ in range(farms):
+            ours, theirs = context.Pipe()
+            context.Process(target=serve_farm, args=(theirs, run, workers, seconds)).start()
+            threading.Thread(target=self._read, args=(ours,)).start()
+            self.farms.append(ours)
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         future = self.futures[spec.pod] = Future()
-        farm = self.farms[spec.index % len(self.farms)]
-        assert farm.stdin is not None
-        farm.stdin.write(json.dumps(to_json(spec)) + "\n")
-        farm.stdin.flush()
+        self.farms[spec.index % len(self.farms)].send(spec)
         return future
 
-    def _read(self, farm: subprocess.Popen[str]) -> None:
-        assert farm.stdout is not None
-        for line in farm.stdout:
-            result = from_json(PodResult, json.loads(line))
+    def _read(self, farm: Connection) -> None:
+        for result in iter(farm.recv, None):
             self.futures.pop(result.pod).set_result(result)
 
     def close(self) -> None:
         for farm in self.farms:
-            assert farm.stdin is not None
-            farm.stdin.close()
-            farm.wait()
+            farm.send(None)
 
 
 def stub_result(spec: PodSpec, snapshot: str) -> PodResult:
@@ -95,32 +92,27 @@ def stub_result(spec: PodSpec, snapshot: str) -> PodResult:
     )
 
 
-def serve_farm(root: str, seconds: float) -> None:
-    """One farm: a thread a pod, results as JSON lines."""
-    run = RunFolder(Path(root))
-    out = queue.SimpleQueue[str]()
+def serve_farm(pipe: Connection, run: RunFolder, workers: int, seconds: float) -> None:
+    """Run the pods that come through the pipe, a thread each, and send their results, until None
+    comes and goes."""
+    lock = threading.Lock()
 
     def body(spec: PodSpec, context: PodContext) -> PodResult:
         time.sleep(seconds * (0.75 + 0.5 * (spec.seed % 1000) / 1000))
         return stub_result(spec, RunStore(context.run).put(spec.pod.encode()))
 
     def work(spec: PodSpec) -> None:
-        out.put(json.dumps(to_json(run_pod(spec, PodContext(run, run.root), body))))
+        result = run_pod(spec, PodContext(run, run.root), body)
+        with lock:
+            pipe.send(result)
 
-    def write() -> None:
-        while True:
-            print(out.get())
-
-    threading.Thread(target=write, daemon=True).start()
-    threads = []
-    for line in sys.stdin:
-        threads.append(threading.Thread(target=work, args=(from_json(PodSpec, json.loads(line)),)))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(workers) as pool:
+        for spec in iter(pipe.recv, None):
+            pool.submit(work, spec)
+    pipe.send(None)
 
 
-def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[str, Any]:
+def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> Values:
     """The steady state: `at_once` pods at work until `pods` have been."""
     run = RunFolder(home / "scale")
     run.root.mkdir(parents=True)
@@ -128,10 +120,8 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[s
         pods=pods, order="arrival", search=SEARCH, leaderboard_size=64, fresh=0.25
     )
     launcher = FarmLauncher(run, at_once, seconds)
-    turns: list[float] = []
+    turns = []
     counts = []
-    grown: dict[int, dict[str, float]] = {}
-    process = psutil.Process()
     reconcile = Orchestrator.reconcile
 
     def time_reconcile(self: Orchestrator) -> None:
@@ -139,14 +129,6 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[s
         reconcile(self)
         turns.append(time.perf_counter() - begun)
         counts.append(len(self.running))
-        ended = len(self.specs) - len(self.running) - len(self.waiting)
-        if 10 * ended // pods not in grown:
-            grown[10 * ended // pods] = {
-                "pods": ended,
-                "mib": round(process.memory_info().rss / 2**20, 1),
-                "threads": process.num_threads(),
-                "open_files": process.num_fds(),
-            }
 
     wall = time.perf_counter()
     cpu = time.process_time()
@@ -159,33 +141,17 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> dict[s
         "pods": pods,
         "at_once": max(counts),
         "pod_seconds": seconds,
-        "orchestrator_core_share": round(cpu / wall, 4),
-        "orchestrator_cpu_ms_per_pod": milliseconds(cpu / pods),
-        "reconcile_ms_p50": milliseconds(statistics.median(turns)),
-        "reconcile_ms_p99": milliseconds(turns[int(0.99 * (len(turns) - 1))]),
-        "reconcile_ms_max": milliseconds(turns[-1]),
-        "orchestrator_at_each_tenth": list(grown.values()),
-        "cpu_seconds_of": {name: time_command(name, run) for name in ("status", "verify")},
+        "orchestrator_core_share": cpu / wall,
+        "orchestrator_cpu_ms_per_pod": 1e3 * cpu / pods,
+        "reconcile_ms_p50": 1e3 * statistics.median(turns),
+        "reconcile_ms_p99": 1e3 * turns[int(0.99 * (len(turns) - 1))],
+        "reconcile_ms_max": 1e3 * turns[-1],
     }
 
 
-def time_command(name: str, run: RunFolder) -> float:
-    """Processor seconds of a command on a finished run."""
-    before = os.times()
-    command = [sys.executable, "-m", "fintrader", name, str(run.root)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    after = os.times()
-    spent = after.children_user + after.children_system
-    return round(spent - before.children_user - before.children_system, 2)
-
-
-def measure_submissions(home: Path, count: int, burst: int) -> dict[str, Any]:
+def measure_submissions(home: Path, count: int, burst: int) -> Values:
     """Results taken in per second, durable (log synced, index committed) before the next burst,
     `burst` at a time."""
-    from fintrader.tournament.events import EventLog
-    from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, LeaderboardIndex
-    from fintrader.tournament.updater import build_result_event, submit
-
     run = RunFolder(home / "submissions")
     specs = [stubs.spec(number) for number in range(count)]
     entries = [FinishedPod(spec, stub_result(spec, "0" * 64)) for spec in specs]
@@ -225,19 +191,11 @@ def spin(count: int, seconds: float) -> float:
     return sum(int(one.communicate()[0]) for one in ones) / seconds
 
 
-def train_pods(
-    home: Path, devices: str, count: int, env_steps: int, market: Path, num_envs: int
-) -> float:
-    """Aggregate env-steps a second of `count` real pods training at once, each on a core of its own
-    on the CPU."""
-    from fintrader.agents import PPO, Budget
-    from fintrader.envs import EnvSettings
-    from fintrader.market.tensors import MarketTensors
-    from fintrader.tournament.run_tournament import run_tournament
-
+def train_pods(home: Path, count: int, env_steps: int, market: Path) -> float:
+    """Aggregate env-steps a second of `count` real pods training at once, each on a core of its
+    own."""
     cores = sorted(os.sched_getaffinity(0))
-    if devices == "cpu":
-        os.sched_setaffinity(0, set(cores[:count]))
+    os.sched_setaffinity(0, set(cores[:count]))
     try:
         run = RunFolder(home)
         run_tournament(
@@ -245,14 +203,14 @@ def train_pods(
                 pods=2 * count,
                 pool_size=count,
                 workers=count,
-                devices=(devices,) * (1 if devices == "cpu" else count),
+                devices=("cpu",),
                 budget=Budget(env_steps=env_steps),
                 ensemble_size=1,
                 fresh=1.0,
             ),
             folder=run,
             market=market,
-            env=EnvSettings(num_envs=num_envs, episode_bars=390, decision_interval=5),
+            env=EnvSettings(num_envs=NUM_ENVS, episode_bars=390, decision_interval=5),
             operations=OperationsSettings(),
             data_hash=MarketTensors.stored_hash(market),
             agents=(PPO(),),
@@ -265,47 +223,34 @@ def train_pods(
     return sum(result.env_steps / result.seconds for result in warm)
 
 
-def measure_efficiency(
-    home: Path, devices: str, counts: list[int], env_steps: int, repeats: int
-) -> dict[str, Any]:
+def measure_efficiency(home: Path, counts: list[int], env_steps: int, repeats: int) -> Values:
     """Several pods at once against one alone, in turn, `repeats` times; and the same of processes
     that only count."""
-    from tests.factories import make_market
-
     market = home / "market.safetensors"
     make_market(3 * 390 * 4, 8, 6, session_bars=390).save(market)
-    num_envs = 64 if devices == "cpu" else 2048
-    rates: dict[str, dict[str, list[float]]] = {}
+    rates = {"pods": {}, "bare_processes": {}}
     for repeat in range(repeats):
         for count in counts:
-            folder = home / f"efficiency-{repeat}-{count}"
-            found = {"pods": train_pods(folder, devices, count, env_steps, market, num_envs)}
-            if devices == "cpu":
-                found["bare_processes"] = spin(count, 3.0)
-            print(f"{count} pod(s): {found['pods']:,.0f} env-steps/s")
-            for name, rate in found.items():
-                rates.setdefault(name, {}).setdefault(str(count), []).append(rate)
-    figures = {"devices": devices, "num_envs": num_envs, "repeats": repeats}
-    for name, by_count in rates.items():
-        medians = {count: statistics.median(values) for count, values in by_count.items()}
+            rate = train_pods(home / f"efficiency-{repeat}-{count}", count, env_steps, market)
+            print(f"{count} pod(s): {rate:,.0f} env-steps/s")
+            rates["pods"].setdefault(str(count), []).append(rate)
+            rates["bare_processes"].setdefault(str(count), []).append(spin(count, 3.0))
+    figures = {"devices": "cpu", "num_envs": NUM_ENVS, "repeats": repeats}
+    for name, key in (("pods", "ratio_to_one"), ("bare_processes", "bare_processes_ratio_to_one")):
+        medians = {count: statistics.median(values) for count, values in rates[name].items()}
         alone = medians[str(counts[0])]
-        key = "ratio_to_one" if name == "pods" else f"{name}_ratio_to_one"
-        figures[key] = {count: round(rate / alone, 3) for count, rate in medians.items()}
+        figures[key] = {count: rate / alone for count, rate in medians.items()}
     return {**figures, "every_repeat": rates}
 
 
 def main() -> None:
     """Measure the engine, or with `--efficiency` real pods."""
-    if "--farm" in sys.argv:
-        serve_farm(sys.argv[2], float(sys.argv[3]))
-        return
     options = read_arguments(
         __doc__,
         pods=1000,
         at_once=256,
         pod_seconds=10.0,
         efficiency=False,
-        devices="cpu",
         counts=[1, 2],
         env_steps=400_000,
         repeats=3,
@@ -313,10 +258,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="orchestrator-", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         if options.efficiency:
-            figures = measure_efficiency(
-                home, options.devices, options.counts, options.env_steps, options.repeats
-            )
-            finish(f"efficiency_{options.devices}", figures, options)
+            figures = measure_efficiency(home, options.counts, options.env_steps, options.repeats)
+            finish("efficiency_cpu", figures, options)
             return
         figures = {
             "scale": measure_scale(home, options.pods, options.at_once, options.pod_seconds),

@@ -1,7 +1,7 @@
 """The paper's comparison: a tournament, RLlib's PPO and the index, in the paper's protocol on the
 minute bars that there are.
 
-    python benchmarks/paper_rows.py --bars FOLDER --rllib PYTHON [--seeds 3] [--pods 8]
+    python -m benchmarks.paper_rows --bars FOLDER --rllib PYTHON [--seeds 3] [--pods 8]
                                     [--env-steps 400000] [--runs FOLDER] [--save]
 
 FOLDER holds minute bars of the NASDAQ-100 from October 2015 to March 2016 and days of its index.
@@ -29,18 +29,12 @@ seeds: an illustration without a test of significance.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, FinishedRuns, finish, read_arguments
+from benchmarks._bench import ROOT, FinishedRuns, Values, read_arguments, run_child
 from fintrader.agents.policy import load_policy
 from fintrader.backtesting import BacktestResult, simulate
 from fintrader.backtesting.baselines import benchmark
@@ -103,7 +97,7 @@ def measure_growth(result: BacktestResult) -> float:
     return round(float(result.equity[-1] / result.equity[0]), 5)
 
 
-def measure_ours(config: RunConfig) -> dict[str, Any]:
+def measure_ours(config: RunConfig) -> Values:
     """Race, then play the leader after each pod and the ensemble over the test window."""
     build_market(config.data, cache=config.cache)  # both sides find it built
     # A tournament that went on after a stop would not count its first part's CPU.
@@ -114,7 +108,7 @@ def measure_ours(config: RunConfig) -> dict[str, Any]:
     folder = RunFolder(home)
     market = MarketTensors.load(Path(str(Manifest.load(folder.manifest).values["market"]))).split()
     results = sorted(RunStore(folder).read_results().values(), key=lambda one: one.pod)
-    growth: dict[str, float] = {}
+    growth = {}
     leaders = []
     leader = None
     for number, result in enumerate(results, 1):
@@ -140,7 +134,7 @@ def measure_cpu() -> float:
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
-def measure_rllib(python: str, config: RunConfig, seconds: float) -> dict[str, Any]:
+def measure_rllib(python: str, config: RunConfig, seconds: float) -> Values:
     """Train RLlib's PPO in its own interpreter for `seconds` of CPU."""
     market = Manifest.load(RunFolder.named(config.name, config.runs_dir).manifest).values["market"]
     asked = {
@@ -152,29 +146,20 @@ def measure_rllib(python: str, config: RunConfig, seconds: float) -> dict[str, A
         "seed": config.seed,
         "gamma": config.agents[0].gamma,
     }
-    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    done = subprocess.run(
-        [python, str(ROOT / "benchmarks" / "_rllib_ppo.py"), json.dumps(asked)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(done.stderr[-4000:])
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    script = ROOT / "benchmarks" / "_rllib_ppo.py"
+    found = run_child([str(script), json.dumps(asked)], python=python)
     return found
 
 
-def find_time(leaders: list[dict[str, Any]], target: float) -> float | None:
+def find_time(leaders: list[Values], target: float) -> float | None:
     """CPU seconds until a leader's growth reached the target."""
     reached = (one["cpu_seconds"] for one in leaders if (one["growth"] or 0.0) >= target)
     return next(reached, None)
 
 
-def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise(runs: list[Values]) -> Values:
     """Medians over the seeds of each measure, and the times to both targets of each seed."""
-    figures: dict[str, Any] = {"index": runs[0]["index"]}
+    figures = {"index": runs[0]["index"]}
     for way in ("ours", "rllib"):
         tests = [one[way]["test"] for one in runs]
         known = {key: [test[key] for test in tests if test[key] is not None] for key in tests[0]}
@@ -190,7 +175,7 @@ def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
     return figures
 
 
-def measure(bars: Path, python: str, config: RunConfig) -> dict[str, Any]:
+def measure(python: str, config: RunConfig) -> Values:
     """One seed, all three rows."""
     ours = measure_ours(config)
     rllib = measure_rllib(python, config, ours["cpu_seconds"])
@@ -211,7 +196,7 @@ def main() -> None:
     options = read_arguments(
         __doc__, bars=Path, rllib=str, seeds=3, pods=8, env_steps=400_000, runs=Path
     )
-    finished = FinishedRuns("paper_rows")
+    finished = FinishedRuns("paper_rows", options)
     runs_dir = options.runs or ROOT / "runs" / "paper_rows"
     plan = {"pods": options.pods, "env_steps": options.env_steps, "slices": SLICES}
     runs = []
@@ -221,10 +206,10 @@ def main() -> None:
             finished.get(
                 f"seed-{seed}",
                 plan,
-                lambda config=config: measure(options.bars, options.rllib, config),
+                lambda config=config: measure(options.rllib, config),
             )
         )
-    finish("paper_rows", {"plan": plan, "rows": summarise(runs), "runs": runs}, options)
+    finished.finish({"plan": plan, "rows": summarise(runs), "runs": runs})
 
 
 if __name__ == "__main__":

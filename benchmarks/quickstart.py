@@ -1,7 +1,7 @@
 """The quickstart as a newcomer runs it: figures of its test window, its share of an oracle's
 growth, its time.
 
-    python benchmarks/quickstart.py [--seeds 7 1 2] [--runs FOLDER] [--save]
+    python -m benchmarks.quickstart [--seeds 7 1 2] [--runs FOLDER] [--save]
 
 Every seed is a run of `configs/quickstart.yaml` in its own process, folder and data cache; the
 first is that of `make run` on this machine. The ledger of looks begins empty. Shares are of the
@@ -18,11 +18,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, read_arguments
+from benchmarks._bench import ROOT, Values, finish, read_arguments
 from fintrader.results.formatting import PAPER_COLUMNS
 from fintrader.results.run import Run
 
@@ -42,7 +39,7 @@ def run(seed: int, runs: Path) -> None:
     subprocess.run(words, check=True, cwd=ROOT, env=env)
 
 
-def describe(folder: Path) -> dict[str, Any]:
+def describe(folder: Path) -> Values:
     """Figures of a finished run."""
     opened = Run(folder)
     stored = opened.backtest("test")

@@ -1,7 +1,7 @@
 """Figures of README and documentation, written from the records in `benchmarks/results/`.
 
-    python benchmarks/readme.py            # rewrite what stands between the marks
-    python benchmarks/readme.py --check    # change nothing; say what is stale, and fail
+    python -m benchmarks.readme            # rewrite what stands between the marks
+    python -m benchmarks.readme --check    # change nothing; say what is stale, and fail
 
 What stands between `<!-- figures: NAME -->` and `<!-- end -->` is generated (`_figures.py`,
 `_claims.py`). A page is refused for a block that differs from its records, a figure in a table of
@@ -11,17 +11,13 @@ changes and is not on the list in `_records.py`.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
+from benchmarks._bench import read_options
 from benchmarks._figures import BLOCKS, figures_of
-from benchmarks._records import LOCAL_CHANGES, Records, read, refused
+from benchmarks._records import LOCAL_CHANGES, ROOT, Records, read, refused
 from fintrader.files import write_text
 
 OF_FIGURES = ("docs/results.md", "docs/measured.md")
@@ -68,7 +64,7 @@ def problems(
         if figures_of(at[1], records) != at[2].removesuffix("\n"):
             yield (
                 f"{page}: the figures of {at[1]!r} are not those of the records; run `python"
-                " benchmarks/readme.py`"
+                " -m benchmarks.readme`"
             )
     if page in ("README.md", *OF_FIGURES):
         own = CODE.sub("", BLOCK.sub("", text))
@@ -88,14 +84,7 @@ def typed(own: str, *, everywhere: bool = False) -> Iterator[str]:
 
 
 def main() -> None:
-    arguments = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    arguments.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 where something is wrong"
-    )
-    options = arguments.parse_args()
-
+    options = read_options(__doc__, check=False)
     records = read()
     pages = {page: (ROOT / page).read_text() for page in PAGES}
     found = [why for page, text in pages.items() for why in unmade(page, text, records)]

@@ -1,8 +1,8 @@
 """Agents on real bars, walking forward: beside the benchmark they may tilt away from, ridge, and
 chance.
 
-    python benchmarks/real.py --bars FOLDER [--set daily ...] [--seeds 1] [--runs FOLDER] [--save]
-    python benchmarks/real.py --bars FOLDER --noise [--seeds 1] [--save]
+    python -m benchmarks.real --bars FOLDER [--set daily ...] [--seeds 1] [--runs FOLDER] [--save]
+    python -m benchmarks.real --bars FOLDER --noise [--seeds 1] [--save]
 
 FOLDER holds the bars of the shipped configurations (`configs/walkforward_daily.yaml`,
 `walkforward_us14.yaml`, `nasdaq100_2016.yaml`) and the index's membership. Every set is walked
@@ -23,17 +23,13 @@ stands the verdict on its ensemble. Runs are kept in `--runs` and gone on with.
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, read_arguments
+from benchmarks._bench import ROOT, Values, finish, read_arguments
 from fintrader import metrics as m
 from fintrader.config import merge_values, read_yaml
 from fintrader.pipeline.config import RunConfig
@@ -41,68 +37,28 @@ from fintrader.pipeline.run_stages import walk_forward
 from fintrader.results.backtest_files import StoredBacktest, read_backtest
 
 Array = NDArray[np.float64]
-DAILY = "daily_n100_20151001_20180215"
-US14 = "minute_us14_20190102_20201231"
-N100 = "minute_n100_20151012_20160401"
 MEMBERS = "n100_membership_20151012_20210601.csv"
+SETS = read_yaml(Path(__file__).with_suffix(".yaml"))
 BLOCK = 10
 DRAWS = 4000
 """Sessions of a bootstrap block, and samples."""
-NOT_A_FAULT = ["excursion_day:LILA:2018-01-03"]
-"""One day of the daily bars, 22 % down and back, that a build would stop at; left as it is."""
 NEAR = 1e-3
 """Of the benchmark: 10 basis points over a fold."""
 
 
-def plant(ic: float) -> dict[str, Any]:
-    """A signal of the next twenty sessions, whose edge no fold's test may share with its
-    training."""
-    source = {"kind": "planted_in", "ic": ic, "horizon": 20, "seed": 0}
-    return {
-        "source": source,
-        "windows": {"embargo_sessions": 20},
-        "backtest": {"null_model": False},
-    }
-
-
-MINUTES = {"sessions": [55, 11, 17]}
-SETS = {
-    "daily": (
-        "walkforward_daily",
-        DAILY,
-        {"backtest": {"null_model": True}, "walkforward": {"sessions": [250, 60, 90]}},
-    ),
-    "us14": ("walkforward_us14", US14, {}),
-    "n100": (
-        "nasdaq100_2016",
-        N100,
-        {"walkforward": {**MINUTES, "anchored": True}},
-    ),
-    "planted_15": ("walkforward_daily", DAILY, plant(0.15)),
-    "planted_05": ("walkforward_daily", DAILY, plant(0.05)),
-    "noise": ("walkforward_daily", DAILY, {**plant(0.0), "data": {"features": {"names": []}}}),
-}
-
-
 def read_configuration(name: str, bars: Path, runs: Path, seed: int) -> RunConfig:
     """The shipped configuration of a set, over the bars in `bars`."""
-    config, file, changes = SETS[name]
-    values = read_yaml(ROOT / "configs" / f"{config}.yaml")
-    changes = dict(changes)
-    values["data"]["path"] = str(bars / f"{file}.parquet")
-    values["data"]["source"] |= changes.pop("source", {})
-    where: dict[str, Any] = {}
-    if file == DAILY:
-        values["data"]["waive"] = NOT_A_FAULT
-    if file != US14:
-        values["data"]["universe"].pop("members")
-        where = {"data": {"universe": {"members": str(bars / MEMBERS)}}}
-    own = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
+    chosen = SETS[name]
+    values = read_yaml(ROOT / "configs" / f"{chosen['config']}.yaml")
+    data = values["data"]
+    data["path"] = str(bars / f"{chosen['bars']}.parquet")
+    data["source"] |= chosen.get("source", {})
     if name == "noise":
-        own["data"] = {"source": {"seed": seed}}
-    return RunConfig.model_validate(
-        merge_values(merge_values(merge_values(values, where), changes), own)
-    )
+        data["source"]["seed"] = seed
+    if "members" in data.get("universe", {}):
+        data["universe"]["members"] = str(bars / MEMBERS)
+    own = {"name": f"{name}-{seed}", "runs_dir": str(runs), "seed": seed}
+    return RunConfig.model_validate(merge_values(values, chosen["changes"]) | own)
 
 
 def list_active_returns(stored: StoredBacktest, strategy: str, against: str) -> list[Array]:
@@ -120,31 +76,31 @@ def bootstrap_interval(days: Array, seed: int = 0) -> list[float]:
     drawn = days[(starts[..., None] + np.arange(BLOCK)) % len(days)].reshape(DRAWS, -1)[
         :, : len(days)
     ]
-    return [float(value) for value in m.TRADING_DAYS * np.quantile(drawn.mean(1), (0.025, 0.975))]
+    return list(m.TRADING_DAYS * np.quantile(drawn.mean(1), (0.025, 0.975)))
 
 
-def describe(folds: list[Array], stored: StoredBacktest, strategy: str) -> dict[str, Any]:
+def describe(folds: list[Array], stored: StoredBacktest, strategy: str) -> Values:
     """Figures of a strategy over its folds."""
     days = np.concatenate(folds)
     growth = np.array([np.prod(1 + fold) - 1 for fold in folds])
-    deviation = float(days.std(ddof=1))
+    deviation = days.std(ddof=1)
     known = stored.metrics[strategy]
     return {
         "sessions": len(days),
-        "active_return": float(m.TRADING_DAYS * days.mean()),
+        "active_return": m.TRADING_DAYS * days.mean(),
         "interval": bootstrap_interval(days),
         "information_ratio": (
-            float(days.mean() / deviation * m.TRADING_DAYS**0.5) if deviation > 0 else 0.0
+            days.mean() / deviation * m.TRADING_DAYS**0.5 if deviation > 0 else 0.0
         ),
         "folds_not_below": f"{int((growth >= 0).sum())} of {len(folds)}",
-        "within_10_bps": float((np.abs(growth) <= NEAR).mean()),
+        "within_10_bps": (np.abs(growth) <= NEAR).mean(),
         "sharpe": known["sharpe"],
         "cumulative_return": known["cumulative_return"],
         "invested_share": known["invested_share"],
     }
 
 
-def walk(name: str, bars: Path, runs: Path, seed: int) -> dict[str, Any]:
+def walk(name: str, bars: Path, runs: Path, seed: int) -> Values:
     """Walk a set forward with one seed; print and return its figures."""
     began = time.monotonic()
     stored = read_backtest(walk_forward(read_configuration(name, bars, runs, seed)) / "backtest")

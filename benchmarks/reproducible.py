@@ -1,6 +1,6 @@
 """Benefit and cost of `reproducible: across_machines`.
 
-    python benchmarks/reproducible.py [--quick] [--save]
+    python -m benchmarks.reproducible [--quick] [--save]
 
 `bytes`: hashes of the results of small trainings (PPO, SAC), and of a backtest of the first, under
 either setting: `here`, as libraries choose on this processor, and `there`, in an environment that
@@ -17,16 +17,17 @@ machines is, the median of the rounds' own ratios.
 from __future__ import annotations
 
 import hashlib
-import json
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
 
-from benchmarks._bench import alternate, finish, read_arguments, run_child
-from fintrader import reproducible
+from benchmarks._bench import alternate, call_in_child, finish, read_arguments
+from benchmarks._env_peers import make_run
+from benchmarks.env import make_market
+from fintrader import TradingEnv, backtest, reproducible, train
+from fintrader.agents import PPO, SAC
 
 SETTINGS = ("same_machine", "across_machines")
 THERE = {
@@ -41,9 +42,7 @@ THERE = {
 
 def hash_results() -> dict[str, str]:
     """Hashes of the results of small trainings and a backtest."""
-    from benchmarks.env import make_market
-    from fintrader import TradingEnv, backtest, train
-    from fintrader.agents import PPO, SAC
+    reproducible.settle()
 
     def digest(data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()[:12]
@@ -61,13 +60,7 @@ def hash_results() -> dict[str, str]:
 
 def measure_rates(seconds: float) -> dict[str, float]:
     """Account steps a second of CPU time: the environment alone, and trainings."""
-    import torch
-
-    from benchmarks._env_peers import make_run
-    from benchmarks.env import make_market
-    from fintrader import TradingEnv, train
-    from fintrader.agents import PPO, SAC
-
+    reproducible.settle()
     market = make_market(100, seed=0)
     env = TradingEnv(market, num_envs=4096)
     env.reset(seed=0)
@@ -82,38 +75,35 @@ def measure_rates(seconds: float) -> dict[str, float]:
     return {name: rate for name, (rate,) in alternate(runs, 1, seconds).items()}
 
 
-def ask(setting: str, seconds: float, outer: dict[str, str]) -> Any:
-    """Hashes (no seconds) or rates of a process under `setting`."""
+def ask(setting: str, function: Callable[..., Any], *arguments: float, **outer: str) -> Any:
+    """Call a function in a process under `setting`."""
     before = ["-m", "fintrader.reproducible"] if setting == "across_machines" else []
-    return run_child([*before, __file__, "--child", str(seconds)], OMP_NUM_THREADS="1", **outer)
+    return call_in_child(function, *arguments, before=before, **outer)
 
 
 def main() -> None:
     """Compare the bytes, then alternate the rates. `--quick`: one short round."""
-    options = read_arguments(__doc__, quick=False, child=float)
-    if options.child is not None:
-        import torch  # noqa: F401  (is settled below)
-
-        reproducible.settle()
-        print(json.dumps(measure_rates(options.child) if options.child else hash_results()))
-        return
+    options = read_arguments(__doc__, quick=False)
     rounds, seconds = (1, 1.0) if options.quick else (3, 10.0)
     found = {"bytes": {}, "equal": {}}
     for setting in SETTINGS:
-        both = {"here": ask(setting, 0, {}), "there": ask(setting, 0, THERE)}
+        both = {
+            "here": ask(setting, hash_results),
+            "there": ask(setting, hash_results, **THERE),
+        }
         found["bytes"][setting] = both
         found["equal"][setting] = both["here"] == both["there"]
         print(f"{setting}: {both}")
     timed = {setting: [] for setting in SETTINGS}
     for _ in range(rounds):
         for setting in SETTINGS:
-            timed[setting].append(ask(setting, seconds, {}))
+            timed[setting].append(ask(setting, measure_rates, seconds))
             print(f"{setting}: {timed[setting][-1]}")
     for name in timed["same_machine"][0]:
         of = {setting: [rate[name] for rate in timed[setting]] for setting in SETTINGS}
         times = median(same / across for same, across in zip(*of.values(), strict=True))
         best = {f"{setting}_steps_per_second": round(max(values)) for setting, values in of.items()}
-        found[name] = {**best, "times": round(times, 2)}
+        found[name] = {**best, "times": times}
     finish("reproducible", found, options)
 
 

@@ -1,7 +1,7 @@
 """Scaling to a cluster: constants measured here, a curve predicted from them, the orchestrator
 tried at its size.
 
-    python benchmarks/scaling.py [--pods 4800] [--quick] [--save]
+    python -m benchmarks.scaling [--pods 4800] [--quick] [--save]
 
 constants    the costs of a pod besides its training, each as a distribution
 throughput   time to a fixed total of pods on 8 to 1,000 GPUs, simulated with samples of those
@@ -37,16 +37,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, finish, milliseconds, read_arguments
-from benchmarks._cluster import Simulated, World, check, make_settings, simulate
+from benchmarks._bench import ROOT, Values, draw_picture, finish, read_arguments
+from benchmarks._cluster import World, check, make_settings, simulate
 from benchmarks._records import describe_paper
 from fintrader.agents import Budget, load_policy, train
 from fintrader.agents.training import TrainingRun
@@ -95,9 +94,9 @@ def describe_samples(samples: Samples) -> dict[str, float | int]:
     shares = {"p05_ms": 0.05, "p50_ms": 0.5, "p95_ms": 0.95}
     return {
         "n": len(ordered),
-        "mean_ms": milliseconds(statistics.fmean(ordered), 4),
-        **{name: milliseconds(percentile(ordered, share), 4) for name, share in shares.items()},
-        "max_ms": milliseconds(ordered[-1], 4),
+        "mean_ms": 1e3 * statistics.fmean(ordered),
+        **{name: 1e3 * percentile(ordered, share) for name, share in shares.items()},
+        "max_ms": 1e3 * ordered[-1],
     }
 
 
@@ -139,7 +138,6 @@ def time_cold_start(count: int) -> Samples:
         }
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, text=True)
-        assert process.stdout is not None
         line = process.stdout.readline()
         process.kill()
         process.wait()
@@ -195,7 +193,7 @@ def time_evaluation(config: Any, context: PodContext, pod: str, count: int) -> S
     """Trade the validation window once in float64."""
     validation = MarketTensors.load(context.market).split().validation
     policy = load_policy(context.run.pod(pod) / "policy.safetensors")
-    return time_calls(lambda: evaluate([(policy, validation)], config.env), count)
+    return time_calls(lambda: evaluate([(policy, validation)], config.trading), count)
 
 
 def time_checkpoint(spec: PodSpec, context: PodContext, home: Path, count: int) -> Samples:
@@ -213,11 +211,11 @@ def time_store(store: RunStore, result: PodResult, count: int) -> dict[str, Samp
     a result. Each differs, as pods' do."""
     data = store.get(str(result.snapshot))
     snapshots = iter([data + number.to_bytes(8, "big") for number in range(count)])
-    digests: list[str] = []
+    digests = []
     put = time_calls(lambda: digests.append(store.put(next(snapshots))), count)
     stored = iter(digests)
     get = time_calls(lambda: store.get(next(stored)), count)
-    results = [result.model_copy(update={"pod": f"p1{number:04d}"}) for number in range(count)]
+    results = [replace(result, pod=f"p1{number:04d}") for number in range(count)]
     left = iter(results)
     figures = {"snapshot_put": put, "snapshot_get": get}
     figures["result_file"] = time_calls(lambda: store.write_result(next(left)), count)
@@ -234,7 +232,7 @@ def measure_constants(home: Path, quick: bool) -> dict[str, Samples]:
     """All constants."""
     few, many = (2, 10) if quick else (8, 100)
     config, spec, context, result = train_one_pod(home)
-    child = spec.model_copy(update={"pod": "p0001", "snapshot": result.snapshot})
+    child = replace(spec, pod="p0001", snapshot=result.snapshot)
     return {
         "cold_start": time_cold_start(few),
         "warm_start": time_warm_start(child, context, few + 2),
@@ -269,11 +267,11 @@ def predict_throughput(
     pods: int,
     seconds: float,
     gpus: tuple[int, ...] = GPUS,
-) -> dict[str, Any]:
+) -> Values:
     """Simulated time to `pods` pods by number of GPUs; efficiency against pods without overhead on
     GPUs never idle."""
     sums = add_overhead(samples, seconds)
-    rows: dict[str, Any] = {}
+    rows = {}
     for count in gpus:
         world = World(
             gpus=count,
@@ -286,24 +284,22 @@ def predict_throughput(
         check(outcome, asked)
         ideal = pods * seconds / count
         rows[str(count)] = {
-            "seconds": round(outcome.makespan, 1),
-            "efficiency": round(ideal / outcome.makespan, 4),
-            "orchestrator_cpu_ms_per_pod": milliseconds(outcome.clock.cpu / pods, 3),
+            "seconds": outcome.makespan,
+            "efficiency": ideal / outcome.makespan,
+            "orchestrator_cpu_ms_per_pod": 1e3 * outcome.clock.cpu / pods,
         }
     found = {
         "pods": pods,
         "pod_seconds": seconds,
-        "overhead_seconds": round(
-            statistics.fmean(sums["start"]) + statistics.fmean(sums["end"]), 3
-        ),
+        "overhead_seconds": statistics.fmean(sums["start"]) + statistics.fmean(sums["end"]),
         "by_gpus": rows,
     }
     if {"16", "80"} <= set(rows):
-        found["efficiency_16_to_80"] = round(rows["16"]["seconds"] / rows["80"]["seconds"] / 5, 4)
+        found["efficiency_16_to_80"] = rows["16"]["seconds"] / rows["80"]["seconds"] / 5
     return found
 
 
-def measure_stress(home: Path, pods: int, gpus: int) -> dict[str, Any]:
+def measure_stress(home: Path, pods: int, gpus: int) -> Values:
     """Put the orchestrator before a large, rough cluster; check the outcome and report its cost."""
     world = World(
         gpus=gpus,
@@ -319,30 +315,21 @@ def measure_stress(home: Path, pods: int, gpus: int) -> dict[str, Any]:
     deaths = (pods // 3, pods // 3 + 1, 2 * pods // 3)
     outcome = simulate(home / f"stress-{pods}-{gpus}", asked, world, charge=1.0, kill_after=deaths)
     check(outcome, asked)
-    return {
-        **describe_outcome(outcome, world, pods),
-        "lost_or_doubled_results": 0,
-    }
-
-
-def describe_outcome(outcome: Simulated, world: World, pods: int) -> dict[str, Any]:
-    """The cost of the orchestrator, and the waits of its pods."""
     cluster = outcome.cluster
-    clock = outcome.clock
     waits = sorted(
-        outcome.applied[pod] - cluster.ended.get(pod, outcome.applied[pod])
-        for pod in outcome.applied
+        moment - cluster.ended.get(pod, moment) for pod, moment in outcome.applied.items()
     )
-    idle = sorted(cluster.idle[world.gpus :]) or [0.0]
+    idle = sorted(cluster.idle[gpus:]) or [0.0]
     return {
         "pods": pods,
-        "gpus": world.gpus,
-        "orchestrator_cpu_ms_per_pod": milliseconds(clock.cpu / pods, 3),
+        "gpus": gpus,
+        "orchestrator_cpu_ms_per_pod": 1e3 * outcome.clock.cpu / pods,
         "result_waits_seconds_p50": round(percentile(waits, 0.5), 3),
         "result_waits_seconds_p99": round(percentile(waits, 0.99), 3),
         "gpu_idle_between_pods_seconds_p50": round(percentile(idle, 0.5), 3),
         "gpu_idle_between_pods_seconds_p99": round(percentile(idle, 0.99), 3),
         "losses": dict(cluster.losses),
+        "lost_or_doubled_results": 0,
     }
 
 
@@ -352,16 +339,20 @@ def describe_outcome(outcome: Simulated, world: World, pods: int) -> dict[str, A
 def redraw() -> None:
     """Draw the picture of the docs from the stored records: efficiency of throughput, and speed-up
     to a target, of the search and of the paper."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     results = ROOT / "benchmarks" / "results"
     record, search = (
         json.loads((results / f"{name}.json").read_text()) for name in ("scaling", "search")
     )
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4.2), constrained_layout=True)
+    with draw_picture("scaling", 1, 2, figsize=(11, 4.2)) as (left, right):
+        draw_throughput(left, record)
+        draw_search(right, search)
+        for axes in (left, right):
+            axes.minorticks_off()
+            axes.grid(True, alpha=0.25)
+
+
+def draw_throughput(left: Any, record: Values) -> None:
+    """Draw the efficiency of throughput."""
     for curve in record["throughput"].values():
         counts = [int(count) for count in curve["by_gpus"]]
         shares = [100 * row["efficiency"] for row in curve["by_gpus"].values()]
@@ -377,6 +368,9 @@ def redraw() -> None:
     left.set_xticks(counts, [str(count) for count in counts])
     left.legend(loc="lower left", frameon=False)
 
+
+def draw_search(right: Any, search: Values) -> None:
+    """Draw the speed-up to a target, of the search and of the paper."""
     right.plot([16, 80], [1, 5], color="0.6", linestyle=":", label="ideal")
     lines = {
         f"paper, to a return of {target}": (found, "s--")
@@ -399,13 +393,6 @@ def redraw() -> None:
     right.set_xticks([8, 16, 32, 80], ["8", "16", "32", "80"])
     right.set_yticks([0.5, 1, 2, 3, 5], ["0.5", "1", "2", "3", "5"])
     right.legend(loc="upper left", frameon=False, fontsize=8)
-    for axes in (left, right):
-        axes.minorticks_off()
-        axes.grid(True, alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
-    path = ROOT / "docs" / "images" / "scaling.png"
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-    pyplot.close(figure)
 
 
 def main() -> None:
@@ -423,7 +410,7 @@ def main() -> None:
         samples = measure_constants(Path(disk), options.quick)
         constants = {name: describe_samples(taken) for name, taken in samples.items()}
         print({name: found["mean_ms"] for name, found in constants.items()})
-        curves: dict[str, Any] = {}
+        curves = {}
         for name, seconds in PODS_OF.items():
             curves[name] = predict_throughput(
                 Path(ram), samples, pods=pods, seconds=seconds, gpus=gpus

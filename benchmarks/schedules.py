@@ -1,7 +1,7 @@
 """Halving against other ways to spend a budget of training when the settings are unknown. A plan,
 made before it was carried out.
 
-    python benchmarks/schedules.py [--questions wide_noisy ...] [--markets 48] [--first 201]
+    python -m benchmarks.schedules [--questions wide_noisy ...] [--markets 48] [--first 201]
                                    [--jobs 2] [--save]
 
 **Why.** In a first experiment on markets 1 to 200 (`results/schedules.json`; its plan is this file at
@@ -61,22 +61,18 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import ROOT, FinishedRuns, finish, read_arguments
+from benchmarks._bench import ROOT, FinishedRuns, Values, finish, read_arguments
 from benchmarks._schedules import ACCOUNTS, CHEAP, SLICE, SLICES, WAYS, WHOLE, Problem, measure
 
-QUESTIONS: dict[str, dict[str, Any]] = {
+QUESTIONS: dict[str, Values] = {
     "wide_noisy": {"episodes": 8},
     "wide_sharp": {"episodes": 256},
     "tuned_noisy": {"episodes": 8, "tuned": True},
@@ -90,7 +86,7 @@ MARGIN = 0.03
 LEAST = -1.0
 """Shares below it count as it."""
 PLAN = {"slices": SLICES, "slice": SLICE, "whole": WHOLE, "agent": CHEAP}
-Row = dict[str, Any]
+Row = Values
 
 
 def list_ways(question: str) -> list[str]:
@@ -102,8 +98,8 @@ def measure_market(number: int, question: str) -> Row:
     """Spend the budget every way on one market."""
     finished = FinishedRuns("schedules")
     problem = Problem(number, **QUESTIONS[question])
-    shares: dict[str, float] = {}
-    seconds: dict[str, float] = {}
+    shares = {}
+    seconds = {}
     settings = {**PLAN, **QUESTIONS[question], "number": number}
     optimum = finished.get(
         f"{question}-{number}-optimum",
@@ -142,7 +138,7 @@ def correct(ps: Mapping[str, float]) -> dict[str, float]:
     return adjusted
 
 
-def compare(rows: list[Row]) -> dict[str, Any]:
+def compare(rows: list[Row]) -> Values:
     """Summarise each way, and OURS against it."""
     shares = {
         name: np.maximum([row["shares"][name] for row in rows], LEAST) for name in rows[0]["shares"]
@@ -158,8 +154,8 @@ def compare(rows: list[Row]) -> dict[str, Any]:
     for name in rows[0]["cpu_seconds"]:
         seconds = [row["cpu_seconds"][name] for row in rows]
         ways[name]["cpu_seconds"] = round(statistics.median(seconds), 1)
-    against: dict[str, dict[str, float]] = {}
-    ps: dict[str, float] = {}
+    against = {}
+    ps = {}
     for name, values in shares.items():
         if name == OURS:
             continue
@@ -185,7 +181,7 @@ def read_known() -> dict[str, list[Row]]:
     """Read the rows of the record, by question."""
     path = ROOT / "benchmarks" / "results" / "halving.json"
     record = json.loads(path.read_text()) if path.is_file() else {}
-    rows: dict[str, list[Row]] = record.get("rows", {})
+    rows = record.get("rows", {})
     return rows if record.get("plan") == json.loads(json.dumps(PLAN)) else {}
 
 

@@ -1,6 +1,6 @@
 """The gain of the search itself from more GPUs: real pods on a simulated clock.
 
-    python benchmarks/search.py [--seeds 20] [--gpus 8 16 32 80] [--jobs 2] [--fresh] [--save]
+    python -m benchmarks.search [--seeds 20] [--gpus 8 16 32 80] [--jobs 2] [--fresh] [--save]
 
 Pods are real trainings (PPO on the market of Gârleanu and Pedersen, whose optimum is known:
 `known_optimum.py`), bred by the real generator from the real leaderboard. Only time is simulated: a
@@ -15,20 +15,16 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load, save
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, read_arguments
 from benchmarks._cluster import World, make_settings, simulate
 from benchmarks.known_optimum import ENGINE_PPO, JUDGE, QuadraticMarket, evaluate, optimal_policy
 from benchmarks.scaling import redraw
@@ -76,7 +72,7 @@ def learn(spec: PodSpec, store: RunStore) -> tuple[float | None, bytes, int]:
     return utility / find_optimum(), save(state), ENV_STEPS
 
 
-def search(gpus: int, seed: int) -> dict[str, Any]:
+def search(gpus: int, seed: int) -> Values:
     """One tournament on so many GPUs: simulated seconds to each target."""
     torch.set_num_threads(1)
     times = {str(target): None for target in TARGETS}
@@ -103,15 +99,15 @@ def search(gpus: int, seed: int) -> dict[str, Any]:
     return {"gpus": gpus, "seed": seed, "seconds": times}
 
 
-def summarise_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summarise_runs(runs: list[Values]) -> Values:
     """Seconds to each target by number of GPUs: medians over the seeds that arrived.
 
     A search that did not arrive counts as longer than all that did.
     """
-    figures: dict[str, Any] = {}
+    figures = {}
     for target in map(str, TARGETS):
         times = {(run["gpus"], run["seed"]): run["seconds"][target] or math.inf for run in runs}
-        entry: dict[str, Any] = {"seconds": {}, "arrived": {}}
+        entry = {"seconds": {}, "arrived": {}}
         for gpus in sorted({run["gpus"] for run in runs}):
             own = [time for (count, _), time in times.items() if count == gpus]
             middle = statistics.median(own)
@@ -125,7 +121,7 @@ def summarise_runs(runs: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     """Every number of GPUs with every seed."""
     options = read_arguments(__doc__, seeds=20, gpus=[8, 16, 32, 80], jobs=2, fresh=False)
-    finished = FinishedRuns("search", fresh=options.fresh)
+    finished = FinishedRuns("search", options)
     settings = {"targets": TARGETS, "pod_seconds": POD_SECONDS, "steps": ENV_STEPS, "waves": WAVES}
     pairs = [(gpus, seed) for seed in range(options.seeds) for gpus in sorted(options.gpus)]
     with (
@@ -133,7 +129,7 @@ def main() -> None:
         ThreadPoolExecutor(options.jobs) as threads,
     ):
 
-        def run(pair: tuple[int, int]) -> dict[str, Any]:
+        def run(pair: tuple[int, int]) -> Values:
             work = partial(pool.submit, search, *pair)
             return finished.get("{}-{}".format(*pair), settings, lambda: work().result())
 
@@ -146,7 +142,7 @@ def main() -> None:
         "targets": summarise_runs(runs),
         "runs": runs,
     }
-    finish("search", record, options)
+    finished.finish(record)
     if options.save:
         redraw()
 

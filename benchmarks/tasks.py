@@ -1,6 +1,6 @@
 """How far agents go from the best rule with one parameter to the optimum, in tasks that have one.
 
-    python benchmarks/tasks.py [--task liquidation ...] [--algo ppo ...] [--seeds 5]
+    python -m benchmarks.tasks [--task liquidation ...] [--algo ppo ...] [--seeds 5]
                                [--env-steps 1000000] [--fresh] [--save]
 
 The tasks are `configs/tasks/*.yaml`. PPO has the settings of their `agent`, which are the same in
@@ -18,10 +18,8 @@ rule, 1 for the optimum. One thread each; finished trainings are in `runs/benchm
 from __future__ import annotations
 
 import math
-import sys
 import time
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -29,10 +27,8 @@ import gymnasium
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import fintrader
-from benchmarks._bench import FinishedRuns, finish, read_arguments
+from benchmarks._bench import FinishedRuns, Values, list_seeds, read_arguments
 from fintrader.agents import PPO
 from fintrader.agents.agent import choose_agent
 from fintrader.agents.limit_head import make_head
@@ -57,14 +53,14 @@ OTHER_SEED = 1001
 """Of the market that worths are measured on."""
 SHARED = ("head", "gamma", "bootstrap", "anneal")
 """Settings that other agents take from the tasks' `agent`."""
-FURTHER: dict[str, dict[str, Any]] = {"apg": {"learning_rate": 0.01, "num_steps": 8}}
+FURTHER: dict[str, Values] = {"apg": {"learning_rate": 0.01, "num_steps": 8}}
 """Further settings of other agents, the same in all tasks: APG takes one Adam step an update, and
 with the defaults a million decisions are too few of them."""
 RIDGE_PENALTY = 1.0
 """On coefficients of standardised features: small next to the number of bars."""
 
 
-def learn(name: str, algo: str, *, seed: int, env_steps: int) -> dict[str, Any]:
+def learn(name: str, algo: str, *, seed: int, env_steps: int) -> Values:
     """Train one agent and measure its worth, in basis points an episode."""
     config = load_task(name)
     market = fintrader.load_market(FOLDER / f"{name}.yaml")
@@ -87,8 +83,8 @@ def learn(name: str, algo: str, *, seed: int, env_steps: int) -> dict[str, Any]:
         "task": name,
         "algo": algo,
         "seed": seed,
-        "worth_bps": round(1e4 * float(earned.mean()), 3),
-        "cpu_seconds": round(seconds, 1),
+        "worth_bps": 1e4 * float(earned.mean()),
+        "cpu_seconds": seconds,
     }
 
 
@@ -181,48 +177,46 @@ def measure_ridge(name: str) -> float:
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(
-        __doc__, task=list(TASKS), algo=["ppo", "apg", "sac", "sb3"], seeds=5, env_steps=1_000_000,
+        __doc__,
+        task=list(TASKS),
+        algo=["ppo", "apg", "sac", "sb3"],
+        seeds=5,
+        env_steps=1_000_000,
         fresh=False,
-    )  # fmt: skip
+    )
     torch.set_num_threads(1)
-    finished = FinishedRuns("tasks", fresh=options.fresh)
-    figures: dict[str, Any] = {"env_steps": options.env_steps}
-    runs: list[dict[str, Any]] = []
+    finished = FinishedRuns("tasks", options)
+    figures = {"env_steps": options.env_steps}
+    runs = []
     for name in options.task:
         best, rule, words = find_worths(name)
-        figures[name] = {
-            "optimum_bps": round(1e4 * best, 2),
-            "rule_bps": round(1e4 * rule, 2),
-            "rule": words,
-        }
+        found = figures[name] = {"optimum_bps": 1e4 * best, "rule_bps": 1e4 * rule, "rule": words}
+
+        def close(worth: float, best: float = best, rule: float = rule) -> float:
+            return round((worth - rule) / (best - rule), 3)
+
         if load_task(name).data.source.signals:
-            closed = (measure_ridge(name) - rule) / (best - rule)
-            figures[name]["ridge_closed"] = {"median": round(closed, 3)}
+            found["ridge_closed"] = {"median": close(measure_ridge(name))}
+        text = (FOLDER / f"{name}.yaml").read_text()
         for algo in options.algo:
             how = {"env_steps": options.env_steps}
-            own = []
-            for seed in range(options.seed, options.seed + options.seeds):
-                text = (FOLDER / f"{name}.yaml").read_text()
-                settings = {"task": text, "further": FURTHER.get(algo, {}), **how}
-                work = partial(learn, name, algo, seed=seed, **how)
-                own.append(finished.get(f"{name}-{algo}-{seed}", settings, work))
-            runs += own
-            closed = [
-                round((1e-4 * run["worth_bps"] - rule) / (best - rule), 3)
-                for run in own
-                if "worth_bps" in run
+            settings = {"task": text, "further": FURTHER.get(algo, {}), **how}
+            own = [
+                finished.get(
+                    f"{name}-{algo}-{seed}",
+                    settings,
+                    partial(learn, name, algo, seed=seed, **how),
+                )
+                for seed in list_seeds(options)
             ]
+            runs += own
+            closed = [close(1e-4 * run["worth_bps"]) for run in own if "worth_bps" in run]
             if closed:
-                figures[name][f"{algo}_closed"] = {
-                    "median": median(closed),
-                    "least": min(closed),
-                    "seeds": len(closed),
-                }
+                summary = {"median": median(closed), "least": min(closed), "seeds": len(closed)}
+                found[f"{algo}_closed"] = summary
             else:
-                figures[name][f"{algo}_refused"] = own[0]["refused"]
-    finish(
-        "tasks", {"figures": figures, "runs": runs, "commits": sorted(finished.commits)}, options
-    )
+                found[f"{algo}_refused"] = own[0]["refused"]
+    finished.finish({"figures": figures, "runs": runs})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long until a policy earns a given return where it was not trained: ours beside its peers.
 
-    python benchmarks/time_to_return.py [--quick] [--side ppo apg jax sb3 ...] [--assets 10 100]
+    python -m benchmarks.time_to_return [--quick] [--side ppo apg jax sb3 ...] [--assets 10 100]
                                         [--seeds 10] [--seconds 8] [--fresh] [--save]
 
 ElegantRL-Podracer's own measure, on a minute market with a planted signal (_planted.py). Thresholds
@@ -23,27 +23,30 @@ compiles. `cold_seconds`: the same of ours where nothing was compiled before.
 
 A seed that never passed a threshold counts as never: a median without a number means that most did
 not. Finished trainings are in `runs/benchmarks`; `--fresh` measures them again. `--quick`: one
-seed, 0.3 seconds each. `--one SIDE,SEED,SECONDS,ASSETS`: one training.
+seed, 0.3 seconds each.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import statistics
 import sys
 import tempfile
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import FinishedRuns, NoPeer, finish, read_arguments, run_child
+from benchmarks._bench import (
+    FinishedRuns,
+    NoPeer,
+    Values,
+    call_in_child,
+    list_seeds,
+    read_arguments,
+)
 from benchmarks._learning import OutOfTime
 from benchmarks._planted import (
     MARKS,
@@ -54,13 +57,14 @@ from benchmarks._planted import (
     Decide,
     Referee,
     log_return,
+    observe_with,
     rule,
     seconds_to,
     windows,
 )
-from benchmarks._train_jax import JaxPPO
-from benchmarks._train_peers import LEARNERS, load_sb3, train_peer
-from fintrader.agents import PPO, Budget, TrainProgress, make_agent, train
+from benchmarks._train_peers import LEARNERS, load_jax, load_sb3, train_peer
+from fintrader.agents import PPO, Budget, make_agent, train
+from fintrader.agents.agent import Agent
 from fintrader.envs import TradingEnv
 from fintrader.market.tensors import MarketTensors
 from tests.engines.tiny import agent_settings
@@ -82,64 +86,51 @@ LEVELS = {f"{share:.0%}": share for share in SHARES_OF_RULE}
 Curve = list[dict[str, float]]
 
 
-def train_ours(algo: str, market: MarketTensors, referee: Referee, seed: int) -> Curve:
+def train_ours(algo: str, market: MarketTensors, referee: Referee, seed: int) -> None:
     """Train with the defaults of its settings, after one update that does not count."""
 
-    def once(budget: Budget, *, look: bool) -> None:
+    def prepare() -> tuple[Agent, TradingEnv]:
         env = TradingEnv(market, OURS, seed=seed)
-        agent = make_agent(agent_settings(algo, {}), env.layout, seed=seed)
+        return make_agent(agent_settings(algo, {}), env.layout, seed=seed), env
 
-        def on_progress(progress: TrainProgress) -> None:
-            if look:
-                referee.look(
-                    progress.env_steps, lambda: lambda account: agent.policy(account.observe())
-                )
-
-        referee.start()
-        train(agent, env, budget, on_progress=on_progress)
-
-    once(Budget(env_steps=1), look=False)
+    train(*prepare(), Budget(env_steps=1))
+    agent, env = prepare()
+    referee.start()
     with contextlib.suppress(OutOfTime):
-        once(Budget(seconds=1e9), look=True)
-    return referee.curve
+        train(
+            agent,
+            env,
+            Budget(seconds=1e9),
+            on_progress=lambda now: referee.look(now.env_steps, lambda: observe_with(agent.policy)),
+        )
 
 
-def train_jax(market: MarketTensors, referee: Referee, seed: int) -> Curve:
+def train_jax(market: MarketTensors, referee: Referee, seed: int) -> None:
     """Train the default PPO in JAX, after an update that compiles. Raises NoPeer."""
-    peer = JaxPPO(market, OURS, PPO(), OURS.num_envs, seed)
+    peer = load_jax().JaxPPO(market, OURS, PPO(), OURS.num_envs, seed)
     peer.update()
     peer.decide(referee.market)
     peer.restart(seed)
-    steps = 0
 
     def make_policy() -> Decide:
         actions = torch.from_numpy(peer.decide(referee.market))
         return lambda account: actions[account.bar][None]
 
-    referee.start()
-    with contextlib.suppress(OutOfTime):
-        while True:
-            steps += peer.update()
-            referee.look(steps, make_policy)
-    return referee.curve
+    referee.follow(peer.update, make_policy)
 
 
-def train_side(side: str, seed: int, seconds: float, assets: int) -> dict[str, Any]:
+def train_side(side: str, seed: int, seconds: float, assets: int) -> Values:
     """The curve of one side, and the seconds before its clock started. Raises NoPeer."""
-    torch.set_num_threads(1)
     training, validation = windows(seed, assets)
-    if side == "thirty":
-        referee = Referee(validation, OURS, seconds, marks=[], stop_at=math.inf)
-        curve = train_ours("ppo", training, referee, seed)
+    marks = {"marks": [], "stop_at": math.inf} if side == "thirty" else {}
+    referee = Referee(validation, OURS, seconds, **marks)
+    if side == "jax":
+        train_jax(training, referee, seed)
+    elif side in LEARNERS:
+        train_peer(side, training, OURS, referee, seed)
     else:
-        referee = Referee(validation, OURS, seconds)
-        if side in AGENTS:
-            curve = train_ours(side, training, referee, seed)
-        elif side == "jax":
-            curve = train_jax(training, referee, seed)
-        else:
-            curve = train_peer(side, training, OURS, referee, seed)
-    return {"curve": curve, "start_seconds": referee.start_seconds}
+        train_ours("ppo" if side == "thirty" else side, training, referee, seed)
+    return {"curve": referee.curve, "start_seconds": referee.start_seconds}
 
 
 def median(values: list[float | None]) -> float | None:
@@ -148,7 +139,7 @@ def median(values: list[float | None]) -> float | None:
     return round(found, 3) if math.isfinite(found) else None
 
 
-def summarise_side(curves: list[Curve], goals: list[float]) -> dict[str, dict[str, Any]]:
+def summarise_side(curves: list[Curve], goals: list[float]) -> dict[str, Values]:
     """By threshold: seconds of each seed, their median, and how many got there."""
     found = {}
     for level, share in LEVELS.items():
@@ -160,17 +151,17 @@ def summarise_side(curves: list[Curve], goals: list[float]) -> dict[str, dict[st
     return found
 
 
-def compare(times: dict[str, dict[str, dict[str, Any]]], limit: float) -> dict[str, Any]:
+def compare(times: dict[str, dict[str, Values]], limit: float) -> Values:
     """How many times as long the best of each rival takes; where none got there, at least the whole
     time's."""
-    figures: dict[str, Any] = {}
+    figures = {}
     for group, members in RIVALS.items():
         for level in LEVELS if "ppo" in times else ():
             ours = times["ppo"][level]["median"]
             known = [times[name][level]["median"] for name in members if name in times]
             there = [value for value in known if value is not None]
             figures[f"{group}_times_ppo_to_{level}"] = {
-                "times": round(min(there, default=limit) / ours, 2) if ours and known else None,
+                "times": min(there, default=limit) / ours if ours and known else None,
                 "at_least": bool(ours and known and not there),
             }
     return figures
@@ -179,8 +170,8 @@ def compare(times: dict[str, dict[str, dict[str, Any]]], limit: float) -> dict[s
 def measure_cold(seed: int, assets: int) -> float:
     """Seconds before the clock of our PPO starts if nothing was compiled before."""
     with tempfile.TemporaryDirectory() as empty:
-        words = [__file__, "--one", f"ppo,{seed},0.01,{assets}"]
-        return float(run_child(words, NUMBA_CACHE_DIR=empty)["start_seconds"])
+        found = call_in_child(train_side, "ppo", seed, 0.01, assets, NUMBA_CACHE_DIR=empty)
+    return float(found["start_seconds"])
 
 
 def main() -> None:
@@ -193,12 +184,7 @@ def main() -> None:
         seconds=8.0,
         quick=False,
         fresh=False,
-        one=str,
     )
-    if options.one:
-        side, seed, seconds, assets = options.one.split(",")
-        print(json.dumps(train_side(side, int(seed), float(seconds), int(assets))))
-        return
     thirty_seconds = THIRTY_SECONDS
     if options.quick:
         options.seeds = 1
@@ -208,11 +194,12 @@ def main() -> None:
     except NoPeer as error:
         print(error, file=sys.stderr)
         options.side = [side for side in options.side if not side.startswith("sb3")]
-    name = "time_to_return_quick" if options.quick else "time_to_return"
-    finished = FinishedRuns(name, fresh=options.fresh or options.quick)
+    options.fresh |= options.quick
+    finished = FinishedRuns("time_to_return", options)
+    finished.folder /= "quick" if options.quick else ""
     recipes = {name: {"algo": kind, **asdict(recipe)} for name, (kind, recipe) in LEARNERS.items()}
 
-    def run(side: str, seed: int, seconds: float, assets: int) -> dict[str, Any]:
+    def run(side: str, seed: int, seconds: float, assets: int) -> Values:
         settings = {
             "seconds": seconds,
             "marks": MARKS,
@@ -220,12 +207,11 @@ def main() -> None:
             "env": OURS.model_dump(mode="json"),
             "market": (assets, TRAIN, VALIDATION),
         }
-        words = [__file__, "--one", f"{side},{seed},{seconds},{assets}"]
-        return finished.get(
-            f"{side}-{assets}-{seed}", settings, lambda: run_child(words, PYTHONWARNINGS="ignore")
-        )
+        asked = (side, seed, seconds, assets)
+        work = partial(call_in_child, train_side, *asked, PYTHONWARNINGS="ignore")
+        return finished.get(f"{side}-{assets}-{seed}", settings, work)
 
-    seeds = range(options.seed, options.seed + options.seeds)
+    seeds = list_seeds(options)
     sizes = {}
     for assets in options.assets:
         limit = options.seconds * SIZES[assets]
@@ -241,21 +227,20 @@ def main() -> None:
                 for side in options.side
             },
             "cold_seconds": measure_cold(options.seed, assets),
-            "rule_log_return": [round(goal, 4) for goal in goals],
+            "rule_log_return": goals,
             "seconds": limit,
             "curves": curves,
         }
     shares = []
     for seed in seeds[:THIRTY_SEEDS]:
         earned = run("thirty", seed, thirty_seconds, THIRTY)["curve"][-1]["log_return"]
-        shares.append(round(earned / log_return(rule, windows(seed, THIRTY)[1], OURS), 3))
+        shares.append(earned / log_return(rule, windows(seed, THIRTY)[1], OURS))
     record = {
         "sizes": sizes,
         "thirty_assets": {"seconds": thirty_seconds, "shares_of_rule": shares},
         "recipes": recipes,
-        "commits": sorted(finished.commits),
     }
-    finish("time_to_return", record, options)
+    finished.finish(record)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast agents train: the default PPO by accounts, and an equal network beside its peers.
 
-    python benchmarks/training.py [--quick] [--save]
+    python -m benchmarks.training [--quick] [--save]
 
 One thread; the sides alternate within one run and are timed in process CPU time. Rates are
 environment steps a second of whole updates, acting and learning included, of the best round. Ratios
@@ -24,23 +24,25 @@ default and twice as many of the others. A figure beside a peer that cannot be h
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks._bench import Figures, NoPeer, Run, alternate, finish, read_arguments
+from benchmarks._bench import (
+    Figures,
+    Run,
+    alternate,
+    finish,
+    read_arguments,
+    skip_absent_peer,
+)
 from benchmarks._train_clean import Recipe
-from benchmarks._train_jax import JaxPPO
-from benchmarks._train_peers import make_peer
+from benchmarks._train_peers import load_jax, make_peer
 from benchmarks.env import ASSETS, FEATURES, make_market
 from fintrader.agents import PPO, Budget, make_agent, on_policy, train
 from fintrader.agents.fast import dense
@@ -59,20 +61,15 @@ SAME = Recipe(accounts=MLP_ACCOUNTS, hidden=(128, 128), activation="tanh", rewar
 
 def make_mlp_settings() -> PPO:
     """Our settings of the hyper-parameters in `SAME`."""
+    equal = (
+        *("num_steps", "update_epochs", "num_minibatches", "learning_rate", "gamma"),
+        *("gae_lambda", "clip_coef", "ent_coef", "max_grad_norm", "noise"),
+    )
     return PPO.model_validate(
         {
+            **{name: getattr(SAME, name) for name in equal},
             "network": {"kind": "mlp", "hidden": SAME.hidden, "activation": SAME.activation},
-            "num_steps": SAME.num_steps,
-            "update_epochs": SAME.update_epochs,
-            "num_minibatches": SAME.num_minibatches,
-            "learning_rate": SAME.learning_rate,
-            "gamma": SAME.gamma,
-            "gae_lambda": SAME.gae_lambda,
-            "clip_coef": SAME.clip_coef,
-            "ent_coef": SAME.ent_coef,
             "vf_coef": 2 * SAME.vf_coef,  # ours counts half of the squared error
-            "max_grad_norm": SAME.max_grad_norm,
-            "noise": SAME.noise,
             "noise_persistence": 0.0,
             "noise_decay": "learned",
             "normalise": [],
@@ -95,20 +92,22 @@ def run_ours(market: MarketTensors, settings: Any, accounts: int, seed: int) -> 
 
 def make_peers(market: MarketTensors, seed: int) -> dict[str, Run]:
     """The peers under `SAME`; those that can be had."""
-    loop = make_peer("clean", market, SETTINGS, SAME, seed)
-    runs = {"clean": lambda updates: sum(loop.update() for _ in range(updates))}
-    try:
+    runs = {"clean": repeat_updates(make_peer("clean", market, SETTINGS, SAME, seed))}
+    with skip_absent_peer():
         model = make_peer("sb3", market, SETTINGS, SAME, seed)
-    except NoPeer as error:
-        print(error, file=sys.stderr)
-        return runs
 
-    def learn(updates: int) -> int:
-        steps = updates * SAME.accounts * SAME.num_steps
-        model.learn(steps, reset_num_timesteps=False)
-        return steps
+        def learn(updates: int) -> int:
+            steps = updates * SAME.accounts * SAME.num_steps
+            model.learn(steps, reset_num_timesteps=False)
+            return steps
 
-    return {"sb3": learn, **runs}
+        runs["sb3"] = learn
+    return runs
+
+
+def repeat_updates(peer: Any) -> Run:
+    """Updates of a peer whose `update` returns its env-steps."""
+    return lambda updates: sum(peer.update() for _ in range(updates))
 
 
 def measure_default(
@@ -143,15 +142,12 @@ def measure_jax(sizes: tuple[tuple[int, int], ...], seed: int, turns: Any) -> Fi
         market = make_market(assets, seed=seed)
         sides = {"ours": run_ours(market, PPO(), accounts, seed)[1]}
         name = f"{accounts}_{assets}"
-        try:
-            peer = JaxPPO(market, SETTINGS, PPO(), accounts, seed)
-        except NoPeer as error:
-            print(error, file=sys.stderr)
-        else:
+        with skip_absent_peer():
+            peer = load_jax().JaxPPO(market, SETTINGS, PPO(), accounts, seed)
             begun = time.perf_counter()
             peer.update()
             figures[f"jax_compile_seconds_{name}"] = time.perf_counter() - begun
-            sides["jax"] = lambda updates, peer=peer: sum(peer.update() for _ in range(updates))
+            sides["jax"] = repeat_updates(peer)
         rates = turns(sides)
         figures.add_rates(rates, f"jax_{{}}_{name}_steps_per_second")
         figures.add_times(f"times_jax_{name}", rates["ours"], rates.get("jax"))

@@ -47,7 +47,7 @@ def optimum_table(*_: Any) -> str:
     """What each algorithm reached of the known optimum, from the benchmark's own record."""
     path = RESULTS / "known_optimum.json"
     if not path.is_file():
-        return "No measurement is stored: run `python benchmarks/known_optimum.py --save`."
+        return "No measurement is stored: run `python -m benchmarks.known_optimum --save`."
     stored = json.loads(path.read_text())
     rows = []
     for name, found in stored["figures"].items():
@@ -81,7 +81,7 @@ def scaling_table(which: str, *_: Any) -> str:
     )
     path = RESULTS / f"{name}.json"
     if not path.is_file():
-        return f"No measurement is stored: run `python benchmarks/{name}.py --save`."
+        return f"No measurement is stored: run `python -m benchmarks.{name} --save`."
     stored = json.loads(path.read_text())
     found = table(*_SCALING[which](stored))
     return found if which == "paper" else f"{found}\n\n{origin_of(stored)}."
@@ -100,7 +100,7 @@ def engines_table(which: str, *_: Any) -> str:
     (`otherwise`)."""
     path = RESULTS / "cross_engine.json"
     if not path.is_file():
-        return "No measurement is stored: run `python benchmarks/cross_engine.py --save`."
+        return "No measurement is stored: run `python -m benchmarks.cross_engine --save`."
     stored, rows = json.loads(path.read_text()), []
     for name, market in stored["markets"].items():
         bars = f"{name}, {market['symbols']} stocks × {market['sessions']} sessions"
@@ -142,7 +142,7 @@ def calibration_table(which: str, *_: Any) -> str:
     with it (`power`, `at_it`), and of both (`chosen`)."""
     path = RESULTS / "calibration.json"
     if not path.is_file():
-        return "No measurement is stored: run `python benchmarks/calibration.py --save`."
+        return "No measurement is stored: run `python -m benchmarks.calibration --save`."
     stored = json.loads(path.read_text())
     found = table(*_CALIBRATIONS[which](stored[which]))
     level = f"Level of a first look, {stored['nulls'][0]['level']:.2%}; "

@@ -40,7 +40,7 @@ def test_a_record_that_was_measured_again_makes_the_page_stale(records):
     changed["training"]["default_4096_times_64"] += 1
     page = "docs/measured.md"
     (found,) = wrong(PAGES[page], changed, page)
-    assert "'speed' are not those of the records; run `python benchmarks/readme.py`" in found
+    assert "'speed' are not those of the records; run `python -m benchmarks.readme`" in found
     assert wrong(readme.rewritten(PAGES[page], changed), changed, page) == []
 
 
