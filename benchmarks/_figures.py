@@ -353,6 +353,35 @@ def _compare_ways(question: str, found: Named) -> str:
 # --- pages of the documentation -------------------------------------------------------------------
 
 
+@block("paper_rows")
+def paper_rows(records: Records) -> str:
+    """Our tournament, RLlib's PPO and the index in the paper's protocol."""
+    record = records["paper_rows"]
+    rows = []
+    for way, title in TITLES["paper_rows"].items():
+        found = record["rows"][way]
+        ends = found.get("range") or [found["cumulative_return"]] * 2
+        runs = [one[way] for one in record["runs"]]
+        spent = median(one["cpu_seconds"] for one in runs) if way != "index" else None
+        sooner = [one for one in found.get("seconds_to", {}).get("1.0", []) if one is not None]
+        rows.append(
+            [
+                title,
+                percent(found["cumulative_return"], sign="+"),
+                f"{percent(ends[0], sign='+')} to {percent(ends[1], sign='+')}",
+                percent(found["max_drawdown"]),
+                f"{found['sharpe']:.1f}",
+                DASH if spent is None else f"{spent:,.0f}",
+                f"{median(sooner):.0f}" if sooner else DASH,
+            ]
+        )
+    head = ["median of the seeds", "cumulative return", "of all seeds", "drawdown", "Sharpe"]
+    head += ["CPU s", "CPU s until nothing is lost"]
+    seeds = len(record["runs"])
+    about = f"{seeds} seeds, a tournament of {record['plan']['pods']} pods each."
+    return f"{about}\n\n{table(head, rows)}\n\n{sentence(records, 'paper_rows')}"
+
+
 @block("kelly")
 def kelly(records: Records) -> str:
     """The share of Kelly's growth rate that each algorithm reached."""
