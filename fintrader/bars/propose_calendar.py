@@ -31,7 +31,7 @@ from fintrader.errors import DataError
 from fintrader.results.market_description import MOST_OUTSIDE
 
 USUAL = split_words(
-    "XNAS CMES XTSE XLON XETR XTKS XKRX XHKG XSHG XBOM XASX XTAI BVMF XIST"
+    "XNAS XTSE XLON XETR XTKS XKRX XHKG XSHG XBOM XASX XTAI BVMF XIST CMES"
     f" 24/7 {FX} 24/5 {NASDAQ_NIGHT}"
 )
 """Calendars that are proposed, the likelier first. XBOM's sessions are those of India's NSE."""
@@ -239,7 +239,7 @@ def _rank_zone(
         return (False, False)
     if calendar in _UTC_ONLY and zone != "UTC":
         return None
-    if calendar in OPEN and zone == "America/Sao_Paulo":
+    if zone == "America/Sao_Paulo" != home:
         return None  # the clock of Brazil's files alone, and an hour from New York's
     usual = "UTC" if calendar == FX else home
     return (zone not in (home, "UTC"), zone != usual)
@@ -257,9 +257,7 @@ def _choose(found: list[Hypothesis], is_daily: bool, has_volume: bool) -> Propos
         (one for one in found if one.cost < best.cost + _CLEAR[is_daily]), key=lambda one: one.cost
     )
     others = dict.fromkeys(one.calendar for one in likely if one.calendar != best.calendar)
-    zones = dict.fromkeys(
-        one.zone for one in likely if one.calendar == best.calendar and one.zone != best.zone
-    )
+    zones = dict.fromkeys(one.zone for one in likely if _clock(one.zone) != _clock(best.zone))
     return Proposal(best, tuple(others), tuple(zones), has_volume)
 
 

@@ -91,8 +91,9 @@ _PARTIAL = (
     r"(^|.*[_:. ])(bid|ask|buy|sell|short|pre|post|after|cum|accum|up|down|open_?int|oi)(?!date)"
 )
 """Beginnings of names of volumes that are parts of a bar's, or sums of several bars'."""
+_TURNOVER = "value|amount|turnover|金额|成交额"
 _NO_VOLUME = (
-    r"cap$|tweet|sentiment|price|value|amount|turnover|interest|outstanding|trades|trans|count"
+    rf"cap$|tweet|sentiment|price|{_TURNOVER}|interest|outstanding|trades|trans|count"
     r"|num|\bn$|id$|avg|mean|average|ma_?\d|std|ratio|ch(an)?g|pct|volat|year|day|index"
 )
 """Parts of names of numbers that are not volumes."""
@@ -173,6 +174,7 @@ def sniff(
         raise BarError(f"{file.name}: holds no row; check the file")
     if file.kind != "csv":
         _decide_decimal(table[:50].astype(str).fillna("").to_numpy().tolist(), layout)
+    _refuse_melted(table, layout)
     if isinstance(table.columns, pd.RangeIndex):
         layout.note("header", [], "its columns have no names")
     given = _known_columns(table, layout)
@@ -194,6 +196,19 @@ def sniff(
     _times(table, columns, layout, date_in_name)
     _recognise_vendor(file, table, layout)
     return layout
+
+
+def _refuse_melted(table: pd.DataFrame, layout: Layout) -> None:
+    """Raise BarError where a column holds the names of prices, and another one their values."""
+    if {*PRICES} <= {*_find_spelt(table)}:
+        return
+    for column in table:
+        cells = _clean(table[column]).str.lower()
+        if cells.isin(COLUMNS).mean() > 0.5 and plain(column) not in SPELLINGS["symbol"]:
+            raise BarError(
+                f"{layout.name}: the prices of a bar stand in several rows, each with its name"
+                f" ({cells.iloc[0]}); make a column of each, as pandas.DataFrame.pivot does"
+            )
 
 
 def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> None:
@@ -290,7 +305,7 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if _names_fields(rows[above - 1], width) and above:  # names of one cell more or less
         above -= 1
     remarks = next((number for number, line in enumerate(lines) if line[0] != "#"), 0)
-    above = max(above, remarks * _names_fields(rows[remarks], width))
+    above = max(above, remarks * (not _holds_numbers(rows[remarks], _decimal(rows))))
     if 0 < above <= _MOST_ABOVE:
         # Readers count empty lines, too.
         layout.note("skip_rows", numbered[above][0], f"the table begins below {lines[0][:40]!r}")
@@ -417,7 +432,7 @@ def _delimiter(lines: Sequence[str], name: str) -> str:
     if is_parted and any("  " in line for line in lines):
         raise BarError(
             f"{name}: several spaces part its columns, or fixed widths; save it with commas,"
-            " as pandas.read_fwf and to_csv do"
+            " by pandas.read_fwf, with the widths of its description, and to_csv"
         )
     return best[1]
 
@@ -631,7 +646,7 @@ def _find_spelt(table: pd.DataFrame) -> Roles:
     if plain(found.get("symbol")) == "name":
         cells: Any = table[found["symbol"]]
         names = {*_clean(cells)}
-        if len(names) == 1 and re.search(r"^\d|\s", *names):  # a number, or words
+        if len(names) == 1 and re.search(rf"(?i)^\d|\s|^({MONEY})$", *names):
             del found["symbol"]
     if "symbol" not in found and {"t", "T"} <= {*columns} and _holds_all(table["T"], _TICKER):
         found["symbol"] = "T"  # as Massive names the days of all stocks
@@ -729,7 +744,7 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
         ]
         whole = [name for name in spelt if not re.match(_PARTIAL, name)]
         if not whole:
-            return None
+            return _find_pieces(table, roles, layout)
         found = by_name[min(whole, key=lambda name: not name.startswith(("total", "vol")))]
         if len(spelt) > 1:
             layout.notes["columns"] = "guess: one of several volumes; --volume names another"
@@ -745,6 +760,19 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
         layout.notes["columns"] = "by their names; the other volume is 0"
         return ticks
     return found
+
+
+def _find_pieces(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
+    """Find the column of which another one is the turnover, by its name; None without one."""
+    others = _list_others(table, roles) if "close" in roles else ()
+    numbers = {column: _to_numbers(table[column], layout) for column in others}
+    for value in [column for column in numbers if re.search(_TURNOVER, plain(column))]:
+        close = _to_numbers(table[roles["close"]], layout)
+        for column in numbers:
+            if column != value and _is_turnover(numbers[value], close, numbers[column]):
+                layout.notes["columns"] = f"guess: {value} is the value of {column}"
+                return column
+    return None
 
 
 def _is_turnover(own: pd.Series[float], close: pd.Series[float], pieces: pd.Series[float]) -> bool:
@@ -919,8 +947,10 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
             found.setdefault("ts", column)
         elif cells.str.contains(_WHOLE_DATE).all():
             found.setdefault("date", column)
-        elif cells.any() and not cells.str.contains(r"^[-+]?\d*[.,]\d|%").any():
+        elif {*cells} != {""} and not cells.str.contains(r"^[-+]?\d*[.,]\d|%").any():
             names.append(column)
+    # an exchange, such as NASDAQ, is no symbol
+    names = [one for one in names if text[one].nunique() > 1 or not _is_noise(text[one].iloc[0])]
     for column in text:
         if column in numeric and (not found or _fitting(text[column], _COUNTED[6])):
             found.setdefault("date", column)
@@ -1182,8 +1212,8 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
         raise BarError(
             f"{layout.name}: times like {cells.iloc[0]} are neither dates nor times since 1970;"
             " name the column of the dates, if they count from midnight (--date), or another one of"
-            " times (--ts), or state how they are written (--time-format, like 'days since"
-            " 1970-01-01')"
+            " times (--ts), or state how they are written (--time-format 'days since"
+            " 1970-01-01', or 1960-01-01 as in Stata and SAS)"
         )
     _count_epoch(layout)
 
@@ -1203,7 +1233,7 @@ _WORDS = re.compile(
     "kucoin|last|metatrader|mexc|mid|min|minute|minutes|mt4|mt5|nasdaq|nyse|oanda|ohlc|ohlcv|"
     "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|tiingo|trade|trades|"
     "tradingview|unadj|volume|weekly|wiki|yahoo|yahoofinance|us|xnas|xnys|xlon|xetr|xpar|xams|xtse|"
-    "xhkg|xtks|xkrx|xshg|xshe|xbom|xnse|xasx|eurex|historicaldata|coinmarketcap|marketwatch|nasdaq|"
+    "xhkg|xtks|xkrx|xshg|xshe|xbom|xnse|xasx|eurex|nse|bse|szse|hkex|nymex|comex|historicaldata|coinmarketcap|marketwatch|nasdaq|"
     "quotemedia|stockprices|history_data|chart|table|results",
     re.IGNORECASE,
 )

@@ -68,7 +68,7 @@ SPELLINGS = {
             交易日期 日付 日付け 일자 날짜 dates datadate starttimestamp
             gregorian_date
             datenum timebarstart time_period_start snapped_at datpre timestamp_ms timestamp_us
-            timestamp_ns unix_ms epoch bar_start bar_end candle_begin_time ticks""",
+            timestamp_ns unix_ms epoch _time bar_start bar_end candle_begin_time ticks""",
         "symbol": """
             symbol ticker tic sym instrument instrument_id asset ts_code secid pair product_id
             contract stock stockid stock_id token token_id coin coin_id asset_id ticker_clean

@@ -24,6 +24,11 @@ _HEAD = 12
 _WRAPPERS = split_words("bars candles data historical ohlc ohlcv prices quotes results values")
 """Keys of JSON that hold the rows and are no symbols."""
 _SYMBOLS = split_words("symbol ticker instrument dataset_code")
+_NO_SYMBOL = (
+    r"(sheet|tabelle|feuil|hoja|planilha|foglio|лист|工作表|시트).*|(19|20)\d\d.*|q[1-4].*"
+    r"|.*(year|month|week|day|daily|hour|min|raw|adj|train|test|valid|data|price|bar|trade|bid|ask).*"
+)
+"""Titles of sheets that are no symbols, such as Sheet1 or Daily."""
 _TIMES = r"(19|20)\d\d-?\d\d-?\d\d([T ].*)?"
 """Keys of JSON that are days or times, and no symbols."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
@@ -245,7 +250,7 @@ def _add_index(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _excel(stream: Any) -> _Table:
-    """Read the only sheet with a table."""
+    """Read the only sheet with a table, or those of several symbols with the same columns."""
     try:
         import openpyxl
     except ImportError:
@@ -268,22 +273,39 @@ def _excel(stream: Any) -> _Table:
             found[sheet.title] = head, below
     named = {title: one for title, one in found.items() if _is_header(map(str, one[0][0]))}
     found = named or found
+    layouts = [_name_places(head) for head, _ in found.values()] or [{}]
+    places = layouts[0]
+    symbols: list[str] = []
     if len(found) > 1:
-        raise TableError(
-            f"it has tables in several sheets ({', '.join(found)}); save each as a file of its own"
-        )
-    head, rows = next(iter(found.values()), ([()], iter(())))
-    # an empty column may stand before the table
-    places = [
-        at for at, cells in enumerate(itertools.zip_longest(*head[:2])) if set(cells) != {None}
-    ]
-    names = make_unique([INDEX if head[0][at] is None else str(head[0][at]) for at in places])
+        if {*map(plain, places.values())}.isdisjoint(SPELLINGS["symbol"]):
+            symbols = ["symbol"]
+        is_shared = any(re.fullmatch(_NO_SYMBOL, title, re.IGNORECASE) for title in found)
+        if not named or (symbols and is_shared) or any(one != places for one in layouts):
+            raise TableError(
+                f"it has tables in several sheets ({', '.join(found)}); save each as a file of its"
+                " own, or let all have the same columns and the name of a symbol"
+            )
+    names = [*places.values(), *symbols]
 
     def build() -> Iterator[pa.RecordBatch]:
-        columns = list(itertools.zip_longest(*head, *rows))
-        yield from _build(names, [columns[at][1:] for at in places])[1]
+        for title, (head, rows) in found.items():
+            columns = list(itertools.zip_longest(*head, *rows))
+            cells = [columns[at][1:] for at in places]
+            cells += [(title,) * len(cells[0]) for _ in symbols]
+            yield from _build(names, cells)[1]
 
     return names, build()
+
+
+def _name_places(head: Sequence[Sequence[Any]]) -> dict[int, str]:
+    """Name the columns of a sheet by their places; an empty one may stand before the table."""
+    rows = enumerate(itertools.zip_longest(*head[:2]))
+    named = {
+        at: INDEX if cells[0] is None else str(cells[0])
+        for at, cells in rows
+        if set(cells) != {None}
+    }
+    return dict(zip(named, make_unique([*named.values()]), strict=True))
 
 
 def _build(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Table:
