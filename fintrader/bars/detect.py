@@ -175,6 +175,8 @@ def detect(
     tried = ((zone,) if zone else ZONES) if is_naive else ("UTC",)
     if calendar is None:
         proposal = find_calendar(bars, tried, step, found.spans)
+        if layout.zoned and not layout.whole_days and proposal.best.filled < _NEVER_CLOSED:
+            _refuse_local(found, find_calendar(bars, ZONES, step, found.spans), proposal)
     else:
         proposal = propose(bars, (calendar,), tried, step, found.spans)
     found.calendar = proposal.best.calendar
@@ -185,6 +187,8 @@ def detect(
     else:
         _note_zone(found, layout, midnight)
     grid = _grid(found, bars, step)
+    if proposal.best.rank[-1] and found.calendar in OPEN:
+        layout.has_late_ends = True
     _sessions_and_label(found, bars, grid, layout)
     _calendar(found, bars, grid, proposal, calendar, layout)
     faults = _faults(found, bars, grid)
@@ -642,6 +646,22 @@ def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) 
         )
 
 
+def _refuse_local(found: Detection, local: Proposal, proposal: Proposal) -> None:
+    """Raise BarError for times in UTC that fit the sessions of an exchange far better by its own
+    clock."""
+    best = local.best
+    is_home = best.zone == timezone_of(best.calendar) and best.calendar not in OPEN
+    if is_home and best.filled > 0.95 and best.cost < proposal.best.cost / 2:
+        written = "epoch_local"
+        if found.source.get("time_format") != "epoch":
+            written = "'%Y-%m-%d %H:%M:%S+00:00', or as they are written"
+        raise BarError(
+            f"{found.path}: its times are written as UTC, but fit the sessions of {best.calendar} by"
+            f" the clock of {best.zone}; if they are local: --zone {best.zone} --time-format"
+            f" {written}; if not, name the calendar with --calendar"
+        )
+
+
 def _zone(found: Detection, bars: Bars, proposal: Proposal, named: str | None) -> Bars:
     """The bars in UTC, and `timezone`; `named`: by the user or the file."""
     zone = named or proposal.best.zone
@@ -781,7 +801,7 @@ def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool) -> No
     votes = sum_votes(map(label_votes, looked))
     given = found.known.get("label")
     if not given and has_late_ends:
-        found.decide("label", "end", "sure", "times lie in the second before a full minute")
+        found.decide("label", "end", "sure", "times lie at or just before the ends of minutes")
         return
     if not given and found.session_minutes >= _DAY // MINUTE_NS:
         said = "nothing tells a bar's start from its end where trading never stops; --label end"

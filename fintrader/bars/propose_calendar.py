@@ -51,6 +51,8 @@ OPEN = (*_UTC_ONLY, FX, NASDAQ_NIGHT, "CMES")
 """Calendars that are open at nearly all hours, so that few rows can lie outside."""
 _FILLED = (0.8, 0.98)
 """They hold rows at so much of that time, or on so many days."""
+_MOSTLY = 0.7
+"""Share of a calendar's time that holds rows where it is sure."""
 _REST = {"CMES": 60 * MINUTE_NS}
 """A pause at the end of each session, which exchange_calendars does not know."""
 _MOST_AT_REST = 0.2
@@ -258,7 +260,8 @@ def _choose(found: list[Hypothesis], is_daily: bool, has_volume: bool) -> Propos
     )
     others = dict.fromkeys(one.calendar for one in likely if one.calendar != best.calendar)
     zones = dict.fromkeys(one.zone for one in likely if _clock(one.zone) != _clock(best.zone))
-    return Proposal(best, tuple(others), tuple(zones), has_volume)
+    may_be_sure = has_volume and best.filled > _MOSTLY
+    return Proposal(best, tuple(others), tuple(zones), may_be_sure)
 
 
 def _judge(

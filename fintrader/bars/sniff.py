@@ -779,7 +779,7 @@ def _is_turnover(own: pd.Series[float], close: pd.Series[float], pieces: pd.Seri
     """Report whether a column is the value of `pieces`: their ratio moves as the price does."""
     ratio = np.log((own / pieces)[own * pieces > 0])
     rest = ratio - np.log(close)
-    return bool(len(ratio) > 0.8 * len(own) and rest.std() < 0.5 * ratio.std())
+    return bool(len(ratio) > max(9, 0.8 * len(own)) and rest.std() < 0.5 * ratio.std())
 
 
 def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
@@ -857,9 +857,11 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
                 " each price into a column of its kind, as a decimal number"
             )
         clock = numbers.get(table.columns[0], pd.Series(dtype=float))
-        step = -1 if len(clock) and clock.is_monotonic_decreasing else 1  # newest first
+        falls = clock.is_monotonic_decreasing
+        is_timed = falls != clock.is_monotonic_increasing
+        step = -1 if is_timed and falls else 1  # newest first
         values = numbers[prices].dropna().to_numpy()[::step].T
-        found = {**_order_prices(prices, values, layout), **given}
+        found = {**_order_prices(prices, values, layout, is_timed), **given}
     for role in PRICES:
         if found[role] not in numbers:
             raise BarError(
@@ -966,21 +968,26 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     return found
 
 
-def _order_prices(columns: list[Any], values: Any, layout: Layout) -> Roles:
-    """Tell open, high, low and close among four columns of prices."""
+def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: bool) -> Roles:
+    """Tell open, high, low and close among four columns of prices; `is_timed`: the rows are known
+    to be in the order of time."""
     highest = (values >= values.max(axis=0)).mean(axis=1)
     lowest = (values <= values.min(axis=0)).mean(axis=1)
-    if min(highest[1], lowest[2]) > 0.98:
-        order = (0, 1, 2, 3)
-    else:
+    top, bottom = 1, 2
+    is_usual = min(highest[1], lowest[2]) > 0.98
+    if not is_usual:
         top = int(highest.argmax())
         lowest[top] = -1
         bottom = int(lowest.argmax())
-        left, right = (row for row in range(4) if row not in (top, bottom))
-        # the next bar opens near where this one closed
-        ahead = np.median(np.abs(values[left][1:] - values[right][:-1]))
-        back = np.median(np.abs(values[right][1:] - values[left][:-1]))
-        order = (left, top, bottom, right) if ahead <= back else (right, top, bottom, left)
+    left, right = (row for row in range(4) if row not in (top, bottom))
+    # the next bar opens near where this one closed
+    ahead = np.median(np.abs(values[left][1:] - values[right][:-1]))
+    back = np.median(np.abs(values[right][1:] - values[left][:-1]))
+    is_swapped = back < ahead / 2 and is_timed if is_usual else back < ahead
+    if is_swapped:
+        left, right = right, left
+    order = (left, top, bottom, right)
+    if order != (0, 1, 2, 3):
         layout.notes["columns"] = "guess: by which price holds which"
     return {name: columns[row] for name, row in zip(PRICES, order, strict=True)}
 
@@ -1013,7 +1020,7 @@ def _times(
         pass
     elif cells.str.fullmatch(r"\d+").all():
         _counted(cells, layout, date_in_name)
-    elif cells.str.fullmatch(r"\d{9,}(?:\.\d+)?").all():
+    elif cells.str.fullmatch(r"\d{9,}(?:\.\d+)?|\d\.\d+e\+(09|1[0-8])").all():
         _count_epoch(layout)
     elif carries_zone(cells) and cells.str.contains(r":|\dT\d").all():
         layout.zoned = True
@@ -1234,7 +1241,7 @@ _WORDS = re.compile(
     "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|tiingo|trade|trades|"
     "tradingview|unadj|volume|weekly|wiki|yahoo|yahoofinance|us|xnas|xnys|xlon|xetr|xpar|xams|xtse|"
     "xhkg|xtks|xkrx|xshg|xshe|xbom|xnse|xasx|eurex|nse|bse|szse|hkex|nymex|comex|historicaldata|coinmarketcap|marketwatch|nasdaq|"
-    "quotemedia|stockprices|history_data|chart|table|results",
+    "quotemedia|stockprices|history_data|chart|table|results|max|candlesticks",
     re.IGNORECASE,
 )
 """Words in names of files that are no symbols."""
