@@ -75,8 +75,6 @@ _NEVER_CLOSED = 0.9
 """Share of all hours that bars of a market without weekends fill."""
 _OPEN_HOURS = 20
 """Hours of the day that hold bars of a market that is always open, at least."""
-_MOST_WITHIN = 0.1
-"""Largest share of bars that begin within one of the calendar's."""
 _NEXT = 10 * _DAY
 """Consecutive files whose bars are less far apart leave no gap."""
 
@@ -175,8 +173,8 @@ def detect(
     tried = ((zone,) if zone else ZONES) if is_naive else ("UTC",)
     if calendar is None:
         proposal = find_calendar(bars, tried, step, found.spans)
-        if layout.zoned and not layout.whole_days and proposal.best.filled < _NEVER_CLOSED:
-            _refuse_local(found, find_calendar(bars, ZONES, step, found.spans), proposal)
+        if layout.zoned:
+            _refuse_local(found, bars, step, proposal.best)
     else:
         proposal = propose(bars, (calendar,), tried, step, found.spans)
     found.calendar = proposal.best.calendar
@@ -187,8 +185,7 @@ def detect(
     else:
         _note_zone(found, layout, midnight)
     grid = _grid(found, bars, step)
-    if proposal.best.rank[-1] and found.calendar in OPEN:
-        layout.has_late_ends = True
+    layout.has_late_ends |= proposal.best.rank[-1] and found.calendar in OPEN
     _sessions_and_label(found, bars, grid, layout)
     _calendar(found, bars, grid, proposal, calendar, layout)
     faults = _faults(found, bars, grid)
@@ -597,7 +594,7 @@ def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
             return on_clock
     begin = session_grid(*days).minutes
     edges = np.concatenate([begin, begin + step * MINUTE_NS, grid.close])
-    if ((grid.locate(bars.ts) >= 0) & ~np.isin(bars.ts, edges)).mean() > _MOST_WITHIN:
+    if ((grid.locate(bars.ts) >= 0) & ~np.isin(bars.ts, edges)).mean() > 0.1:
         raise BarError(
             f"{found.path}: bars of {step} minutes begin within those of {found.calendar}, as at"
             f" {str(bars.ts[0].astype('datetime64[ns]'))[11:16]} UTC; get shorter ones, or name the"
@@ -633,11 +630,11 @@ def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) 
     if found.calendar == "24/7" and best.filled > _NEVER_CLOSED:
         _refuse_shifted(found, bars, step)
     hours = np.bincount(bars.ts // _HOUR % 24, minlength=24) > len(bars) / 1000
-    held = np.ptp(bars.ts) // _HOUR  # a shorter file shows no closing hours
     if step > 60:
         is_placed = best.zone in ("UTC", timezone_of(found.calendar))
-    else:
-        is_placed = found.calendar not in OPEN or hours.sum() >= min(_OPEN_HOURS, held)
+    else:  # a file of a few hours shows no closing ones
+        least = min(_OPEN_HOURS, np.ptp(bars.ts) // _HOUR)
+        is_placed = found.calendar not in OPEN or hours.sum() >= least
     if not is_placed:
         raise BarError(
             f"{found.path}: bars of {step} minutes begin in {hours.sum()} hours of the day, which"
@@ -646,19 +643,19 @@ def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) 
         )
 
 
-def _refuse_local(found: Detection, local: Proposal, proposal: Proposal) -> None:
+def _refuse_local(found: Detection, bars: Bars, step: int, own: Hypothesis) -> None:
     """Raise BarError for times in UTC that fit the sessions of an exchange far better by its own
     clock."""
-    best = local.best
+    if own.filled > _NEVER_CLOSED or step >= DAY_MINUTES - 60:
+        return
+    best = find_calendar(bars, ZONES, step, found.spans).best
     is_home = best.zone == timezone_of(best.calendar) and best.calendar not in OPEN
-    if is_home and best.filled > 0.95 and best.cost < proposal.best.cost / 2:
-        written = "epoch_local"
-        if found.source.get("time_format") != "epoch":
-            written = "'%Y-%m-%d %H:%M:%S+00:00', or as they are written"
+    if is_home and best.filled > 0.95 and best.cost < own.cost / 2:
         raise BarError(
-            f"{found.path}: its times are written as UTC, but fit the sessions of {best.calendar} by"
-            f" the clock of {best.zone}; if they are local: --zone {best.zone} --time-format"
-            f" {written}; if not, name the calendar with --calendar"
+            f"{found.path}: its times are written as UTC, but fit the sessions of {best.calendar}"
+            f" by the clock of {best.zone}; if they are local: --zone {best.zone} --time-format"
+            " epoch_local for numbers, or '%Y-%m-%d %H:%M:%S+00:00' as they are written; if not,"
+            " name the calendar with --calendar"
         )
 
 
@@ -714,21 +711,15 @@ def _calendar(
     row = int(is_outside.argmax())
     zone = found.source.get("timezone", timezone_of(found.calendar))
     if share > MOST_OUTSIDE and not is_asked:
-        placed = (
-            "; name the calendar with --calendar (24/5 has all hours of weekdays), or, for numbers that do not count from 1970,"
-            " since when they do, like --time-format 'seconds since 1960-01-01'"
-        )
-        named = f"--calendar {found.calendar}"
-        if is_naive:
-            named += f" --zone {zone}"
-            placed = (
-                f" with times in {zone}; name the right calendar with --calendar and the zone of"
-                " the times with --zone (24/5 has all hours of weekdays)"
-            )
+        named = f"--calendar {found.calendar}{f' --zone {zone}' * is_naive}"
         raise BarError(
             f"{share:.1%} of the rows lie outside of the sessions of {found.calendar}, as"
             f" {bars.symbols[bars.symbol[row]]} at {str(ts[row].astype('datetime64[ns]'))[:16]} UTC"
-            f"{placed}{f', or {named} to leave these rows out' * (share < 0.1)}"
+            f"{f', with times in {zone}' * is_naive}; name the right calendar with --calendar (24/5"
+            f" has all hours of weekdays) and the zone of naive times with --zone"
+            f"{f', or {named} to leave these rows out' * (share < 0.1)}; for numbers"
+            " that do not count from 1970, say since when they do, like --time-format 'seconds"
+            " since 1960-01-01'"
         )
     why = f"{1 - share:.1%} of the rows lie in its sessions, and {proposal.best.filled:.0%} of"
     why += " their time holds rows"

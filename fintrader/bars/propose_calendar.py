@@ -51,8 +51,6 @@ OPEN = (*_UTC_ONLY, FX, NASDAQ_NIGHT, "CMES")
 """Calendars that are open at nearly all hours, so that few rows can lie outside."""
 _FILLED = (0.8, 0.98)
 """They hold rows at so much of that time, or on so many days."""
-_MOSTLY = 0.7
-"""Share of a calendar's time that holds rows where it is sure."""
 _REST = {"CMES": 60 * MINUTE_NS}
 """A pause at the end of each session, which exchange_calendars does not know."""
 _MOST_AT_REST = 0.2
@@ -127,7 +125,9 @@ def find_calendar(
     fits = usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY
     if fits and usual.best.calendar not in OPEN:
         return usual if usual.calendars else _compare_rarer(usual, bars, step, spans)
-    if fits and usual.best.filled > _FILLED[is_daily]:
+    # CMES has so few holidays that others' days fit, too
+    is_other = not is_daily or usual.best.calendar != "CMES"
+    if fits and usual.best.filled > _FILLED[is_daily] and is_other:
         # a currency's week by the clock of a broker looks like one of 24/5
         is_broker = usual.best.calendar == "24/5" and len(zones) > 1
         return replace(usual, may_be_sure=usual.may_be_sure and not is_broker)
@@ -260,8 +260,7 @@ def _choose(found: list[Hypothesis], is_daily: bool, has_volume: bool) -> Propos
     )
     others = dict.fromkeys(one.calendar for one in likely if one.calendar != best.calendar)
     zones = dict.fromkeys(one.zone for one in likely if _clock(one.zone) != _clock(best.zone))
-    may_be_sure = has_volume and best.filled > _MOSTLY
-    return Proposal(best, tuple(others), tuple(zones), may_be_sure)
+    return Proposal(best, tuple(others), tuple(zones), has_volume and best.filled > 0.7)
 
 
 def _judge(

@@ -85,15 +85,14 @@ _VOLUME = (
     r"(?!.*(tweet|search|news|avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
 )
 """Names of a bar's volume that are spelt in no list, without averages, changes and volatility."""
-_ADJUSTED = r"adj\w*?_?close\w*|close_?adj\w*|adjcp"
+_ADJUSTED = r"adj\w*?_?close\w*|close_?adj\w*|adjcp|adjusted"
 """Names of a close that is taken where there is no other."""
 _PARTIAL = (
     r"(^|.*[_:. ])(bid|ask|buy|sell|short|pre|post|after|cum|accum|up|down|open_?int|oi)(?!date)"
 )
 """Beginnings of names of volumes that are parts of a bar's, or sums of several bars'."""
-_TURNOVER = "value|amount|turnover|金额|成交额"
 _NO_VOLUME = (
-    rf"cap$|tweet|sentiment|price|{_TURNOVER}|interest|outstanding|trades|trans|count"
+    r"cap$|tweet|sentiment|price|value|amount|turnover|interest|outstanding|trades|trans|.count"
     r"|num|\bn$|id$|avg|mean|average|ma_?\d|std|ratio|ch(an)?g|pct|volat|year|day|index"
 )
 """Parts of names of numbers that are not volumes."""
@@ -744,7 +743,7 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
         ]
         whole = [name for name in spelt if not re.match(_PARTIAL, name)]
         if not whole:
-            return _find_pieces(table, roles, layout)
+            return None
         found = by_name[min(whole, key=lambda name: not name.startswith(("total", "vol")))]
         if len(spelt) > 1:
             layout.notes["columns"] = "guess: one of several volumes; --volume names another"
@@ -760,19 +759,6 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
         layout.notes["columns"] = "by their names; the other volume is 0"
         return ticks
     return found
-
-
-def _find_pieces(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
-    """Find the column of which another one is the turnover, by its name; None without one."""
-    others = _list_others(table, roles) if "close" in roles else ()
-    numbers = {column: _to_numbers(table[column], layout) for column in others}
-    for value in [column for column in numbers if re.search(_TURNOVER, plain(column))]:
-        close = _to_numbers(table[roles["close"]], layout)
-        for column in numbers:
-            if column != value and _is_turnover(numbers[value], close, numbers[column]):
-                layout.notes["columns"] = f"guess: {value} is the value of {column}"
-                return column
-    return None
 
 
 def _is_turnover(own: pd.Series[float], close: pd.Series[float], pieces: pd.Series[float]) -> bool:
@@ -973,7 +959,8 @@ def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: boo
     to be in the order of time."""
     highest = (values >= values.max(axis=0)).mean(axis=1)
     lowest = (values <= values.min(axis=0)).mean(axis=1)
-    top, bottom = 1, 2
+    top = 1
+    bottom = 2
     is_usual = min(highest[1], lowest[2]) > 0.98
     if not is_usual:
         top = int(highest.argmax())
@@ -983,8 +970,7 @@ def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: boo
     # the next bar opens near where this one closed
     ahead = np.median(np.abs(values[left][1:] - values[right][:-1]))
     back = np.median(np.abs(values[right][1:] - values[left][:-1]))
-    is_swapped = back < ahead / 2 and is_timed if is_usual else back < ahead
-    if is_swapped:
+    if back < ahead / 2 and is_timed if is_usual else back < ahead:
         left, right = right, left
     order = (left, top, bottom, right)
     if order != (0, 1, 2, 3):
@@ -1232,16 +1218,16 @@ def _count_epoch(layout: Layout) -> None:
 
 _WORDS = re.compile(
     "adj|adjusted|downloaded|merged|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
-    "alpaca|alphavantage|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
+    "alpaca|alphavantage|nymex|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
     "candlestick|coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|"
     "历史数据|scid|bardata|forex|"
     "full|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
-    "datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"
+    "nse|bse|szse|datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"
     "kucoin|last|metatrader|mexc|mid|min|minute|minutes|mt4|mt5|nasdaq|nyse|oanda|ohlc|ohlcv|"
     "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|tiingo|trade|trades|"
     "tradingview|unadj|volume|weekly|wiki|yahoo|yahoofinance|us|xnas|xnys|xlon|xetr|xpar|xams|xtse|"
-    "xhkg|xtks|xkrx|xshg|xshe|xbom|xnse|xasx|eurex|nse|bse|szse|hkex|nymex|comex|historicaldata|coinmarketcap|marketwatch|nasdaq|"
-    "quotemedia|stockprices|history_data|chart|table|results|max|candlesticks",
+    "xhkg|xtks|xkrx|xshg|xshe|xbom|xnse|xasx|eurex|historicaldata|coinmarketcap|marketwatch|nasdaq|"
+    "quotemedia|stockprices|history_data|chart|table|results|max|candlesticks|comex|hkex",
     re.IGNORECASE,
 )
 """Words in names of files that are no symbols."""

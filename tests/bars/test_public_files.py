@@ -441,8 +441,10 @@ def test_hours_that_begin_at_no_zone_s_hours_name_no_zone(tmp_path):
 def test_counts_that_may_be_the_volume_are_asked_for(days, tmp_path):
     table = days[["ts", *COLUMNS]].rename(columns={"volume": "Pieces"})
     table = table.assign(Trend=days.close / 50, Number=np.arange(100, 100 + len(days)))
-    with pytest.raises(BarError, match=r"which column is the volume\? It has .*Pieces"):
-        findings(write_csv(tmp_path, table, "AAA.csv"))
+    for name in ("Pieces", "count"):
+        path = write_csv(tmp_path, table.rename(columns={"Pieces": name}), "AAA.csv")
+        with pytest.raises(BarError, match=rf"which column is the volume\? It has .*{name}"):
+            findings(path)
     bare = write_csv(tmp_path, table.drop(columns="Pieces"), "BBB.csv")
     assert findings(bare)["columns"].sure == "sure"
 
@@ -914,10 +916,9 @@ def test_hours_of_no_known_market_ask_for_their_zone(tmp_path):
     ("change", "text"),
     slow_but(
         0,
+        1,
         2,
-        3,
         every=[
-            (lambda t: t.assign(amount=t.volume * t.close / 10, volume=None, count=t.volume), ""),
             (lambda t: t.assign(open=t.open.where(t.index != 7, 0.0)), ""),
             (lambda t: t.assign(at="NASDAQ")[["at", "ts", *COLUMNS]], "no header"),
             (

@@ -26,7 +26,8 @@ _WRAPPERS = split_words("bars candles data historical ohlc ohlcv prices quotes r
 _SYMBOLS = split_words("symbol ticker instrument dataset_code")
 _NO_SYMBOL = (
     r"(sheet|tabelle|feuil|hoja|planilha|foglio|лист|工作表|시트).*|(19|20)\d\d.*|q[1-4].*"
-    r"|.*(year|month|week|day|daily|hour|min|raw|adj|train|test|valid|data|price|bar|trade|bid|ask).*"
+    r"|.*(?<![a-z])(year|month|week|day|daily|hour|min|raw|adj|train|test|valid|data|price|bar"
+    r"|trade|bid|ask)(s|ly|ing|ation|usted|utes?)?(?![a-z]).*"
 )
 """Titles of sheets that are no symbols, such as Sheet1 or Daily."""
 _TIMES = r"(19|20)\d\d-?\d\d-?\d\d([T ].*)?"
@@ -261,6 +262,31 @@ def _excel(stream: Any) -> _Table:
         book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(error) from None
+    found = _find_tables(book)
+    layouts = [_name_places(head) for head, _ in found.values()] or [{}]
+    places = layouts[0]
+    names = [*places.values()]
+    if len(found) > 1:
+        names.append("tic")
+        is_other = any(re.fullmatch(_NO_SYMBOL, title, re.IGNORECASE) for title in found)
+        if is_other or any(one != places or not _is_header(names) for one in layouts):
+            raise TableError(
+                f"it has tables in several sheets ({', '.join(found)}); save each as a file of its"
+                " own, or let all have the same columns and the name of a symbol"
+            )
+
+    def build() -> Iterator[pa.RecordBatch]:
+        for title, (head, rows) in found.items():
+            columns = list(itertools.zip_longest(*head, *rows))
+            cells = [columns[at][1:] for at in places]
+            titles = (title,) * (len(columns[0]) - 1)
+            yield from _build(names, [*cells, titles][: len(names)])[1]
+
+    return names, build()
+
+
+def _find_tables(book: Any) -> dict[Any, Any]:
+    """Find the sheets of bars, else those with a table: title -> first rows, and the others."""
     found = {}
     for sheet in book.worksheets:
         sheet.reset_dimensions()  # the size that stands in it may be wrong
@@ -272,38 +298,15 @@ def _excel(stream: Any) -> _Table:
         if len(head) > 1 and filled[0] > 1:
             found[sheet.title] = head, below
     named = {title: one for title, one in found.items() if _is_header(map(str, one[0][0]))}
-    found = named or found
-    layouts = [_name_places(head) for head, _ in found.values()] or [{}]
-    places = layouts[0]
-    symbols: list[str] = []
-    if len(found) > 1:
-        if {*map(plain, places.values())}.isdisjoint(SPELLINGS["symbol"]):
-            symbols = ["symbol"]
-        is_shared = any(re.fullmatch(_NO_SYMBOL, title, re.IGNORECASE) for title in found)
-        if not named or (symbols and is_shared) or any(one != places for one in layouts):
-            raise TableError(
-                f"it has tables in several sheets ({', '.join(found)}); save each as a file of its"
-                " own, or let all have the same columns and the name of a symbol"
-            )
-    names = [*places.values(), *symbols]
-
-    def build() -> Iterator[pa.RecordBatch]:
-        for title, (head, rows) in found.items():
-            columns = list(itertools.zip_longest(*head, *rows))
-            cells = [columns[at][1:] for at in places]
-            cells += [(title,) * len(cells[0]) for _ in symbols]
-            yield from _build(names, cells)[1]
-
-    return names, build()
+    return named or found
 
 
 def _name_places(head: Sequence[Sequence[Any]]) -> dict[int, str]:
     """Name the columns of a sheet by their places; an empty one may stand before the table."""
-    rows = enumerate(itertools.zip_longest(*head[:2]))
     named = {
         at: INDEX if cells[0] is None else str(cells[0])
-        for at, cells in rows
-        if set(cells) != {None}
+        for at, cells in enumerate(itertools.zip_longest(*head[:2]))
+        if {*cells} != {None}
     }
     return dict(zip(named, make_unique([*named.values()]), strict=True))
 
