@@ -42,6 +42,7 @@ from fintrader.bars.evidence import (
 from fintrader.bars.propose_calendar import (
     OPEN,
     ZONES,
+    Hypothesis,
     Proposal,
     find_calendar,
     move,
@@ -172,16 +173,19 @@ def detect(
     tried = ((zone,) if zone else ZONES) if is_naive else ("UTC",)
     if calendar is None:
         proposal = find_calendar(bars, tried, step, found.spans)
+        if layout.zoned:
+            _refuse_local(found, bars, step, proposal.best)
     else:
         proposal = propose(bars, (calendar,), tried, step, found.spans)
     found.calendar = proposal.best.calendar
     if is_naive:
         if zone is None:
-            _refuse_unplaced(found, bars, step, proposal.best.filled)
+            _refuse_unplaced(found, bars, step, proposal.best)
         bars = _zone(found, bars, proposal, zone)
     else:
         _note_zone(found, layout, midnight)
     grid = _grid(found, bars, step)
+    layout.has_late_ends |= proposal.best.rank[-1] and found.calendar in OPEN
     _sessions_and_label(found, bars, grid, layout)
     _calendar(found, bars, grid, proposal, calendar, layout)
     faults = _faults(found, bars, grid)
@@ -578,15 +582,26 @@ def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
     grid = session_grid(found.calendar, first - day, last + day)
     wall = since_midnight(bars.ts, timezone_of(found.calendar)) % (step * MINUTE_NS)
     wall[np.isin(bars.ts, grid.open)] = 0  # the first bar may be a part of its hour, 9:30 to 10:00
-    if not 30 <= step <= 720 or (wall > 0).mean() > MOST_OUTSIDE:
+    if not 30 <= step <= 720:
         return grid
-    on_clock = session_grid(found.calendar, first - day, last + day, step, "clock")
-    starts = np.concatenate([bars.ts, bars.ts - step * MINUTE_NS])  # be they starts or ends
-    if ((on_clock.locate(starts) >= 0) & (grid.locate(starts) < 0)).mean() < MOST_OUTSIDE / 2:
-        return grid
-    found.hours = "clock"
-    found.note("hours", "clock", "sure", f"bars begin at multiples of {step} minutes")
-    return on_clock
+    days = found.calendar, first - day, last + day, step
+    if (wall > 0).mean() <= MOST_OUTSIDE:
+        on_clock = session_grid(*days, "clock")
+        starts = np.concatenate([bars.ts, bars.ts - step * MINUTE_NS])  # be they starts or ends
+        if ((on_clock.locate(starts) >= 0) & (grid.locate(starts) < 0)).mean() >= MOST_OUTSIDE / 2:
+            found.hours = "clock"
+            found.note("hours", "clock", "sure", f"bars begin at multiples of {step} minutes")
+            return on_clock
+    begin = session_grid(*days).minutes
+    edges = np.concatenate([begin, begin + step * MINUTE_NS, grid.close])
+    if ((grid.locate(bars.ts) >= 0) & ~np.isin(bars.ts, edges)).mean() > 0.1:
+        raise BarError(
+            f"{found.path}: bars of {step} minutes begin within those of {found.calendar}, as at"
+            f" {str(bars.ts[0].astype('datetime64[ns]'))[11:16]} UTC; get shorter ones, or name the"
+            " calendar with --calendar and the zone of naive times with --zone; 24/5 and 24/7 begin"
+            " bars at midnight in UTC, FX at 17:00 in New York"
+        )
+    return grid
 
 
 def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
@@ -608,17 +623,39 @@ def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
     )
 
 
-def _refuse_unplaced(found: Detection, bars: Bars, step: int, filled: float) -> None:
-    """Raise BarError for bars of a few hours of the day that are no exchange's here: nothing shows
-    their zone; also see `_refuse_shifted`."""
-    if found.calendar == "24/7" and filled > _NEVER_CLOSED:
+def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) -> None:
+    """Raise BarError for bars of a few hours of the day that are no exchange's here, and for long
+    ones that fit an exchange by a foreign clock: nothing shows their zone; also see
+    `_refuse_shifted`."""
+    if found.calendar == "24/7" and best.filled > _NEVER_CLOSED:
         _refuse_shifted(found, bars, step)
     hours = np.bincount(bars.ts // _HOUR % 24, minlength=24) > len(bars) / 1000
-    if found.calendar in OPEN and step <= 60 and hours.sum() < _OPEN_HOURS:
+    if step > 60:
+        is_placed = best.zone in ("UTC", timezone_of(found.calendar))
+    else:  # a file of a few hours shows no closing ones
+        least = min(_OPEN_HOURS, np.ptp(bars.ts) // _HOUR)
+        is_placed = found.calendar not in OPEN or hours.sum() >= least
+    if not is_placed:
         raise BarError(
-            f"{found.path}: bars begin in {hours.sum()} hours of the day, and no known calendar has"
-            " these; name the zone of the times with --zone, such as Asia/Shanghai, and --calendar,"
-            " such as 24/5"
+            f"{found.path}: bars of {step} minutes begin in {hours.sum()} hours of the day, which"
+            " show neither their market nor its zone; name the zone of the times with --zone, such"
+            " as Asia/Shanghai, and --calendar; 24/5 has all hours of weekdays"
+        )
+
+
+def _refuse_local(found: Detection, bars: Bars, step: int, own: Hypothesis) -> None:
+    """Raise BarError for times in UTC that fit the sessions of an exchange far better by its own
+    clock."""
+    if own.filled > _NEVER_CLOSED or step >= DAY_MINUTES - 60:
+        return
+    best = find_calendar(bars, ZONES, step, found.spans).best
+    is_home = best.zone == timezone_of(best.calendar) and best.calendar not in OPEN
+    if is_home and best.filled > 0.95 and best.cost < own.cost / 2:
+        raise BarError(
+            f"{found.path}: its times are written as UTC, but fit the sessions of {best.calendar}"
+            f" by the clock of {best.zone}; if they are local: --zone {best.zone} --time-format"
+            " epoch_local for numbers, or '%Y-%m-%d %H:%M:%S+00:00' as they are written; if not,"
+            " name the calendar with --calendar"
         )
 
 
@@ -674,21 +711,15 @@ def _calendar(
     row = int(is_outside.argmax())
     zone = found.source.get("timezone", timezone_of(found.calendar))
     if share > MOST_OUTSIDE and not is_asked:
-        placed = (
-            "; name the calendar with --calendar, or, for numbers that do not count from 1970,"
-            " since when they do, like --time-format 'seconds since 1960-01-01'"
-        )
-        named = f"--calendar {found.calendar}"
-        if is_naive:
-            named += f" --zone {zone}"
-            placed = (
-                f" with times in {zone}; name the right calendar with --calendar and the zone of"
-                " the times with --zone"
-            )
+        named = f"--calendar {found.calendar}{f' --zone {zone}' * is_naive}"
         raise BarError(
             f"{share:.1%} of the rows lie outside of the sessions of {found.calendar}, as"
             f" {bars.symbols[bars.symbol[row]]} at {str(ts[row].astype('datetime64[ns]'))[:16]} UTC"
-            f"{placed}, or {named} to leave these rows out"
+            f"{f', with times in {zone}' * is_naive}; name the right calendar with --calendar (24/5"
+            f" has all hours of weekdays) and the zone of naive times with --zone"
+            f"{f', or {named} to leave these rows out' * (share < 0.1)}; for numbers"
+            " that do not count from 1970, say since when they do, like --time-format 'seconds"
+            " since 1960-01-01'"
         )
     why = f"{1 - share:.1%} of the rows lie in its sessions, and {proposal.best.filled:.0%} of"
     why += " their time holds rows"
@@ -761,7 +792,7 @@ def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool) -> No
     votes = sum_votes(map(label_votes, looked))
     given = found.known.get("label")
     if not given and has_late_ends:
-        found.decide("label", "end", "sure", "times lie in the second before a full minute")
+        found.decide("label", "end", "sure", "times lie at or just before the ends of minutes")
         return
     if not given and found.session_minutes >= _DAY // MINUTE_NS:
         said = "nothing tells a bar's start from its end where trading never stops; --label end"

@@ -31,7 +31,7 @@ from fintrader.errors import DataError
 from fintrader.results.market_description import MOST_OUTSIDE
 
 USUAL = split_words(
-    "XNAS CMES XTSE XLON XETR XTKS XKRX XHKG XSHG XBOM XASX XTAI BVMF XIST"
+    "XNAS XTSE XLON XETR XTKS XKRX XHKG XSHG XBOM XASX XTAI BVMF XIST CMES"
     f" 24/7 {FX} 24/5 {NASDAQ_NIGHT}"
 )
 """Calendars that are tried first, the more common ones in front. XBOM has the sessions of India's
@@ -136,7 +136,9 @@ def find_calendar(
     fits = usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY
     if fits and usual.best.calendar not in OPEN:
         return usual if usual.calendars else _compare_rarer(usual, bars, step, spans)
-    if fits and usual.best.filled > _FILLED[is_daily]:
+    # CMES has so few holidays that others' days fit, too
+    is_other = not is_daily or usual.best.calendar != "CMES"
+    if fits and usual.best.filled > _FILLED[is_daily] and is_other:
         # a week of currency trading by a broker's clock looks like one of 24/5
         is_broker = usual.best.calendar == "24/5" and len(zones) > 1
         return replace(usual, may_be_sure=usual.may_be_sure and not is_broker)
@@ -178,6 +180,14 @@ def _trades_at_weekends(bars: Bars) -> bool:
     return bool(np.isin(np.add.outer([0, 4, 7, 11], monday), days).all(axis=0).mean() > 0.7)
 
 
+def _trades_when_korea_rests(bars: Bars) -> bool:
+    """Report whether dates include two days on which Korea's exchange never trades, May 1 and
+    December 31: exchange_calendars needs two seconds to lay out its holidays."""
+    dates = pd.DatetimeIndex(np.unique(bars.ts).astype("datetime64[ns]"))
+    is_shut = np.isin(100 * dates.month + dates.day, (501, 1231))
+    return bool((dates == dates.normalize()).all() and is_shut.sum() > 1)
+
+
 def propose(
     bars: Bars,
     calendars: Sequence[str],
@@ -208,10 +218,12 @@ def propose(
     ]
     first = min(table.base for _, _, table in tables)
     stop = max(table.base + len(table.rows) for _, _, table in tables)
+    # FX and NASDAQ_NIGHT have the same days as 24/5 and XNAS
+    needless = [FX, NASDAQ_NIGHT, *(["XKRX"] if _trades_when_korea_rests(bars) else [])]
     hypotheses = []
     for calendar in calendars:
-        if is_daily and calendar in (FX, NASDAQ_NIGHT) and len(calendars) > 1:
-            continue  # they have the same days as 24/5 and XNAS
+        if is_daily and calendar in needless and len(calendars) > 1:
+            continue
         try:
             masks = _session_masks(calendar, first, stop, DAY_MINUTES if is_daily else step)
         except DataError:
@@ -256,7 +268,7 @@ def _rank_zone(
         return (False, False)
     if calendar in _UTC_ONLY and zone != "UTC":
         return None
-    if calendar in OPEN and zone == "America/Sao_Paulo":
+    if zone == "America/Sao_Paulo" != home:
         return None  # only Brazilian files use it, and it is one hour from New York
     usual = "UTC" if calendar == FX else home
     return (zone not in (home, "UTC"), zone != usual)
@@ -276,9 +288,9 @@ def _choose(hypotheses: list[Hypothesis], is_daily: bool, has_volume: bool) -> P
     )
     others = dict.fromkeys(one.calendar for one in likely if one.calendar != best.calendar)
     zones = dict.fromkeys(
-        one.zone for one in likely if one.calendar == best.calendar and one.zone != best.zone
+        one.zone for one in likely if _list_offsets(one.zone) != _list_offsets(best.zone)
     )
-    return Proposal(best, tuple(others), tuple(zones), has_volume)
+    return Proposal(best, tuple(others), tuple(zones), has_volume and best.filled > 0.7)
 
 
 def _judge(

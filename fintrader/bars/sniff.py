@@ -85,14 +85,14 @@ _VOLUME = (
     r"(?!.*(tweet|search|news|avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
 )
 """Names of a bar's volume that are spelt in no list, without averages, changes and volatility."""
-_ADJUSTED = r"adj\w*?_?close\w*|close_?adj\w*|adjcp"
+_ADJUSTED = r"adj\w*?_?close\w*|close_?adj\w*|adjcp|adjusted"
 """Names of a close that is taken where there is no other."""
 _PARTIAL = (
     r"(^|.*[_:. ])(bid|ask|buy|sell|short|pre|post|after|cum|accum|up|down|open_?int|oi)(?!date)"
 )
 """Beginnings of names of volumes that are parts of a bar's, or sums of several bars'."""
 _NO_VOLUME = (
-    r"cap$|tweet|sentiment|price|value|amount|turnover|interest|outstanding|trades|trans|count"
+    r"cap$|tweet|sentiment|price|value|amount|turnover|interest|outstanding|trades|trans|.count"
     r"|num|\bn$|id$|avg|mean|average|ma_?\d|std|ratio|ch(an)?g|pct|volat|year|day|index"
 )
 """Parts of names of numbers that are not volumes."""
@@ -173,6 +173,7 @@ def sniff(
         raise BarError(f"{file.name}: holds no row; check the file")
     if file.kind != "csv":
         _decide_decimal(table[:50].astype(str).fillna("").to_numpy().tolist(), layout)
+    _refuse_melted(table, layout)
     if isinstance(table.columns, pd.RangeIndex):
         layout.note("header", [], "its columns have no names")
     given = _known_columns(table, layout)
@@ -194,6 +195,19 @@ def sniff(
     _times(table, columns, layout, date_in_name)
     _recognise_vendor(file, table, layout)
     return layout
+
+
+def _refuse_melted(table: pd.DataFrame, layout: Layout) -> None:
+    """Raise BarError where a column holds the names of prices, and another one their values."""
+    if {*PRICES} <= {*_find_spelt(table)}:
+        return
+    for column in table:
+        cells = _clean(table[column]).str.lower()
+        if cells.isin(COLUMNS).mean() > 0.5 and plain(column) not in SPELLINGS["symbol"]:
+            raise BarError(
+                f"{layout.name}: the prices of a bar stand in several rows, each with its name"
+                f" ({cells.iloc[0]}); make a column of each, as pandas.DataFrame.pivot does"
+            )
 
 
 def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> None:
@@ -290,7 +304,7 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if _names_fields(rows[above - 1], width) and above:  # names of one cell more or less
         above -= 1
     remarks = next((number for number, line in enumerate(lines) if line[0] != "#"), 0)
-    above = max(above, remarks * _names_fields(rows[remarks], width))
+    above = max(above, remarks * (not _holds_numbers(rows[remarks], _decimal(rows))))
     if 0 < above <= _MOST_ABOVE:
         # Readers count empty lines, too.
         layout.note("skip_rows", numbered[above][0], f"the table begins below {lines[0][:40]!r}")
@@ -417,7 +431,7 @@ def _delimiter(lines: Sequence[str], name: str) -> str:
     if is_parted and any("  " in line for line in lines):
         raise BarError(
             f"{name}: several spaces part its columns, or fixed widths; save it with commas,"
-            " as pandas.read_fwf and to_csv do"
+            " by pandas.read_fwf, with the widths of its description, and to_csv"
         )
     return best[1]
 
@@ -631,7 +645,7 @@ def _find_spelt(table: pd.DataFrame) -> Roles:
     if plain(found.get("symbol")) == "name":
         cells: Any = table[found["symbol"]]
         names = {*_clean(cells)}
-        if len(names) == 1 and re.search(r"^\d|\s", *names):  # a number, or words
+        if len(names) == 1 and re.search(rf"(?i)^\d|\s|^({MONEY})$", *names):
             del found["symbol"]
     if "symbol" not in found and {"t", "T"} <= {*columns} and _holds_all(table["T"], _TICKER):
         found["symbol"] = "T"  # as Massive names the days of all stocks
@@ -751,7 +765,7 @@ def _is_turnover(own: pd.Series[float], close: pd.Series[float], pieces: pd.Seri
     """Report whether a column is the value of `pieces`: their ratio moves as the price does."""
     ratio = np.log((own / pieces)[own * pieces > 0])
     rest = ratio - np.log(close)
-    return bool(len(ratio) > 0.8 * len(own) and rest.std() < 0.5 * ratio.std())
+    return bool(len(ratio) > max(9, 0.8 * len(own)) and rest.std() < 0.5 * ratio.std())
 
 
 def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
@@ -829,9 +843,11 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
                 " each price into a column of its kind, as a decimal number"
             )
         clock = numbers.get(table.columns[0], pd.Series(dtype=float))
-        step = -1 if len(clock) and clock.is_monotonic_decreasing else 1  # newest first
+        falls = clock.is_monotonic_decreasing
+        is_timed = falls != clock.is_monotonic_increasing
+        step = -1 if is_timed and falls else 1  # newest first
         values = numbers[prices].dropna().to_numpy()[::step].T
-        found = {**_order_prices(prices, values, layout), **given}
+        found = {**_order_prices(prices, values, layout, is_timed), **given}
     for role in PRICES:
         if found[role] not in numbers:
             raise BarError(
@@ -919,8 +935,10 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
             found.setdefault("ts", column)
         elif cells.str.contains(_WHOLE_DATE).all():
             found.setdefault("date", column)
-        elif cells.any() and not cells.str.contains(r"^[-+]?\d*[.,]\d|%").any():
+        elif {*cells} != {""} and not cells.str.contains(r"^[-+]?\d*[.,]\d|%").any():
             names.append(column)
+    # an exchange, such as NASDAQ, is no symbol
+    names = [one for one in names if text[one].nunique() > 1 or not _is_noise(text[one].iloc[0])]
     for column in text:
         if column in numeric and (not found or _fitting(text[column], _COUNTED[6])):
             found.setdefault("date", column)
@@ -936,21 +954,26 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     return found
 
 
-def _order_prices(columns: list[Any], values: Any, layout: Layout) -> Roles:
-    """Tell open, high, low and close among four columns of prices."""
+def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: bool) -> Roles:
+    """Tell open, high, low and close among four columns of prices; `is_timed`: the rows are known
+    to be in the order of time."""
     highest = (values >= values.max(axis=0)).mean(axis=1)
     lowest = (values <= values.min(axis=0)).mean(axis=1)
-    if min(highest[1], lowest[2]) > 0.98:
-        order = (0, 1, 2, 3)
-    else:
+    top = 1
+    bottom = 2
+    is_usual = min(highest[1], lowest[2]) > 0.98
+    if not is_usual:
         top = int(highest.argmax())
         lowest[top] = -1
         bottom = int(lowest.argmax())
-        left, right = (row for row in range(4) if row not in (top, bottom))
-        # the next bar opens near where this one closed
-        ahead = np.median(np.abs(values[left][1:] - values[right][:-1]))
-        back = np.median(np.abs(values[right][1:] - values[left][:-1]))
-        order = (left, top, bottom, right) if ahead <= back else (right, top, bottom, left)
+    left, right = (row for row in range(4) if row not in (top, bottom))
+    # the next bar opens near where this one closed
+    ahead = np.median(np.abs(values[left][1:] - values[right][:-1]))
+    back = np.median(np.abs(values[right][1:] - values[left][:-1]))
+    if back < ahead / 2 and is_timed if is_usual else back < ahead:
+        left, right = right, left
+    order = (left, top, bottom, right)
+    if order != (0, 1, 2, 3):
         layout.notes["columns"] = "guess: by which price holds which"
     return {name: columns[row] for name, row in zip(PRICES, order, strict=True)}
 
@@ -983,7 +1006,7 @@ def _times(
         pass
     elif cells.str.fullmatch(r"\d+").all():
         _counted(cells, layout, date_in_name)
-    elif cells.str.fullmatch(r"\d{9,}(?:\.\d+)?").all():
+    elif cells.str.fullmatch(r"\d{9,}(?:\.\d+)?|\d\.\d+e\+(09|1[0-8])").all():
         _count_epoch(layout)
     elif carries_zone(cells) and cells.str.contains(r":|\dT\d").all():
         layout.zoned = True
@@ -1182,8 +1205,8 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
         raise BarError(
             f"{layout.name}: times like {cells.iloc[0]} are neither dates nor times since 1970;"
             " name the column of the dates, if they count from midnight (--date), or another one of"
-            " times (--ts), or state how they are written (--time-format, like 'days since"
-            " 1970-01-01')"
+            " times (--ts), or state how they are written (--time-format 'days since"
+            " 1970-01-01', or 1960-01-01 as in Stata and SAS)"
         )
     _count_epoch(layout)
 
@@ -1195,16 +1218,16 @@ def _count_epoch(layout: Layout) -> None:
 
 _WORDS = re.compile(
     "adj|adjusted|downloaded|merged|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
-    "alpaca|alphavantage|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
+    "alpaca|alphavantage|nymex|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
     "candlestick|coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|"
     "历史数据|scid|bardata|forex|"
     "full|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
-    "datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"
+    "nse|bse|szse|datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"
     "kucoin|last|metatrader|mexc|mid|min|minute|minutes|mt4|mt5|nasdaq|nyse|oanda|ohlc|ohlcv|"
     "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|tiingo|trade|trades|"
     "tradingview|unadj|volume|weekly|wiki|yahoo|yahoofinance|us|xnas|xnys|xlon|xetr|xpar|xams|xtse|"
     "xhkg|xtks|xkrx|xshg|xshe|xbom|xnse|xasx|eurex|historicaldata|coinmarketcap|marketwatch|nasdaq|"
-    "quotemedia|stockprices|history_data|chart|table|results",
+    "quotemedia|stockprices|history_data|chart|table|results|max|candlesticks|comex|hkex",
     re.IGNORECASE,
 )
 """Words in names of files that are no symbols."""

@@ -337,7 +337,7 @@ def test_counts_that_the_data_cannot_place_are_asked_for(tmp_path):
     path = tmp_path / "AAPL.csv"
     count = (DAYS - pd.Timestamp(0)).days  # of a market that never closes
     BARS.set_axis(count).rename_axis("date").to_csv(path)
-    with pytest.raises(BarError, match=r"--time-format, like 'days since 1970-01-01'"):
+    with pytest.raises(BarError, match=r"--time-format 'days since 1970-01-01'"):
         detect(str(path), calendar="24/7")
     bars, _ = read_bars(path, time_format="days since 1970-01-01")
     assert_cells(bars, {"AAPL": BARS})

@@ -441,8 +441,10 @@ def test_hours_that_begin_at_no_zone_s_hours_name_no_zone(tmp_path):
 def test_counts_that_may_be_the_volume_are_asked_for(days, tmp_path):
     table = days[["ts", *COLUMNS]].rename(columns={"volume": "Pieces"})
     table = table.assign(Trend=days.close / 50, Number=np.arange(100, 100 + len(days)))
-    with pytest.raises(BarError, match=r"which column is the volume\? It has .*Pieces"):
-        findings(write_csv(tmp_path, table, "AAA.csv"))
+    for name in ("Pieces", "count"):
+        path = write_csv(tmp_path, table.rename(columns={"Pieces": name}), "AAA.csv")
+        with pytest.raises(BarError, match=rf"which column is the volume\? It has .*{name}"):
+            findings(path)
     bare = write_csv(tmp_path, table.drop(columns="Pieces"), "BBB.csv")
     assert findings(bare)["columns"].sure == "sure"
 
@@ -616,6 +618,7 @@ def test_a_zone_behind_the_name_of_times_is_theirs(tmp_path):
             (lambda t: t.assign(ts=[*t.ts[:-1], "Average"]), "'Average' stands among times"),
             (lambda t: t.assign(ts=[*t.ts.dt.date[:-1], "Total"])[25::26], "'Total' stands among"),
             (lambda t: t.assign(open=t.open * 0.9), "the open lies outside .*--open COLUMN"),
+            (lambda t: t[::26].melt("ts", var_name="field"), r"several rows, .*\(open\)"),
             (
                 lambda t: pd.concat([t[::26].assign(firm=firm, volume=firm) for firm in (1, 2)]),
                 "--symbol COLUMN",
@@ -684,6 +687,11 @@ def test_the_sheet_with_the_bars_is_read_from_its_names_on(days, tmp_path):
     book.save(tmp_path / "AAA.xlsx")
     with pytest.raises(BarError, match=r"several sheets \(bars, BBB\); save each as a file"):
         detect(str(tmp_path / "AAA.xlsx"))
+    sheet.title = "AAA"
+    book.save(tmp_path / "AAA.xlsx")
+    market = make_market(built(detect(str(tmp_path / "AAA.xlsx")), tmp_path))
+    assert market.symbols == ("AAA", "BBB")
+    assert np.allclose(market.close, days[["close", "close"]], rtol=1e-6)
 
 
 def test_dates_in_names_and_columns_are_dates(days, tmp_path):
@@ -900,4 +908,114 @@ def test_hours_of_no_known_market_ask_for_their_zone(tmp_path):
         detect(path)
     found = detect(path, calendar="24/5", known={"timezone": "Asia/Shanghai"})
     market = make_market(built(found, tmp_path))
-    assert market.timestamps()[market.tradable[:, 0].numpy()][0] == ts[0] - np.timedelta64(8, "h")
+    first = market.timestamps()[market.tradable[:, 0].numpy()][0]
+    assert first == ts[0] - np.timedelta64(8 * 60 + 5, "m")  # times are ends: 9:05 and 10:15
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    slow_but(
+        0,
+        1,
+        2,
+        every=[
+            (lambda t: t.assign(open=t.open.where(t.index != 7, 0.0)), ""),
+            (lambda t: t.assign(at="NASDAQ")[["at", "ts", *COLUMNS]], "no header"),
+            (
+                lambda t: t[["close", "high", "low", "open", "volume"]].set_axis(
+                    (pd.to_datetime(t.ts) - pd.Timestamp(0)) // pd.Timedelta("1s")
+                ),
+                "no header",
+            ),
+            (lambda t: t.assign(ts=pd.to_datetime(t.ts).map(lambda day: f"{day.value:.7e}")), ""),
+            (lambda t: t.assign(table=0).rename(columns={"ts": "_time"}), "#group,false\n"),
+        ],
+    ),
+)
+def test_files_of_more_programs_are_read(change, text, days, tmp_path):
+    table = change(days[["ts", *COLUMNS]]).dropna(axis=1)
+    path = write_csv(tmp_path, table if "ts" in table or "_time" in table else table.reset_index())
+    lines = path.read_text()
+    lines = lines.split("\n", 1)[1] if text == "no header" else text + lines
+    (tmp_path / "AAA.csv").write_text(lines)
+    found = detect(str(tmp_path / "AAA.csv"))
+    assert found.symbols == ("AAA",)
+    market = make_market(built(found, tmp_path))
+    has_open = (table.open > 0).to_numpy()
+    traded = market.tradable[:, 0].numpy()
+    assert traded.tolist() == has_open.tolist()
+    for name in ("open", "close", "volume"):
+        assert np.allclose(getattr(market, name)[traded, 0], days[has_open][name], rtol=1e-6), name
+
+
+def test_few_rows_show_no_turnover(days, tmp_path):
+    for _, row in days[:5].iterrows():
+        lines = [
+            f"{number},{name},{row.ts},{row.open},{row.high},{row.low},{close},{row.volume * number}"
+            for number, (name, close) in enumerate({"AAA": row.close, "BBB": row.low}.items(), 1)
+        ]
+        (tmp_path / f"x{row.ts}.csv").write_text(
+            "\n".join(["id,symbol,date,open,high,low,close,TtlTradgVol", *lines, ""])
+        )
+    assert detect(str(tmp_path)).source["columns"]["volume"] == "TtlTradgVol"
+
+
+def test_a_file_of_some_hours_asks_for_more_days_and_no_zone(tmp_path):
+    table = walk_on("24/5", dt.date(2024, 3, 5), 3, 1, "UTC")
+    found = detect(str(write_csv(tmp_path, table[500:1200], "EURUSD.csv")))
+    with pytest.raises(BarError, match="get bars of more days"):
+        write_config(found, tmp_path / "x.yaml")
+
+
+def longer(table, hours):
+    """Bars of some hours by the clock of the times."""
+    how = {"open": "first", "high": "max", "low": "min", "close": "last", "volume": "sum"}
+    return table.groupby(table.ts.dt.floor(f"{hours}h")).agg(how).reset_index()
+
+
+@pytest.mark.parametrize(
+    ("hours", "is_zoned", "said"),
+    [(4, False, "--calendar"), (2, True, "within those of XNAS")],
+)
+def test_long_bars_that_fit_no_market_are_refused_with_a_remedy(hours, is_zoned, said, tmp_path):
+    table = longer(walk_on("XNAS", dt.date(2024, 2, 26), 60, 15, "UTC"), hours)
+    if is_zoned:
+        table["ts"] = table.ts.dt.tz_localize("UTC")
+    path = str(write_csv(tmp_path, table, "XLU.csv"))
+    with pytest.raises(BarError, match=rf"{said}.*24/5"):
+        detect(path)
+    if not is_zoned:
+        found = detect(path, calendar="24/5", known={"timezone": "UTC"})
+        market = make_market(built(found, tmp_path))
+        traded = market.tradable[:, 0].numpy()
+        assert np.array_equal(market.timestamps()[traded], table.ts)
+
+
+@pytest.mark.parametrize("written", ["%Y-%m-%d %H:%M:%S+00:00", "epoch_local"])
+def test_local_times_that_are_written_as_utc_are_refused_with_a_remedy(written, tmp_path):
+    table = walk_on("XBOM", dt.date(2024, 3, 12), 15, 5, "Asia/Kolkata")
+    times = (table.ts - pd.Timestamp(0)) // pd.Timedelta("1s")
+    if written != "epoch_local":
+        times = table.ts.dt.strftime(written)
+    path = str(write_csv(tmp_path, table.assign(ts=times), "INFY.csv"))
+    with pytest.raises(BarError, match="--zone Asia/Kolkata --time-format"):
+        detect(path)
+    found = detect(path, known={"timezone": "Asia/Kolkata", "time_format": written})
+    assert found.calendar == "XBOM"
+    assert make_market(built(found, tmp_path)).tradable.sum() == len(table)
+
+
+def test_ends_of_bars_are_told_at_the_rest_of_a_market_of_nearly_all_hours(tmp_path):
+    table = walk_on("CMES", dt.date(2024, 3, 5), 12, 1, "UTC")
+    times = (table.ts + pd.Timedelta("1min")).dt.strftime("%Y%m%d %H%M%S")
+    path = write_csv(
+        tmp_path,
+        table.assign(ts=times)[["ts", *COLUMNS]],
+        "ES 03-24.Last.txt",
+        sep=";",
+        header=False,
+    )
+    found = detect(str(path))
+    assert (found.calendar, found.source["label"]) == ("CMES", "end")
+    market = make_market(built(found, tmp_path))
+    assert np.array_equal(market.timestamps()[market.tradable[:, 0].numpy()], table.ts)

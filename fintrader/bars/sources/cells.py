@@ -450,7 +450,8 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
         traded = volume + sum(np.nan_to_num(values[name]) for name in PRICES[:3])
         untraded = np.asarray(traded) == 0
         for name in PRICES[:3]:  # others write 0 for a missing price
-            values[name] = np.where((values[name] == 0) & (volume == 0), np.nan, values[name])
+            is_zero = (values[name] == 0) & ((volume == 0) | (values["low"] > 0))
+            values[name] = np.where(is_zero, np.nan, values[name])
     is_close = ~np.isnan(values["close"])
     lacks = [np.isnan(values[name]) for name in PRICES[:3]]
     empty = np.logical_and.reduce(lacks) & ~is_close

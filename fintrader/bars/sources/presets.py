@@ -61,18 +61,20 @@ SPELLINGS = {
     role: split_words(words)
     for role, words in {
         "ts": """
-            ts timestamp datetime date_time unix unix_timestamp open_time window_start ts_event
-            gmt_time utc_time local_time timestamp_utc datetime_utc date_utc date_gmt trade_time
-            bar_time begins_at begin time start start_time date trade_date t datum_zeit zeitpunkt
-            zeit traddt date1 close_time endtime end_time dtyyyymmdd fecha data дата tarih 日期 时间
-            交易日期 日付 日付け 일자 날짜 dates datadate starttimestamp
+            ts timestamp datetime date_time unix unix_timestamp open_time opentime starttime
+            window_start ts_event gmt_time utc_time local_time timestamp_utc datetime_utc date_utc
+            date_gmt trade_time bar_time begins_at begin time start start_time date trade_date t
+            datum_zeit zeitpunkt zeit traddt date1 close_time closetime endtime end_time dtyyyymmdd fecha
+            data дата tarih 日期 时间 交易日期 日付 日付け 일자 날짜 dates datadate starttimestamp
             gregorian_date
             datenum timebarstart time_period_start snapped_at datpre timestamp_ms timestamp_us
-            timestamp_ns unix_ms epoch bar_start bar_end candle_begin_time ticks""",
+            timestamp_ns unix_ms epoch _time date_ymd bar_start bar_end candle_begin_time ticks""",
         "symbol": """
-            symbol ticker tic sym instrument instrument_id asset ts_code secid pair product_id
+            symbol ticker tic sym instrument instrument_id instrument_name asset ts_code secid
+            pair product_id
             contract stock stockid stock_id token token_id coin coin_id asset_id ticker_clean
-            ticker_symbol stock_symbol stock_code code name s tckrsymb kürzel wertpapier 股票代码 代码
+            ticker_symbol stock_symbol stock_code code name s tckrsymb $name kürzel wertpapier
+            股票代码 代码
             종목코드 銘柄コード ric security security_id
             permno stock_symbol codneg nazwa""",
         "open": """
@@ -80,26 +82,27 @@ SPELLINGS = {
             erster abertura apertura ouv otwarcie откр açılış openfixed 开盘 开盘价 開盤價 시가 오픈
             始値
             first_trade_price firsttradeprice openprc openingskoers kurs_otwarcia preabe
-            stock_price_open mid.o o_mid bidopen openbid open_bid bid_open bid.o""",
+            stock_price_open mid.o o_mid mid_o mid_open bidopen openbid open_bid bid_open
+            bid.o bid_o""",
         "high": """
             high h px_high high_price highprice highpx highest_price hghpric hoch höchst máxima
             máximo maxima massimo plus_haut najwyzszy najwyższy highfixed max макс yüksek haut 高
             最高 最高价 最高價 고가 高値
-            hightradeprice askhi hoog kurs_max premax tageshoch mid.h h_mid
-            stock_price_high bidhigh highbid high_bid bid_high bid.h""",
+            hightradeprice askhi hoog kurs_max premax tageshoch mid.h h_mid mid_h mid_high
+            stock_price_high bidhigh highbid high_bid bid_high bid.h bid_h""",
         "low": """
             low l px_low low_price lowprice lowpx lowest_price lwpric tief tiefst mínima mínimo
             minima minimo plus_bas najnizszy najniższy lowfixed min мин düşük bas 低
             最低 最低价 最低價 저가 安値
-            lowtradeprice bidlo laag kurs_min premin tagestief mid.l l_mid stock_price_low
-            bidlow lowbid low_bid bid_low bid.l""",
+            lowtradeprice bidlo laag kurs_min premin tagestief mid.l l_mid mid_l mid_low
+            stock_price_low bidlow lowbid low_bid bid_low bid.l bid_l""",
         "close": """
             close c px_close close_last close_price closeprice closingpx closing_price clspric
             schluss schlusskurs fechamento cierre zamkniecie zamknięcie clot closefixed
             settle settlement_price 收盘 收盘价 收盤價 종가 終値 last latest last_price px_last
             zuletzt último ultimo dernier ostatnio şimdi цена price
-            lasttradeprice prc slotkoers kurs_zamknięcia preult mid.c c_mid
-            stock_price_close bidclose closebid close_bid bid_close bid.c""",
+            lasttradeprice prc slotkoers kurs_zamknięcia preult mid.c c_mid mid_c mid_close
+            stock_price_close bidclose closebid close_bid bid_close bid.c bid_c""",
         "volume": """
             volume vol v px_volume total_volume totalvolumetraded volume_traded trade_volume
             tickvol tick_volume tickvolume total_trade_quantity total_traded_quantity tottrdqty

@@ -25,6 +25,12 @@ _WRAPPERS = split_words("bars candles data historical ohlc ohlcv prices quotes r
 """Keys of JSON below which the rows stand; none of them is a symbol."""
 _SYMBOLS = split_words("symbol ticker instrument dataset_code")
 """Keys of JSON whose value is the symbol of the rows."""
+_NO_SYMBOL = (
+    r"(sheet|tabelle|feuil|hoja|planilha|foglio|лист|工作表|시트).*|(19|20)\d\d.*|q[1-4].*"
+    r"|.*(?<![a-z])(year|month|week|day|daily|hour|min|raw|adj|train|test|valid|data|price|bar"
+    r"|trade|bid|ask)(s|ly|ing|ation|usted|utes?)?(?![a-z]).*"
+)
+"""Titles of sheets that are no symbols, such as Sheet1 or Daily."""
 _TIMES = r"(19|20)\d\d-?\d\d-?\d\d([T ].*)?"
 """Pattern of keys of JSON that are days or times; none of them is a symbol."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
@@ -253,8 +259,8 @@ def _add_index(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_excel(stream: Any) -> _Table:
-    """Read the only sheet that contains a table. Raises TableError if several sheets contain one,
-    or openpyxl is missing."""
+    """Read the only sheet that contains a table, or sheets of several symbols that have the same
+    columns. Raises TableError for other sheets, or where openpyxl is missing."""
     try:
         import openpyxl
     except ImportError:
@@ -265,7 +271,32 @@ def _read_excel(stream: Any) -> _Table:
         book = openpyxl.load_workbook(stream, read_only=True, data_only=True)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ValueError(error) from None
-    tables = {}
+    found = _find_tables(book)
+    layouts = [_name_places(head) for head, _ in found.values()] or [{}]
+    places = layouts[0]
+    names = [*places.values()]
+    if len(found) > 1:
+        names.append("tic")
+        is_other = any(re.fullmatch(_NO_SYMBOL, title, re.IGNORECASE) for title in found)
+        if is_other or any(one != places or not _is_header(names) for one in layouts):
+            raise TableError(
+                f"it has tables in several sheets ({', '.join(found)}); save each as a file of its"
+                " own, or let all have the same columns and the name of a symbol"
+            )
+
+    def build() -> Iterator[pa.RecordBatch]:
+        for title, (head, rows) in found.items():
+            columns = list(itertools.zip_longest(*head, *rows))
+            cells = [columns[at][1:] for at in places]
+            titles = (title,) * (len(columns[0]) - 1)
+            yield from _build_table(names, [*cells, titles][: len(names)])[1]
+
+    return names, build()
+
+
+def _find_tables(book: Any) -> dict[Any, Any]:
+    """Find the sheets of bars, else those with a table: title -> first rows, and the others."""
+    found = {}
     for sheet in book.worksheets:
         sheet.reset_dimensions()  # the size that the file states may be wrong
         below = (row for row in sheet.iter_rows(values_only=True) if set(row) != {None})
@@ -274,25 +305,19 @@ def _read_excel(stream: Any) -> _Table:
         while filled and 2 * filled[0] < filled[-1]:  # lines above the table
             del head[0], filled[0]
         if len(head) > 1 and filled[0] > 1:
-            tables[sheet.title] = head, below
-    named = {title: one for title, one in tables.items() if _is_header(map(str, one[0][0]))}
-    tables = named or tables
-    if len(tables) > 1:
-        raise TableError(
-            f"it has tables in several sheets ({', '.join(tables)}); save each as a file of its own"
-        )
-    head, rows = next(iter(tables.values()), ([()], iter(())))
-    # an empty column may stand before the table
-    places = [
-        at for at, cells in enumerate(itertools.zip_longest(*head[:2])) if set(cells) != {None}
-    ]
-    names = make_unique([INDEX if head[0][at] is None else str(head[0][at]) for at in places])
+            found[sheet.title] = head, below
+    named = {title: one for title, one in found.items() if _is_header(map(str, one[0][0]))}
+    return named or found
 
-    def build() -> Iterator[pa.RecordBatch]:
-        columns = list(itertools.zip_longest(*head, *rows))
-        yield from _build_table(names, [columns[at][1:] for at in places])[1]
 
-    return names, build()
+def _name_places(head: Sequence[Sequence[Any]]) -> dict[int, str]:
+    """Name the columns of a sheet by their places; an empty one may stand before the table."""
+    named = {
+        at: INDEX if cells[0] is None else str(cells[0])
+        for at, cells in enumerate(itertools.zip_longest(*head[:2]))
+        if {*cells} != {None}
+    }
+    return dict(zip(named, make_unique([*named.values()]), strict=True))
 
 
 def _build_table(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Table:
