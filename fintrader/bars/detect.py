@@ -1,7 +1,8 @@
-"""Detection of the settings that read unknown files of bars, with the evidence for each.
+"""Detection of the settings that read unknown files of bars, with the evidence for each setting.
 
-A part of the rows is read with the layout that their first lines show; the exchange's sessions then
-tell the zone of their times, whether a time is a bar's start or its end, and the rest.
+The first lines of a file show its layout. A part of the rows is read with this layout. The sessions
+of an exchange then show the zone of the times, whether a time is the start or the end of its bar,
+and other settings.
 """
 
 from __future__ import annotations
@@ -63,25 +64,34 @@ Sure = Literal["given", "sure", "likely", "assumed"]
 _HOUR = 60 * MINUTE_NS
 _DAY = 24 * _HOUR
 _FILES = 24
+"""Largest number of files in the first sample, spread evenly, to keep the detection fast."""
 _ROWS = 1_500_000
+"""Number of rows after which no more are kept, to limit time and memory."""
 _SYMBOLS = 12
+"""Number of symbols, those with the most rows, whose bars are examined one by one."""
 _DAY_FILES = 2000
+"""Largest number of additional files to read if each file has bars of a single time."""
 _LATE = MINUTE_NS - 1_000_000_000
+"""Nanoseconds from the start of a minute to its last second. Times in this second, such as
+09:30:59.999, are the ends of bars."""
 _MORNING = 6 * _HOUR
-"""No market closes before it, local time."""
+"""Local time of day, in nanoseconds, before which no market closes."""
 _EVENING = 17 * _HOUR
-"""Earliest local time at which a market opens the next day's session."""
+"""Local time of day, in nanoseconds, before which no market opens the next day's session."""
 _NEVER_CLOSED = 0.9
-"""Share of all hours that bars of a market without weekends fill."""
+"""Share (0 to 1) of a calendar's time slots that contain rows. Above it, bars of the calendar 24/7
+prove a market without closing hours, and bars in UTC are not compared with local clocks."""
 _OPEN_HOURS = 20
-"""Hours of the day that hold bars of a market that is always open, at least."""
+"""Number of hours of the day that must have bars to confirm a calendar in `OPEN`, for bars of up to
+an hour. Fewer hours show closing hours that these calendars do not have."""
 _NEXT = 10 * _DAY
-"""Consecutive files whose bars are less far apart leave no gap."""
+"""Gap in nanoseconds from which on two parts of the data count as separate. Shorter gaps may be
+holidays."""
 
 
 @dataclass(frozen=True)
 class InferredSetting:
-    """One detected setting."""
+    """One detected setting, its certainty, and the reason for it."""
 
     setting: str
     value: str
@@ -91,52 +101,53 @@ class InferredSetting:
 
 @dataclass
 class Detection:
-    """Detected description of files of bars."""
+    """Settings that were detected for files of bars, and the findings that explain them."""
 
     path: str
     calendar: str
     known: Known = field(default_factory=dict)
-    """Settings of the source that the user gave; they are not guessed."""
+    """Settings of the source that the user gave. They are not guessed."""
     source: dict[str, Any] = field(default_factory=dict)
-    """Settings of the `files` source that read them, defaults left out."""
+    """Settings of the `files` source that read the files, without those at their defaults."""
     findings: list[InferredSetting] = field(default_factory=list)
     symbols: tuple[str, ...] = ()
     first: dt.date = dt.date.max
     last: dt.date = dt.date.min
     sessions: tuple[dt.date, ...] = ()
-    """Those between the first and the last bar."""
+    """Dates of the calendar's sessions from `first` to `last`, both included."""
     bar_minutes: int = 1
-    """Length of the bars; that of a whole session for daily ones."""
+    """Length of the bars in minutes. Daily bars have the length of a whole session."""
     session_minutes: int = 390
     hours: str = "regular"
     extended: bool = False
     spans: list[tuple[int, int]] = field(default_factory=list)
-    """First and last time of each part that was read, as written."""
+    """First and last time of each part of the data that was read, nanoseconds since 1970. They are
+    read as if they were UTC, until `detect` moves them together with the bars."""
     whole: bool = True
-    """All rows of all files were read."""
+    """True if all rows of all files were read."""
     has_volume: bool = False
-    """Any bar has a volume above 0."""
+    """True if any bar has a volume other than 0."""
     waivers: list[str] = field(default_factory=list)
-    """Entries of `data.waive` with which these bars would pass."""
+    """Entries of `data.waive` with which a build accepts the faults of these bars."""
 
     def note(self, setting: str, value: object, sure: Sure, why: str) -> None:
-        """Add a finding."""
+        """Add a finding: a setting, its value, its certainty, and the reason `why`."""
         self.findings.append(InferredSetting(setting, str(value), sure, why))
 
     def decide(self, setting: str, value: object, sure: Sure, why: str) -> None:
-        """Set a setting of the source, and add the finding."""
+        """Set a setting of the source, and add the finding about it."""
         self.source[setting] = value
         self.note(setting, value, sure, why)
 
     def note_faults(self, faults: Sequence[Fault]) -> None:
-        """Note the faults at which a build stops, and their waivers."""
+        """Add a finding on the faults at which a build stops, and set `waivers`."""
         if faults:
             self.waivers = suggest_waivers(faults)
             said = f"a build stops at {name_faults(faults)} (data.waive, data.actions)"
             self.note("faults", len(faults), "sure", said)
 
     def settings(self) -> FilesSettings:
-        """The source as settings."""
+        """Return `source` as settings. Raises ConfigError if they are not valid."""
         return validate(FilesSettings, self.source, "detected")
 
 
@@ -147,12 +158,15 @@ def detect(
     calendar: str | None = None,
     known: Known | None = None,
 ) -> Detection:
-    """Detect the settings of the files at a path or URL; with a `preset` only those it leaves open.
+    """Detect the settings that read the files at a path or URL.
 
-    `calendar`, and `known` settings of the source, are not guessed; a known `symbol` may also name
-    a column, and `columns` of files without a header are numbers, from 1 on. Raises DataError when
-    there is no file, BarError when settings cannot be detected or contradict the files, or many
-    rows lie outside of the calendar's sessions.
+    `preset`: vendor whose settings are used; only the other settings are detected. `calendar`: name
+    of the calendar; None to detect it. `known`: settings of the source that the user gave, which
+    are not guessed. In `known`, `symbol` is a symbol or the name of a column, and `columns` are
+    numbers from 1 on if the files have no header.
+
+    Raises DataError if there is no file. Raises BarError if settings cannot be detected or
+    contradict the files, or if too many rows lie outside of the calendar's sessions.
     """
     known = known or {}
     found = Detection(path, calendar or "", known)
@@ -200,7 +214,8 @@ def detect(
 
 
 def _round_late_ends(bars: Bars, layout: Layout) -> Bars:
-    """Round times a moment before a minute's end up to it."""
+    """Round times up to the next minute if all lie in the last second of a minute. Then also set
+    `has_late_ends` of the layout."""
     if (bars.ts % MINUTE_NS >= _LATE).all():
         layout.has_late_ends = True
         return replace(bars, ts=-(-bars.ts // MINUTE_NS) * MINUTE_NS)
@@ -208,8 +223,9 @@ def _round_late_ends(bars: Bars, layout: Layout) -> Bars:
 
 
 def _drop_stale(bars: Bars) -> Bars:
-    """Drop daily bars without volume at the last close: some vendors fill holidays so, and these
-    fit no calendar."""
+    """Drop daily bars without volume that repeat the last close: some vendors add them on
+    holidays, when no calendar has a session. Keep all bars of a symbol if at most half of them have
+    a volume."""
     is_flat = (bars.volume == 0) & (bars.high == bars.low) & (bars.open == bars.close)
     same = np.zeros(len(bars), dtype=bool)
     same[1:] = (np.diff(bars.symbol) == 0) & (np.diff(bars.close) == 0)
@@ -218,7 +234,8 @@ def _drop_stale(bars: Bars) -> Bars:
 
 
 def _note_zone(found: Detection, layout: Layout, zone: str) -> None:
-    """Note the zone of dates, and of times that carry theirs or count from 1970."""
+    """Add a finding on the zone of times that are dates, carry their zone, or count from 1970.
+    `zone`: zone in which daily bars are stamped at one time of day."""
     if layout.whole_days and not layout.zoned:
         found.note("timezone", timezone_of(found.calendar), "sure", "times are dates")
         return
@@ -230,7 +247,8 @@ def _note_zone(found: Detection, layout: Layout, zone: str) -> None:
 
 
 def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFile]]:
-    """Find the layout of the files, and those that have it; note both."""
+    """Return the layout of the files, and the files that have it. Add the settings and findings to
+    `found`."""
     known = found.known
     pattern = known.get("name_pattern")
     if preset is not None:
@@ -257,18 +275,24 @@ def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFi
 
 
 def has_date(file: BarFile) -> bool:
-    """True where the file's name says a date."""
+    """Report whether the name of a file contains a date, such as 2024-01-31 or 20240131."""
     return re.search(r"(19|20)\d\d-?[01]\d-?[0-3]\d", file.stem) is not None
 
 
 _PRICE_KINDS = "ask|bid|last|mid|quote|trade"
+"""Pattern of the kinds of prices in the names of files."""
 _LENGTHS = r"\d+ ?(?:m|mins?|minutes?|h|hours?|d|days?)|m(?:1|5|15|30)|h[14]|d1|daily|hourly"
-"""MetaTrader's M30, but not a future of June 2024 (M24)."""
+"""Pattern of the lengths of bars in the names of files. After M it has MetaTrader's lengths only,
+such as M30, because M24 is a future of June 2024."""
 
 
 def choose_kind(files: Sequence[BarFile]) -> list[BarFile]:
-    """Choose the files of trades among those whose names say bid, ask or trade. Raises BarError for
-    bids and asks alone, and for several lengths of bars."""
+    """Return the files of trades if all names of files state a kind of prices and the kinds differ;
+    otherwise return all files.
+
+    Raises BarError if the kinds differ and none is of trades, or if all names state the length of
+    the bars and the lengths differ.
+    """
     for said, words in (("kinds of prices", _PRICE_KINDS), ("lengths of bars", _LENGTHS)):
         kinds: dict[str, list[BarFile]] = {}
         for file in files:
@@ -291,10 +315,11 @@ def choose_kind(files: Sequence[BarFile]) -> list[BarFile]:
 def choose_layout(
     files: Sequence[BarFile], known: Known
 ) -> tuple[Layout, list[BarFile], list[str]]:
-    """Choose the layout of bars that most files have; return it, those files, and why each other
-    one is left out. `known`: settings that the user gave.
+    """Choose the layout of bars that most files have. Return the layout, the files that have it,
+    and for each other file a text that says why it is left out. `known`: settings that the user
+    gave.
 
-    Raises BarError when no file has the layout of bars.
+    Raises BarError if no file has a layout of bars.
     """
     alike: dict[str, list[BarFile]] = {}
     for file in files:
@@ -315,8 +340,8 @@ def choose_layout(
 
 
 def _describe_columns(file: BarFile) -> str:
-    """The names of the columns, or the first line without its numbers; empty where it cannot be
-    read."""
+    """Return the names of a file's columns as one text; for a CSV its first line, with every number
+    replaced by 0. Return an empty text if the file cannot be read."""
     try:
         if file.kind != "csv":
             return ",".join(present_columns(file, FilesSettings()))
@@ -326,7 +351,8 @@ def _describe_columns(file: BarFile) -> str:
 
 
 def _refuse_idle(found: Detection, layout: Layout) -> None:
-    """Raise BarError for a given setting without effect."""
+    """Raise BarError if the user gave a setting that has no effect: a zone for times that
+    contain one or count from 1970, or a zone, label or length of bars for dates."""
     options = {"timezone": "--zone", "label": "--label", "bar_minutes": "--bar-minutes"}
     idle = [*options] if layout.whole_days else ["timezone"] if layout.zoned else []
     for setting in idle:
@@ -359,12 +385,14 @@ def _by_preset(found: Detection, layout: Layout, preset: Preset) -> None:
 
 
 def _fix_symbol(pattern: str, layout: Layout) -> str:
-    """Put the one given symbol into the pattern of names."""
+    """Return the pattern of names with the given symbol at its end, and `*` for `{symbol}`. Remove
+    the symbol from `layout.values`."""
     return f"{pattern.replace('{symbol}', '*')}{{symbol={layout.values.pop('symbol')}}}"
 
 
 def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
-    """Columns, how times are written, and symbols from names."""
+    """Add the columns, the format of times, and the pattern of names to `found`. Raises BarError if
+    neither a column nor the user's pattern gives the symbols."""
     dated = has_date(files[0])
     values = layout.values
     columns = {
@@ -389,7 +417,7 @@ def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
         said = f"no column holds symbols, files are called like {files[0].stem}"
         found.decide("name_pattern", name_pattern(files, needs_date), "likely", said)
     elif re.search(r"\.(txt|dat|asc)(\.gz)?$", files[0].place, re.IGNORECASE):
-        found.source["name_pattern"] = "*"  # else files called .txt are passed over
+        found.source["name_pattern"] = "*"  # without it, .txt files are ignored
     for setting, why in layout.notes.items():
         value = columns or "as usual" if setting == "columns" else values.get(setting)
         sure: Sure = "given" if setting in found.known else "sure"
@@ -398,15 +426,19 @@ def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
 
 
 def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
-    """Read rows unchanged, times without a zone taken for UTC; note their symbols, and the first
-    and last time of each part."""
+    """Read a sample of the rows and return them sorted, with times without a zone read as UTC. Add
+    the symbols and the first and last time of each part to `found`.
+
+    `zoned`: True if times contain a zone. Raises BarError if no row has a price, a value is
+    impossible, or more than 30 % of the rows contradict another row of their symbol and time.
+    """
     reading = found.settings().model_copy(update={"timezone": "UTC", "label": "start"})
     places = np.unique(np.linspace(0, len(files) - 1, _FILES).round().astype(int)).tolist()
     parts: list[Bars] = []
     symbols: set[str] = set()
     rows = 0
     spans: dict[int, list[tuple[int, int]]] = {}
-    is_single = True  # each file holds one time alone: many are needed to see steps
+    is_single = True  # each file has a single time, so many files are needed to see steps
     others = [place for place in range(len(files)) if place not in places][:_DAY_FILES]
     for place in itertools.chain(places, others):
         if place in others and not (is_single and rows < _ROWS):
@@ -454,11 +486,15 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
 def _refuse_periods(
     found: Detection, symbols: set[str], spans: dict[int, list[tuple[int, int]]], files: int
 ) -> None:
-    """Raise BarError where a guessed pattern gives several symbols, but no two files have bars in
-    the same period, as parts of one series."""
+    """Raise BarError if a guessed pattern gives several symbols, but the periods of all files are
+    separate: the files may be parts of one series.
+
+    `spans`: number of each file that was read -> first and last times of its parts, in nanoseconds;
+    `files`: number of all files.
+    """
     pattern = found.source.get("name_pattern", "")
     is_guess = "{symbol}" in pattern and "name_pattern" not in found.known
-    # where symbols have several files, of which some were not read, the others may overlap
+    # if a symbol has several files and some were not read, the unread ones may overlap
     if not is_guess or len(symbols) < 2 or len(spans) not in (files, len(symbols)):
         return
     periods = sorted((min(parts)[0], max(parts)[1]) for parts in spans.values() if parts)
@@ -472,7 +508,12 @@ def _refuse_periods(
 
 
 def _join_spans(spans: dict[int, list[tuple[int, int]]], is_whole: bool) -> list[tuple[int, int]]:
-    """Join the first and last times of neighbouring files; of all files (`is_whole`) by time."""
+    """Join parts of the data that are less than `_NEXT` apart; return their first and last times,
+    in nanoseconds.
+
+    `spans`: number of a file -> first and last times of its parts. Parts of different files are
+    joined only if the files are neighbours, or if all files were read completely (`is_whole`).
+    """
     if is_whole:
         ordered = sorted(itertools.chain.from_iterable(spans.values()))
         spans = {0: ordered}
@@ -490,12 +531,13 @@ def _join_spans(spans: dict[int, list[tuple[int, int]]], is_whole: bool) -> list
 
 
 def _each(bars: Bars) -> list[Bars]:
-    """The symbols with most rows, one by one."""
+    """Return the bars of each of the `_SYMBOLS` symbols with the most rows, the most rows first."""
     return sorted(bars.by_symbol().values(), key=len, reverse=True)[:_SYMBOLS]
 
 
 def _price_unit(found: Detection, bars: Bars, vendor: str | None) -> Bars:
-    """Divide prices that a vendor writes as whole numbers."""
+    """Return the bars, with prices divided if the `vendor` (`lean` or `databento`) writes them as
+    whole numbers. For other vendors, only add a finding on large whole prices."""
     close = bars.close
     whole = bool((close == np.round(close)).all())
     like = f"prices are whole numbers like {close[0]:.0f}"
@@ -510,9 +552,12 @@ def _price_unit(found: Detection, bars: Bars, vendor: str | None) -> Bars:
 
 
 def _recognise_days(found: Detection, layout: Layout, bars: Bars) -> tuple[Bars, str]:
-    """Recognise bars of days by their steps, whatever their clock, and move their times to
-    midnight; also return the zone in which they were stamped so. Raises BarError for longer
-    bars."""
+    """Recognise daily bars by the steps between them, whatever their time of day. Return the bars,
+    with the times of daily bars moved to midnight, and the zone of the stamps of daily bars.
+
+    Raises BarError if bars are longer than a day, if only some symbols have daily bars, or if the
+    stamps fit no zone.
+    """
     steps = np.concatenate([np.diff(np.unique(one.ts)) for one in _each(bars)])
     usual = float(np.median(steps)) / _DAY if len(steps) else 0.0
     if usual > 5:
@@ -545,23 +590,27 @@ def _recognise_days(found: Detection, layout: Layout, bars: Bars) -> tuple[Bars,
 
 
 def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str | None]:
-    """Find the zone in which daily bars are stamped at midnight (label None), or else at nearly the
-    same time of day and least often on weekends (`day`), or in the evening before (`eve`). Raises
-    BarError without one."""
+    """Find the zone in which daily bars are stamped; return it and the label of the bars.
+
+    The label is None for stamps at midnight. It is `day` for stamps on the bar's own day, and `eve`
+    for stamps in the evening before. For `day`, a zone is preferred in which at most 10 % of the
+    bars lie on weekends. `zoned`: True if times contain a zone; otherwise only UTC is tried. Raises
+    BarError if no zone fits.
+    """
     days = {}
     for zone in ("UTC", *ZONES) if zoned else ("UTC",):
         local = to_wall(bars.ts, zone).asi8
         clocks, counts = np.unique(local % _DAY, return_counts=True)
         if not clocks.any():
             return zone, None
-        # a short session closes at another time
+        # not all bars have the same time of day, because short sessions close early
         if not zoned or (counts.max() > 0.9 * len(local) and clocks[counts.argmax()] > _MORNING):
-            weekday = (local // _DAY + 4) % 7  # 1970 began on a Thursday; 0 is Sunday
+            weekday = (local // _DAY + 4) % 7  # 0 is Sunday; 1970-01-01 was a Thursday
             days[zone] = np.bincount(weekday, minlength=7)
     best = min(
         days, key=lambda zone: 10 * (days[zone][0] + days[zone][6]) > days[zone].sum(), default=None
     )
-    # Sundays without Fridays are Mondays in another zone
+    # bars on Sundays but not on Fridays belong to the next day, perhaps in another zone
     if best is not None and (not days[best][0] or days[best][5]):
         return best, "day"
     for zone, (sundays, *_, fridays, _saturdays) in days.items():
@@ -575,19 +624,23 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str 
 
 
 def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
-    """Lay the grid of the days of bars of `step` minutes: one of full hours where the bars begin on
-    the hour and sessions do not."""
+    """Return the grid of the sessions from one day before the first bar to one day after the last.
+
+    `step`: length of the bars in minutes. For bars of 30 to 720 minutes, the grid has hours `clock`
+    if the bars begin at multiples of `step` after midnight and some lie outside of the sessions for
+    this reason. Raises BarError if more than 10 % of such bars begin within bars of the calendar.
+    """
     day = dt.timedelta(days=1)
     first, last = (session_date(found.calendar, int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     grid = session_grid(found.calendar, first - day, last + day)
     wall = since_midnight(bars.ts, timezone_of(found.calendar)) % (step * MINUTE_NS)
-    wall[np.isin(bars.ts, grid.open)] = 0  # the first bar may be a part of its hour, 9:30 to 10:00
+    wall[np.isin(bars.ts, grid.open)] = 0  # the first bar may be shorter, like 9:30 to 10:00
     if not 30 <= step <= 720:
         return grid
     days = found.calendar, first - day, last + day, step
     if (wall > 0).mean() <= MOST_OUTSIDE:
         on_clock = session_grid(*days, "clock")
-        starts = np.concatenate([bars.ts, bars.ts - step * MINUTE_NS])  # be they starts or ends
+        starts = np.concatenate([bars.ts, bars.ts - step * MINUTE_NS])  # starts or ends of bars
         if ((on_clock.locate(starts) >= 0) & (grid.locate(starts) < 0)).mean() >= MOST_OUTSIDE / 2:
             found.hours = "clock"
             found.note("hours", "clock", "sure", f"bars begin at multiples of {step} minutes")
@@ -605,13 +658,14 @@ def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
 
 
 def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
-    """Raise BarError for hourly bars that do not begin at multiples of their length in UTC: in a
-    market without closing hours all bars do, and these would stand at earlier times."""
+    """Raise BarError for bars of an hour or more that do not begin at multiples of their length in
+    UTC. In a market without closing hours all bars begin there, so a build would move such bars to
+    earlier times. `step`: length of the bars in minutes."""
     length = step * MINUTE_NS
     if step < 60 or 1440 % step or (bars.ts % length > 0).mean() <= MOST_OUTSIDE:
         return
     ahead = int(np.median(bars.ts % length)) // _HOUR
-    zones = [*ZONES, f"Etc/GMT-{ahead}"]  # whose sign is that of the hours to UTC
+    zones = [*ZONES, f"Etc/GMT-{ahead}"]  # Etc/GMT-5 is five hours ahead of UTC
     fitting = [zone for zone in zones if (move(bars.ts, zone) % length > 0).mean() <= MOST_OUTSIDE]
     remedy = "name another column of times with --ts, or get bars that do"
     if fitting:
@@ -624,15 +678,19 @@ def _refuse_shifted(found: Detection, bars: Bars, step: int) -> None:
 
 
 def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) -> None:
-    """Raise BarError for bars of a few hours of the day that are no exchange's here, and for long
-    ones that fit an exchange by a foreign clock: nothing shows their zone; also see
-    `_refuse_shifted`."""
+    """Raise BarError if nothing shows the zone of the times. For a market without closing hours,
+    also call `_refuse_shifted`.
+
+    Nothing shows the zone of bars in a few hours of the day that fit no exchange with closing
+    hours, nor of bars longer than an hour that fit a calendar only by a foreign clock. `step`:
+    length of the bars in minutes; `best`: the best hypothesis.
+    """
     if found.calendar == "24/7" and best.filled > _NEVER_CLOSED:
         _refuse_shifted(found, bars, step)
     hours = np.bincount(bars.ts // _HOUR % 24, minlength=24) > len(bars) / 1000
     if step > 60:
         is_placed = best.zone in ("UTC", timezone_of(found.calendar))
-    else:  # a file of a few hours shows no closing ones
+    else:  # data of a few hours cannot show closing hours
         least = min(_OPEN_HOURS, np.ptp(bars.ts) // _HOUR)
         is_placed = found.calendar not in OPEN or hours.sum() >= least
     if not is_placed:
@@ -644,8 +702,9 @@ def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) 
 
 
 def _refuse_local(found: Detection, bars: Bars, step: int, own: Hypothesis) -> None:
-    """Raise BarError for times in UTC that fit the sessions of an exchange far better by its own
-    clock."""
+    """Raise BarError for times that are written as UTC, but fit the sessions of an exchange far
+    better as its local times. `step`: length of the bars in minutes; `own`: the best hypothesis for
+    times in UTC."""
     if own.filled > _NEVER_CLOSED or step >= DAY_MINUTES - 60:
         return
     best = find_calendar(bars, ZONES, step, found.spans).best
@@ -660,7 +719,8 @@ def _refuse_local(found: Detection, bars: Bars, step: int, own: Hypothesis) -> N
 
 
 def _zone(found: Detection, bars: Bars, proposal: Proposal, named: str | None) -> Bars:
-    """The bars in UTC, and `timezone`; `named`: by the user or the file."""
+    """Return the bars with their times moved to UTC, and add the zone to `found`. `named`: zone
+    that the user or the file names; None for the zone of the proposal."""
     zone = named or proposal.best.zone
     is_usual = zone == timezone_of(found.calendar) == FilesSettings().timezone
     if named or not is_usual:
@@ -699,13 +759,14 @@ def _calendar(
     asked: str | None,
     layout: Layout,
 ) -> None:
-    """Note the calendar and the share of rows inside of its sessions. Raises BarError where more
-    than a few lie outside, unless calendar and zone are known."""
+    """Add a finding on the calendar, with the share of the rows inside of its sessions. `asked`:
+    calendar that the user gave. Raises BarError if a share above `MOST_OUTSIDE` lies outside,
+    unless the user gave the calendar and the zone is known."""
     is_naive = not (layout.zoned or layout.whole_days)
     is_asked = asked and not (is_naive and found.known.get("timezone", layout.zone) is None)
     late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
     ts = day_starts(found.calendar, "UTC", bars.ts - late)
-    # an opening print of bars that are labelled with their ends lies one bar before the open
+    # with label `end`, ts is a bar earlier, so the opening print lies before the open
     is_outside = (grid.locate(ts) < 0) & (grid.locate(ts + late) < 0) & ~grid.early_or_late(ts)
     share = float(is_outside.mean())
     row = int(is_outside.argmax())
@@ -743,7 +804,8 @@ def _calendar(
 
 
 def _sessions_and_label(found: Detection, bars: Bars, grid: SessionGrid, layout: Layout) -> None:
-    """Label, length, opening prints and extended hours; the range and its sessions."""
+    """Add the length of the bars, the label, opening prints, extended hours, the range of dates and
+    its sessions to `found`."""
     looked = [days_of(one, grid) for one in _each(bars)]
     found.session_minutes = int(grid.session_minutes.max())
     span = np.min(found.spans), np.max(found.spans)
@@ -816,7 +878,8 @@ def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool) -> No
 
 
 def _adjustment(found: Detection, bars: Bars, splits: list[Fault]) -> None:
-    """Note splits that are not in the prices, or how many prices are full cents."""
+    """Add a finding on the adjustment of prices: the `splits` for which they are not adjusted, or
+    else the share of closes that are full cents."""
     if splits:
         named = ", ".join(
             f"{split.symbol} {split.detail.partition(',')[0]} on {split.day}"
@@ -835,8 +898,8 @@ def _adjustment(found: Detection, bars: Bars, splits: list[Fault]) -> None:
 
 
 def _refuse_outside_range(found: Detection, bars: Bars) -> None:
-    """Raise BarError for opens or closes that lie outside of their bars' range in most rows, unless
-    the user named their column."""
+    """Raise BarError if the opens or the closes lie outside of low and high in more than 80 % of
+    the rows, unless the user named their column."""
     for role in ("open", "close"):
         share = mask_outside(bars, role).mean()
         if share > 0.8 and role not in found.known.get("columns", {}):
@@ -847,7 +910,7 @@ def _refuse_outside_range(found: Detection, bars: Bars) -> None:
 
 
 def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:
-    """The faults that would stop a build of these bars."""
+    """Return the faults at which a build of these bars would stop."""
     gate = Gate(grid, ["conflicting_duplicate"])
     late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
     for one in bars.by_symbol().values():
@@ -861,7 +924,7 @@ def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:
 
 
 def describe_detection(found: Detection) -> str:
-    """Format the findings as lines for a terminal."""
+    """Return the findings as text for a terminal, one finding on each line."""
     width = max(len(one.setting) for one in found.findings)
     broad = min(40, max(len(one.value) for one in found.findings))
     return "\n".join(

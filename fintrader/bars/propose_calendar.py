@@ -180,12 +180,14 @@ def _trades_at_weekends(bars: Bars) -> bool:
     return bool(np.isin(np.add.outer([0, 4, 7, 11], monday), days).all(axis=0).mean() > 0.7)
 
 
-def _trades_when_korea_rests(bars: Bars) -> bool:
-    """Report whether dates include two days on which Korea's exchange never trades, May 1 and
-    December 31: exchange_calendars needs two seconds to lay out its holidays."""
+def _list_needless(bars: Bars) -> list[str]:
+    """List calendars that need no comparison with daily bars: FX and NASDAQ_NIGHT have the days of
+    24/5 and XNAS, and Korea's exchange never trades on May 1 and December 31. exchange_calendars
+    needs two seconds for Korea's holidays."""
     dates = pd.DatetimeIndex(np.unique(bars.ts).astype("datetime64[ns]"))
     is_shut = np.isin(100 * dates.month + dates.day, (501, 1231))
-    return bool((dates == dates.normalize()).all() and is_shut.sum() > 1)
+    is_foreign = (dates == dates.normalize()).all() and is_shut.sum() > 1
+    return [FX, NASDAQ_NIGHT, *["XKRX"] * int(is_foreign)]
 
 
 def propose(
@@ -218,11 +220,10 @@ def propose(
     ]
     first = min(table.base for _, _, table in tables)
     stop = max(table.base + len(table.rows) for _, _, table in tables)
-    # FX and NASDAQ_NIGHT have the same days as 24/5 and XNAS
-    needless = [FX, NASDAQ_NIGHT, *(["XKRX"] if _trades_when_korea_rests(bars) else [])]
+    needless = _list_needless(bars) if is_daily and len(calendars) > 1 else []
     hypotheses = []
     for calendar in calendars:
-        if is_daily and calendar in needless and len(calendars) > 1:
+        if calendar in needless:
             continue
         try:
             masks = _session_masks(calendar, first, stop, DAY_MINUTES if is_daily else step)

@@ -1,5 +1,5 @@
-"""Layout of a file of bars, guessed from its first lines: delimiter, header, columns, and the
-format of times."""
+"""Guess the layout of a file of bars from its first lines: delimiter, header, columns, and time
+format."""
 
 from __future__ import annotations
 
@@ -50,14 +50,16 @@ from fintrader.errors import BarError
 _HEAD_BYTES = 1 << 17
 _ROWS = 2000
 _EARLIEST = 473_385_600
-"""Seconds from 1970 to 1985: no file's bars end before, but dates look like such numbers."""
+"""Seconds from 1970 to 1985. Smaller numbers are not read as times since 1970, because no file's
+bars are expected to end before 1985, and dates such as 20240131 are smaller, too."""
 _DAY_COUNTS = (
     *("days since 1904-01-01", "days since 1960-01-01", "days since 1970-01-01"),
     *("days since -0001-12-31", "days since 0000-12-31"),
 )
-"""Counts of days in old workbooks, SAS and Stata, R, MATLAB, and Python (`toordinal`)."""
+"""Time formats that count days, as used by old Excel workbooks (1904), SAS and Stata (1960), R
+(1970), MATLAB (-0001-12-31), and `toordinal` of Python (0000-12-31)."""
 _MOST_ABOVE = 12
-"""Lines that may stand above a table."""
+"""Largest number of lines above a table, such as titles and remarks."""
 _DATES = (
     "%Y- %m- %d|%Y-%m-%d|%m/%d/%Y|%d.%m.%Y|%d/%m/%Y|%Y%m%d|%Y.%m.%d|%Y/%m/%d|%m/%d/%y|%d/%m/%y"
     "|%d.%m.%y|%d-%m-%y|%m-%d-%y|%d-%m-%Y|%m-%d-%Y|%d-%b-%Y|%d-%b-%y|%d/%b/%Y|%b-%d-%Y|%Y%m%dT"
@@ -73,33 +75,35 @@ _COUNTED = {
     14: "%Y%m%d%H%M%S",
     17: "%Y%m%d%H%M%S%f",
 }
-"""Number of digits -> formats of times without separators."""
+"""Number of digits -> formats of dates and times without separators, joined by |."""
 _LEVELS = "', '"
-"""Between the names of two levels as pandas writes them in Parquet: `('Open', 'AAPL')`."""
+"""Text between two levels of a column name in Parquet files of pandas: `('Open', 'AAPL')`."""
 _TICKER = r"[A-Z][A-Za-z0-9./-]*"
 _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = split_words("adj adjusted unadj raw bid ask mid time")
-"""Words before a price's name that are not symbols."""
+"""Words next to the name of a price that are not symbols, such as adj in `adj_close`."""
 
 _VOLUME = (
     r"(?!.*(tweet|search|news|avg|average|mean|ma_?\d|std|ratio|ch(an)?g|pct))(.*[^e])?vol(?!at).*"
 )
-"""Names of a bar's volume that are spelt in no list, without averages, changes and volatility."""
+"""Pattern of the name of a volume that is not listed in `SPELLINGS`. Names of averages, changes,
+ratios and volatility do not match."""
 _ADJUSTED = r"adj\w*?_?close\w*|close_?adj\w*|adjcp|adjusted"
-"""Names of a close that is taken where there is no other."""
+"""Pattern of the name of an adjusted close, which is used only if no other close exists."""
 _PARTIAL = (
     r"(^|.*[_:. ])(bid|ask|buy|sell|short|pre|post|after|cum|accum|up|down|open_?int|oi)(?!date)"
 )
-"""Beginnings of names of volumes that are parts of a bar's, or sums of several bars'."""
+"""Pattern of the beginning of a column name that is not the whole volume of one bar: a part of that
+volume, a sum of several bars' volumes, or open interest."""
 _NO_VOLUME = (
     r"cap$|tweet|sentiment|price|value|amount|turnover|interest|outstanding|trades|trans|.count"
     r"|num|\bn$|id$|avg|mean|average|ma_?\d|std|ratio|ch(an)?g|pct|volat|year|day|index"
 )
-"""Parts of names of numbers that are not volumes."""
+"""Pattern of words in column names whose numbers are not volumes."""
 _IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.](?:\d{1,2}|[A-Za-z]{3})[-/.]\d{1,4}(?!\d)"
 _WHOLE_DATE = _MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d|[\d.]*$)"
-"""Beginning of a date with or without a time, or a number since 1970."""
+"""Pattern of a cell that begins with a date, or is a number since 1970."""
 _CLOCK = r"^\d{1,2}:\d\d"
 _CLOCK_PARTS = split_words("hour hours hh minute minutes second seconds")
 _CLOCK_CELL = r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?|([01]\d|2[0-3])([0-5]\d){2}"
@@ -108,8 +112,9 @@ _NAMESAKES = {
     "symbol": "^ok$",
     "ts": r"^\d\.\d{0,5}E\+\d\d$",
 }
-"""Role -> cells of a column that only shares its name: yfinance writes `Price` over the dates, a
-chart service's `s` says ok, and Excel rounds counts from 1970 to 1.61093E+12."""
+"""Role -> pattern of the cells of a column that has a usual name of the role, but another content.
+yfinance writes `Price` above the dates, a chart service writes ok in its column `s`, and Excel
+rounds times since 1970 to 1.61093E+12."""
 
 _OWN_TIMES = (
     "{}: each symbol has its own column of times next to the others, such as {}; save each"
@@ -117,47 +122,48 @@ _OWN_TIMES = (
 )
 
 _EACH = "{symbol}"
-"""Column of closes of a table with one for each symbol."""
+"""Value of --close for a table that has one column of closes for each symbol."""
 _OR_EACH = f"; if each column holds the closes of a symbol: --close '{_EACH}'"
 
 Known: TypeAlias = Mapping[str, Any]
-"""Settings that the user gave: name -> value."""
+"""Name of a setting that the user gave -> its value."""
 Roles: TypeAlias = dict[str, Any]
-"""Our name -> column."""
+"""Our name of a column, such as `ts` or `close`, -> the column in the file. A volume that the file
+does not have is None."""
 
 
 @dataclass
 class Layout:
-    """Layout of a file as settings of a `files` source, and the reasons for them."""
+    """Layout of a file as settings of a `files` source, with the reasons for them."""
 
     name: str
-    """The file's, for messages."""
+    """Name of the file, for messages."""
     is_alone: bool = True
-    """There is no other file."""
+    """True if the source has no other file."""
     known: Known = field(default_factory=dict)
-    """Settings that the user gave, not to be guessed; numbers, from 1, name columns without a
-    header."""
+    """Settings that the user gave, which are not guessed. In a file without a header, columns are
+    given as numbers, counted from 1."""
     values: dict[str, Any] = field(default_factory=dict)
-    """Settings that differ from the defaults."""
+    """Name of a setting -> its value. A setting that is not listed keeps its default."""
     notes: dict[str, str] = field(default_factory=dict)
-    """Setting -> why; those that were guessed begin with `guess:`."""
+    """Name of a setting -> reason for its value. The reason for a guess begins with `guess:`."""
     zoned: bool = False
-    """Times carry their zone, or count from 1970."""
+    """True if each time contains its zone, or counts from 1970 in UTC."""
     zone: str | None = None
-    """Zone that the file names for times without an offset."""
+    """Zone that the file names for times without an offset; None if it names no zone."""
     whole_days: bool = False
-    """Times are dates."""
+    """True if the times are dates without a time of day."""
     single: bool = False
-    """No column holds the symbol."""
+    """True if neither a column nor the column names contain the symbols."""
     has_late_ends: bool = False
-    """Times are the last second or millisecond of their bars."""
+    """True if each time is the last second or millisecond of its bar."""
     actions: list[str] = field(default_factory=list)
-    """Columns of splits and dividends."""
+    """Names of the columns of splits and dividends."""
     vendor: str | None = None
-    """`lean` or `databento`, whose prices are whole numbers."""
+    """`lean` or `databento`, whose prices are whole numbers; None for any other vendor."""
 
     def note(self, setting: str, value: object, why: str) -> None:
-        """Set a setting, and say why."""
+        """Set the `setting` to `value`, and store the reason `why`."""
         self.values[setting] = value
         self.notes[setting] = why
 
@@ -165,8 +171,9 @@ class Layout:
 def sniff(
     file: BarFile, date_in_name: bool, known: Known | None = None, *, is_alone: bool = True
 ) -> Layout:
-    """Detect the layout of one file. `date_in_name`: its name has a date; `known`: settings that
-    the user gave; `is_alone`: there is no other file. Raises BarError when it cannot be read."""
+    """Guess the layout of one `file`. `date_in_name`: True if the file's name contains a date;
+    `known`: settings that the user gave; `is_alone`: True if there is no other file. Raises
+    BarError if the file has no row, or if its layout cannot be found."""
     layout = Layout(file.name, is_alone, known or {})
     table = _csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
     if table.empty:
@@ -198,7 +205,8 @@ def sniff(
 
 
 def _refuse_melted(table: pd.DataFrame, layout: Layout) -> None:
-    """Raise BarError where a column holds the names of prices, and another one their values."""
+    """Raise BarError if the prices of a bar are in several rows: one column contains the names of
+    the prices, and another column contains their values."""
     if {*PRICES} <= {*_find_spelt(table)}:
         return
     for column in table:
@@ -211,7 +219,8 @@ def _refuse_melted(table: pd.DataFrame, layout: Layout) -> None:
 
 
 def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> None:
-    """Set what a vendor's column names imply for its prices and times."""
+    """Set `actions`, `vendor`, the zone and the time format if the names of the columns or of the
+    file belong to a known vendor."""
     layout.actions = [name for name in map(str, table.columns) if plain(name) in ACTIONS]
     names = {*map(plain, table.columns)}
     if {"rtype", "publisher_id"} & names:
@@ -220,16 +229,17 @@ def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> Non
         layout.note("time_format", LOCAL, "MetaTrader counts from 1970 by its server's clock")
         layout.zoned = False
     if re.match(r"DAT_(ASCII|MT|MS|NT|XLSX)_", file.stem):
-        layout.zone = "Etc/GMT+5"  # histdata.com: Eastern standard time all year
-    # Lean's bars of hours and days: aapl.zip with aapl.csv, which has no names of columns.
+        layout.zone = "Etc/GMT+5"  # histdata.com uses Eastern standard time all year
+    # Lean writes hourly and daily bars to aapl.csv, without a header, in aapl.zip.
     is_lean = layout.values.get("time_format") == "%Y%m%d %H:%M" and "header" in layout.values
     if is_lean and re.search(r"([^/]+)\.zip/\1\.csv$", file.place):
         layout.vendor = "lean"
 
 
 def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
-    """Our name -> column that the user gave. A given `symbol` that is no column is set as the
-    symbol of all bars."""
+    """Return our name -> column for the columns that the user gave; None for the volume `none`. If
+    the given `symbol` is not a column, set it as the symbol of all bars. Raises BarError for any
+    other column that the file does not have."""
     is_nameless = layout.values.get("header") == []
     there = {
         str(number if is_nameless else column): column
@@ -254,14 +264,15 @@ def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
 
 
 def _refuse_shared(columns: Roles, layout: Layout) -> None:
-    """Raise BarError for a column of two roles (unless closes fill all prices), and for a given
-    symbol if the file has symbols."""
+    """Raise BarError if one column has two roles, or if the user gave a symbol although the file
+    contains symbols. One column may be used for all four prices, unless the setting `header` names
+    the columns."""
     is_nameless = layout.values.get("header") == []
     has_header = "header" in layout.values and "wide" not in layout.values
     prices = [columns.get(role) for role in PRICES]
     roles: dict[Any, list[str]] = {}
     for role, column in columns.items():
-        if column is not None and (has_header or role == "close" or len({*prices}) > 1):
+        if column is not None and (has_header or role not in PRICES[:3] or len({*prices}) > 1):
             roles.setdefault(column, []).append(role)
     for both in roles.values():
         if len(both) > 1:
@@ -280,8 +291,9 @@ def _refuse_shared(columns: Roles, layout: Layout) -> None:
 
 
 def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
-    """The first rows as text, under the names of the columns, or numbers where no line names
-    them."""
+    """Return the first rows of a CSV file as text, and set the delimiter, the decimal sign, the
+    lines to skip and the header. The columns have the names in the file, or numbers from 0 if no
+    line names them. Raises BarError if no line contains the delimiter that the user gave."""
     numbered = [
         (number, line)
         for number, line in enumerate(csv_head(file, _HEAD_BYTES).splitlines())
@@ -301,12 +313,13 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         )
     width = Counter(map(len, rows[-50:])).most_common(1)[0][0]
     above = next((number for number, row in enumerate(rows) if len(row) == width), 0)
-    if _names_fields(rows[above - 1], width) and above:  # names of one cell more or less
+    # A line of names may have more or fewer cells than the rows.
+    if _names_fields(rows[above - 1], width) and above:
         above -= 1
     remarks = next((number for number, line in enumerate(lines) if line[0] != "#"), 0)
     above = max(above, remarks * (not _holds_numbers(rows[remarks], _decimal(rows))))
     if 0 < above <= _MOST_ABOVE:
-        # Readers count empty lines, too.
+        # `skip_rows` includes empty lines, because readers count them, too.
         layout.note("skip_rows", numbered[above][0], f"the table begins below {lines[0][:40]!r}")
         rows = rows[above:]
     else:
@@ -326,20 +339,23 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
 
 
 def _names_fields(row: Sequence[str], width: int) -> bool:
-    """Report whether a line holds three names of fields or more, and none beyond the columns."""
+    """Report whether the cells of a line `row` name at least three known fields, and all cells
+    after the first `width` cells are empty."""
     return len(_FIELDS.intersection(map(plain, row))) > 2 and not any(row[width:])
 
 
 def _mend_names(names: list[str], rows: Sequence[list[str]], width: int) -> list[str]:
-    """Give a line of names as many cells as its rows have: R leaves out the name of row numbers,
-    and rows may end with an empty cell."""
+    """Return the line `names` with `width` cells, as many as the `rows` have. Missing names are
+    added as empty names: in front, because R writes no name for its row numbers, or at the end if
+    the last cell of each row is empty. Surplus names are cut off."""
     lacking = [""] * (width - len(names))
     is_empty = not any(row[-1].strip() for row in rows)
     return ([*names, *lacking] if is_empty else [*lacking, *names])[:width]
 
 
 def _decide_decimal(rows: Sequence[Sequence[str]], layout: Layout) -> str:
-    """Return the decimal sign, and set it unless it is the usual one."""
+    """Return the decimal sign that the user gave, or that the `rows` show. Set it in the layout if
+    the user gave it or if it is not a point."""
     decimal = layout.known.get("decimal") or _decimal(rows)
     if decimal != "." or "decimal" in layout.known:
         layout.note("decimal", decimal, f"numbers are written like 12{decimal}5")
@@ -347,8 +363,9 @@ def _decide_decimal(rows: Sequence[Sequence[str]], layout: Layout) -> str:
 
 
 def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
-    """Make unique names of the lines above a table; those of another length than the first are
-    no names. Raises BarError where a line among several names the times more than once."""
+    """Return unique column names from the `lines` of names above a table. A line with another
+    number of cells than the first line is ignored. Raises BarError if there are several lines, and
+    one of them names the times more than once."""
     lines = [line for line in lines if len(line) == len(lines[0])]
     names = make_unique(_join_lines(lines) if len(lines) > 1 else lines[0])
     for line in lines if len(lines) > 1 else ():
@@ -363,10 +380,11 @@ def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
 
 
 def _decimal(rows: Sequence[Sequence[str]]) -> str:
-    """Find the decimal sign of the numbers below the first line."""
+    """Return the decimal sign, point or comma, of the numbers in the `rows` below the first one."""
     body = [cell.strip().rstrip("KMBT% ") for row in rows[1:50] for cell in row]
     commas = [cell for cell in body if re.fullmatch(r"-?\d+(\.\d{3})*,\d+", cell)]
-    # 1,234 has decimals where 12345 stands beside it, whose digits are not parted
+    # The comma in 1,234 may separate thousands. It is a decimal sign if the file also has numbers
+    # like 12345, without a separator of thousands.
     is_clear = any(not re.fullmatch(r"-?\d{1,3},\d{3}", cell) for cell in commas) or any(
         re.fullmatch(r"\d{4,7}", cell) for cell in body
     )
@@ -375,8 +393,8 @@ def _decimal(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
-    """Report whether many of a line's cells, without the first, are numbers, or only that first one
-    is filled and is a date: it is one of data."""
+    """Report whether a line `row` is a row of data. At least 40 % of its non-empty cells after the
+    first cell must be numbers; if they are all empty, the first cell must begin with a date."""
     stripped = (cell.strip().rstrip("%") for cell in row[1:])
     cells = pd.Series([cell for cell in stripped if cell.lower() not in EMPTY], dtype=str)
     if not len(cells):
@@ -385,30 +403,34 @@ def _holds_numbers(row: Sequence[str], decimal: str) -> bool:
 
 
 def _to_numbers(cells: Any, layout: Layout) -> pd.Series[float]:
-    """Convert a column to numbers; NaN for other text."""
+    """Convert the `cells` of a column to numbers; other text becomes NaN."""
     return parse_numbers(cells.astype(str).str.strip(), layout.values.get("decimal", "."))
 
 
 def _list_others(table: pd.DataFrame, roles: Roles) -> list[Any]:
-    """List the columns without a role."""
+    """List the columns of a table that have no role in `roles`."""
     return [column for column in table.columns if column not in roles.values()]
 
 
 def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
-    """Join the lines of names that pandas writes for columns of several levels: `Open_AAPL`.
+    """Join several `lines` of names above a table into one name for each column, such as
+    `Open_AAPL`. pandas writes such lines for columns of several levels.
 
-    One line names fields, another tickers, and the last perhaps the index alone.
+    One line names the fields, another line names the symbols, and the last line may name only the
+    index.
     """
     filled = []
     for line in lines:
         cells: list[str] = []
-        block = line[0].strip() if any(line[1:]) else ""  # over the times and the first columns
-        for cell in map(str.strip, line[1:]):  # a level may stand once for all its columns
+        # The first cell may name the columns after it, too.
+        block = line[0].strip() if any(line[1:]) else ""
+        # A name may be written only above the first of its columns.
+        for cell in map(str.strip, line[1:]):
             cells.append(cell or (cells[-1] if cells else block))
         filled.append(cells)
     filled = [cells for cells in filled if any(cells)]
     named = [cells for cells in filled if len(_FIELDS.intersection(map(plain, cells))) > 2]
-    # of the names in two languages the last
+    # If two lines name the fields, as in two languages, only the last one is used.
     filled = [cells for cells in filled if cells not in named[:-1]]
     filled.sort(key=lambda cells: -sum(plain(cell) in _FIELDS for cell in cells))
     first = next((line[0].strip() for line in reversed(lines) if line[0].strip()), "") or "ts"
@@ -419,8 +441,9 @@ def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _delimiter(lines: Sequence[str], name: str) -> str:
-    """Find the mark that stands as often in nearly every line. Raises BarError, with the file's
-    name, for several spaces."""
+    """Return the tab, semicolon, bar sign or space that occurs equally often, at least twice, in
+    nearly all `lines`; otherwise the comma. A space is considered only if no line contains a comma.
+    Raises BarError, with the file's `name`, if several spaces separate the columns."""
     best = (1, ",")
     marks = "\t;|" if any("," in line for line in lines) else "\t;| "
     for mark in marks:
@@ -437,21 +460,25 @@ def _delimiter(lines: Sequence[str], name: str) -> str:
 
 
 def _holds_plain_prices(table: pd.DataFrame) -> bool:
-    """Report whether the names of all four prices stand alone: next to them `Close_yes` is another
-    close and no symbol."""
-    count = Counter(map(plain, table.columns))  # `Open (AAPL)` and `Open (MSFT)` are alike
+    """Report whether each of the four prices has a usual name that exactly one column has. If so, a
+    column `Close_yes` is a second close, and `yes` is not a symbol."""
+    # `Open (USD)` and `Open (EUR)` both count as `open`.
+    count = Counter(map(plain, table.columns))
     return all(1 in map(count.get, SPELLINGS[role]) for role in PRICES)
 
 
 def _is_shared(word: str) -> bool:
-    """Report whether a word of all prices' names is no symbol: `Open_1h`, `Open_USD` or
-    `etl:adj_open`."""
+    """Report whether a `word` in the names of all prices is not a symbol, but a unit, a bar length
+    or another usual word, as in `Open_1h`, `Open_USD` or `etl:adj_open`."""
     is_unit = re.fullmatch(rf"{IN_BRACKETS}|(.*\W)?({MONEY})", word, re.IGNORECASE)
     return bool(is_unit) or _is_noise(word) or re.split(r"\W", word)[-1] in _PRICE_KINDS
 
 
 def _wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
-    """Roles of a table with columns for each symbol; empty for a long one; some are `given`."""
+    """Return our name -> column or field for a table that has its own columns for each symbol, and
+    set `wide`. Return an empty dict for a table that has one column for each role. If a unit or a
+    bar length is in the place of the symbol, return the columns without setting `wide`. `given`:
+    columns that the user gave."""
     is_long = _holds_plain_prices(table)
     is_named = not _FIELDS.isdisjoint(map(plain, table.columns[1:]))
     for mark, first in itertools.product((" ", "_", ".", "-", ":", "|", _LEVELS), (False, True)):
@@ -468,7 +495,7 @@ def _wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
         if is_long:
             return {}
         if alone and "header" in layout.values and not layout.is_alone:
-            # the header lines name the symbol of one file
+            # The header of each file names the symbol of that file.
             own = {role: word + mark + alone for role, word in whole[0].items()}
             return {"ts": table.columns[0], "volume": None} | own
         symbol = "({symbol})" if all(one[0] + one[-1] == "()" for one in found) else "{symbol}"
@@ -478,25 +505,27 @@ def _wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
             f"('{pattern}')" if mark == _LEVELS else pattern,
             f"{'guess: ' * (needed < 4)}{needed} columns for each of {len(whole)} symbols",
         )
-        if "header" in layout.values:  # its names are used as they are
+        if "header" in layout.values:  # the column names become the header
             layout.values["header"] = list(map(str, table.columns))
-        closes = dict.fromkeys(PRICES, whole[0]["close"])  # alone, they are all prices
+        closes = dict.fromkeys(PRICES, whole[0]["close"])  # closes replace missing prices
         return _wide_times(table) | closes | {"volume": None} | whole[0]
     return _closes(table, layout)
 
 
 def _share_fields(symbols: Sequence[dict[str, str]], is_named: bool) -> bool:
-    """Report whether all symbols have the same fields: all prices, or closes and perhaps volumes,
-    if no other column is called like a field (`is_named`)."""
-    if not symbols or any(words != symbols[0] for words in symbols):
+    """Report whether all `symbols` have the same fields: four or more, or at least two symbols with
+    closes and perhaps volumes. `symbols`: our name -> field for each symbol; `is_named`: True if
+    another column has the name of a field, so that closes without other prices are not accepted."""
+    if not symbols or any("close" not in words or words != symbols[0] for words in symbols):
         return False
     has_closes = symbols[0].keys() - {"volume"} == {"close"} and len(symbols) > 1
     return len(symbols[0]) >= len(PRICES) or (has_closes and not is_named)
 
 
 def _find_alone(found: dict[str, dict[str, str]], needed: int, layout: Layout) -> str:
-    """Find the only symbol, or the unit of all prices if volumes have another one; else empty.
-    Raises BarError for prices in several units."""
+    """Return the only symbol in `found`, or the unit of all prices if the volumes have another
+    unit; otherwise an empty text. `found`: symbol -> our name -> field; `needed`: number of fields
+    of a complete symbol. Raises BarError if there are prices in several units."""
     named = [symbol for symbol, words in found.items() if len(words) == needed]
     if len(named) > 1 and all(re.fullmatch(IN_BRACKETS, one, re.I) for one in found):
         raise BarError(
@@ -508,14 +537,17 @@ def _find_alone(found: dict[str, dict[str, str]], needed: int, layout: Layout) -
 
 
 def _wide_times(table: pd.DataFrame) -> Roles:
-    """Columns of a wide table's times, the first one where no name tells."""
+    """Find the column of times (`ts`), and that of dates (`date`) if there is one, in a table that
+    has its own columns for each symbol. The first column is used if no column name or content shows
+    the times."""
     others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
     named = {"ts": others[0]} if others else _find_named_times(table, {})
     return {"ts": table.columns[0]} | named
 
 
 def _refuse_own_times(table: pd.DataFrame, mark: str, first: bool, layout: Layout) -> None:
-    """Raise BarError if symbols in adjacent columns have their own columns of times."""
+    """Raise BarError if several symbols have their own columns of times. `mark`: text between field
+    and symbol in a column name; `first`: True if the field is before the symbol."""
     spelt = (*SPELLINGS["ts"], *DATE_SPELLINGS)
     place = 0 if first else -1
     own = [column for column in map(str, table) if plain(column.split(mark)[place]) in spelt]
@@ -524,8 +556,8 @@ def _refuse_own_times(table: pd.DataFrame, mark: str, first: bool, layout: Layou
 
 
 def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, dict[str, str]]:
-    """Symbol -> our name -> field, for column names made of both; `first`: the field comes
-    first."""
+    """Split column names that consist of a field and a symbol. Returns symbol -> our name -> field.
+    `mark`: text between field and symbol; `first`: True if the field is before the symbol."""
     found: dict[str, dict[str, str]] = {}
     for column in map(str, table.columns):
         if mark == _LEVELS:
@@ -534,7 +566,7 @@ def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, 
         cuts = range(1, len(parts))
         halves = [(mark.join(parts[:cut]), mark.join(parts[cut:])) for cut in cuts]
         pairs = halves[::-1] if first else [half[::-1] for half in halves]
-        # the longest field: PX_LAST before LAST
+        # The longest field is used: PX_LAST rather than LAST.
         word, symbol = next((pair for pair in pairs if plain(pair[0]) in _FIELDS), ("", ""))
         role = next((name for name in COLUMNS if plain(word) in SPELLINGS[name]), None)
         if role and symbol.strip() and plain(symbol).strip("._ ()") not in _PRICE_KINDS:
@@ -543,8 +575,8 @@ def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, 
 
 
 def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str, given: Roles) -> Roles:
-    """Roles of columns that share a bar length instead of a symbol, like Open_1h; some are
-    `given`."""
+    """Return our name -> column for columns whose names share the prefix or suffix `shared`, which
+    is not a symbol, such as the bar length in `Open_1h`. `given`: columns that the user gave."""
     names = {column: str(column).removesuffix(shared).removeprefix(shared) for column in table}
     order = sorted(names, key=lambda column: names[column] == column)
     part = table[order].rename(columns=names)
@@ -555,7 +587,8 @@ def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str, given: Role
 
 
 def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
-    """Roles of a table with a column of closes for each symbol; empty for another one."""
+    """Return the column of times, and set `wide`, if each other column contains the closes of one
+    symbol; return an empty dict for any other table."""
     if _counts_rows(table.iloc[:, 0]):
         table = table.iloc[:, 1:]
     table = table.loc[:, [len(_clean(table[column])) > 0 for column in table]]
@@ -581,8 +614,9 @@ def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
 
 
 def _are_tickers(numbers: pd.DataFrame) -> bool:
-    """Report whether columns of which some are called like fields, such as C, V or LOW, are closes
-    of tickers: none changes as volumes do, or is near another."""
+    """Report whether all columns of `numbers` are closes, although some of them have the name of a
+    field, such as C, V or LOW, which is also a ticker. No column may change as much as volumes do,
+    and no column with the name of a field may be near another column."""
     fields = [name for name in numbers if plain(name) in _FIELDS]
     others = [name for name in numbers if name not in fields]
     is_near = (
@@ -601,7 +635,8 @@ def _are_tickers(numbers: pd.DataFrame) -> bool:
 
 
 def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
-    """Our name -> column; some are `given`."""
+    """Return our name -> column for a table that has one column for each role. `given`: columns
+    that the user gave. Raises BarError if a required column is not found."""
     if layout.values.get("header") == []:
         return _roles_of_content(table, layout, given)
     found = _find_spelt(table)
@@ -633,9 +668,10 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
 
 
 def _find_spelt(table: pd.DataFrame) -> Roles:
-    """Find the columns whose names are spelt as usual."""
+    """Return our name -> column for the columns that have a usual name of `SPELLINGS`."""
     found: Roles = {}
-    columns = sorted(table.columns, key=lambda column: column != plain(column))  # `t` before `T`
+    # A name in lower case comes first: `t` before `T`.
+    columns = sorted(table.columns, key=lambda column: column != plain(column))
     for role, words in SPELLINGS.items():
         spelt = [column for word in words for column in columns if plain(column) == word]
         if role in _NAMESAKES:
@@ -648,12 +684,13 @@ def _find_spelt(table: pd.DataFrame) -> Roles:
         if len(names) == 1 and re.search(rf"(?i)^\d|\s|^({MONEY})$", *names):
             del found["symbol"]
     if "symbol" not in found and {"t", "T"} <= {*columns} and _holds_all(table["T"], _TICKER):
-        found["symbol"] = "T"  # as Massive names the days of all stocks
+        found["symbol"] = "T"  # Massive uses this name in daily bars of all stocks
     return found
 
 
 def _read_zone(column: str) -> str | None:
-    """Read the zone in the name of a column of times, like `Time (EET)`."""
+    """Return the zone in the name of a `column` of times, such as `Time (EET)`; None if it has
+    none."""
     if plain(column) in IN_UTC:
         return "UTC"
     behind = re.search(rf"[(（]({ZONES})[)）]\s*$", column, re.IGNORECASE)
@@ -661,7 +698,8 @@ def _read_zone(column: str) -> str | None:
 
 
 def _refuse_unnamed_volume(table: pd.DataFrame, found: Roles, layout: Layout) -> None:
-    """Raise BarError where no column is called like a volume, but one may be it."""
+    """Raise BarError if a column without a role may be the volume: its name is that of a part of
+    the volume, or its numbers look like volumes."""
     for column in _list_others(table, found):
         name = plain(column)
         is_part = re.match(_PARTIAL, name) and re.fullmatch(_VOLUME, name)
@@ -670,8 +708,8 @@ def _refuse_unnamed_volume(table: pd.DataFrame, found: Roles, layout: Layout) ->
 
 
 def _holds_counts(cells: pd.Series, layout: Layout) -> bool:
-    """Report whether a column holds whole numbers that rise and fall and are seldom below 100, as
-    volumes do."""
+    """Report whether the `cells` of a column look like volumes. More than 80 % of the numbers must
+    be whole numbers of 100 or more, and the numbers must both rise and fall."""
     numbers = _to_numbers(cells, layout).dropna()
     if len(numbers) < len(cells) / 2 or numbers.is_monotonic_increasing:
         return False
@@ -680,7 +718,8 @@ def _holds_counts(cells: pd.Series, layout: Layout) -> bool:
 
 
 def _refuse_parted_dates(table: pd.DataFrame, found: Roles, layout: Layout) -> None:
-    """Raise BarError where a column of days stands next to those of year and month."""
+    """Raise BarError if each time is divided into several columns, such as year, month and day,
+    hour and minute, or AM and PM."""
     parts = [str(column) for column in table.columns if _holds_all(table[column], "^[AaPp][Mm]$")]
     names = {plain(column): str(column) for column in table.columns}
     if {"year", "month"} <= names.keys() and plain(found.get("date", found["ts"])) == "day":
@@ -709,8 +748,10 @@ def _ask_for(missing: Sequence[str], table: pd.DataFrame, layout: Layout) -> Bar
 
 
 def _list_missing(table: pd.DataFrame, found: Roles, layout: Layout) -> list[str]:
-    """List the required roles without a column: only the close if too few numbers are left for four
-    prices; else the volume, too, if a column is left for it."""
+    """List the required roles that have no column. If all four prices are missing, and fewer than
+    four columns of numbers are left, only the close is listed, not the other prices. Otherwise the
+    volume is also listed if prices are missing and more columns of numbers are left than prices are
+    missing."""
     missing = [role for role in ("ts", *PRICES) if role not in found]
     cells = [_to_numbers(table[column], layout) for column in _list_others(table, found)]
     count = sum(numbers.notna().mean() > 0.5 for numbers in cells)
@@ -722,19 +763,21 @@ def _list_missing(table: pd.DataFrame, found: Roles, layout: Layout) -> list[str
 
 
 def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool:
-    """Report whether three columns without a role are close to the closes in size."""
+    """Report whether at least three columns without a role have a median between half and twice the
+    median of the closes."""
     close = _to_numbers(table[found["close"]], layout).median()
     others = [_to_numbers(table[one], layout).median() for one in _list_others(table, found)]
     return sum(0.5 <= median / close <= 2 for median in others) >= 3
 
 
 def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
-    """Find the column of volumes: by its name, in the first currency, or of ticks if the volume is
-    0; None without one."""
+    """Find the column of volumes by its name; None if there is none. If that column is the turnover
+    of another column, return the other one; if all its cells are 0, return the column of tick
+    volumes if there is one. `roles`: our name -> column that is already known."""
     by_name = {plain(column): column for column in table.columns}
     found: Any = roles.get("volume")
     if found is None:
-        if {"up", "down"} <= by_name.keys():  # volume at rising and at falling prices
+        if {"up", "down"} <= by_name.keys():  # volumes at rising and at falling prices
             return f"{by_name['up']} + {by_name['down']}"
         spelt = [
             name
@@ -747,12 +790,12 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
         found = by_name[min(whole, key=lambda name: not name.startswith(("total", "vol")))]
         if len(spelt) > 1:
             layout.notes["columns"] = "guess: one of several volumes; --volume names another"
-    if "close" in roles:  # as `quoteVolume` and its value, `volume`
+    if "close" in roles:  # `volume` may be the turnover of `quoteVolume`
         close, own = (_to_numbers(table[one], layout) for one in (roles["close"], found))
         for column in _list_others(table, {**roles, "volume": found}):
             if _is_turnover(own, close, _to_numbers(table[column], layout)):
                 return column
-    if layout.is_alone and {*_clean(table[found])} <= {"-1", "-1.0"}:  # written for none
+    if layout.is_alone and {*_clean(table[found])} <= {"-1", "-1.0"}:  # -1 means no volume
         return None
     ticks = by_name.get("tickvol", by_name.get("tick_volume"))
     if ticks is not None and set(_clean(table[found])) <= {"0", "0.0"}:
@@ -762,14 +805,18 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
 
 
 def _is_turnover(own: pd.Series[float], close: pd.Series[float], pieces: pd.Series[float]) -> bool:
-    """Report whether a column is the value of `pieces`: their ratio moves as the price does."""
+    """Report whether a column `own` is the turnover of `pieces`: `own / pieces` moves as the price
+    `close` does. All three are `[R]` numbers of the same rows."""
     ratio = np.log((own / pieces)[own * pieces > 0])
     rest = ratio - np.log(close)
     return bool(len(ratio) > max(9, 0.8 * len(own)) and rest.std() < 0.5 * ratio.std())
 
 
 def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
-    """Find columns of date and time of day, or else of times."""
+    """Find the columns of date and time of day, or one column of times, first by their names, then
+    by their cells. Returns our name (`ts`, `date`) -> column; empty if no column fits, or if
+    `found` already has the times and there is no pair of date and time of day. `found`: our name ->
+    column that is already known."""
     dates = [
         column
         for column in table.columns
@@ -784,12 +831,12 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
         )
     ]
     if dates and clocks:
-        # a time may include its day
+        # The cells of the column of times may include the dates.
         whole = _clean(table[clocks[0]]).str.contains(r"^\d{10,}$|" + _MARKED_DATE).any()
         return {"ts": clocks[0]} if whole else {"date": dates[0], "ts": clocks[0]}
     if "ts" in found:
         return {}
-    nameless = r"|index|unnamed: 0|level_0|__index_level_0__"  # as pandas writes an index
+    nameless = r"|index|unnamed: 0|level_0|__index_level_0__"  # names of an index in pandas
     indices = [
         column
         for column in table.columns
@@ -809,26 +856,29 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
 
 
 def _holds_all(column: pd.Series[Any], pattern: str) -> bool:
-    """Report whether all non-empty cells match a pattern, and there is one."""
+    """Report whether a `column` has non-empty cells, and each of them contains a match of
+    `pattern`."""
     cells = _clean(column)
     return len(cells) > 0 and bool(cells.str.contains(pattern).all())
 
 
 def _counts_rows(column: pd.Series[Any]) -> bool:
-    """Report whether the cells are row numbers."""
+    """Report whether the cells of a `column` are row numbers: 0 or 1 first, then always one
+    more."""
     numbers = pd.to_numeric(column, errors="coerce").to_numpy()
     return bool(numbers[:1] in (0, 1)) and bool((np.diff(numbers) == 1).all())
 
 
 def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
-    """The cells of a column as text, without those that hold nothing."""
+    """Return the non-empty cells of a `column` as text without spaces at both ends."""
     cells = column.astype(str).str.strip()
     return cells[~is_empty(cells)]
 
 
 def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
-    """Roles of columns without names: the four prices hold each other, times and dates look like
-    such; some are `given`."""
+    """Return our name -> column for columns without names, by their cells: four adjacent columns
+    look like prices, and others look like times, dates or symbols. `given`: columns that the user
+    gave. Raises BarError if prices or times are not found."""
     text = table.astype(str).fillna("").apply(lambda column: column.str.strip())
     numbers = table.apply(_to_numbers, layout=layout)
     numbers = numbers.dropna(axis=1, thresh=int(0.9 * len(table)))
@@ -845,7 +895,7 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
         clock = numbers.get(table.columns[0], pd.Series(dtype=float))
         falls = clock.is_monotonic_decreasing
         is_timed = falls != clock.is_monotonic_increasing
-        step = -1 if is_timed and falls else 1  # newest first
+        step = -1 if is_timed and falls else 1  # reversed if the newest row is first
         values = numbers[prices].dropna().to_numpy()[::step].T
         found = {**_order_prices(prices, values, layout, is_timed), **given}
     for role in PRICES:
@@ -863,7 +913,7 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
         found["volume"] = _find_traded(numbers, after or counts, found, layout)
     others = text.drop(columns=[column for column in found.values() if column is not None])
     dated = [column for column in table.columns if _holds_all(table[column], _MARKED_DATE)]
-    if len(dated) > 2:  # more than begins and ends
+    if len(dated) > 2:  # two may be the start and end of each bar
         raise BarError(_OWN_TIMES.format(layout.name, list(table.columns).index(dated[1]) + 1))
     times = _find_times_and_symbols(others, numbers, table.columns[0])
     if "ts" in given:
@@ -878,8 +928,10 @@ def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Role
 
 
 def _find_traded(numbers: pd.DataFrame, after: list[Any], found: Roles, layout: Layout) -> Any:
-    """Find the volume among the numbers after the prices: no price or adjusted close, and no
-    turnover (another one times the price). Of several the first, or the largest if it counts."""
+    """Find the volume among the columns `after`, usually those after the prices; None if none is
+    left. Prices, adjusted closes and turnovers are left out. If several columns are left, return
+    the first one, or, if the first one contains whole numbers, the column of counts with the
+    largest median."""
     close: Any = numbers[found["close"]]
     left = [
         column
@@ -892,7 +944,7 @@ def _find_traded(numbers: pd.DataFrame, after: list[Any], found: Roles, layout: 
         for column in left
         if not any(_is_turnover(numbers[column], close, numbers[one]) for one in left)
     ]
-    # counts that hardly change are open interest or shares outstanding
+    # Counts that hardly change are open interest or shares outstanding.
     moving = [one for one in left if numbers[one].pct_change().abs().median() > 0.05]
     left = moving or left
     if len(left) < 2:
@@ -904,18 +956,20 @@ def _find_traded(numbers: pd.DataFrame, after: list[Any], found: Roles, layout: 
 
 
 def _is_adjusted(factor: pd.Series[float]) -> bool:
-    """Report whether a column is the close times a factor that changes on few days."""
+    """Report whether a column is an adjusted close. `factor`: the column divided by the close; it
+    must be between 0.01 and 2 and change in less than 10 % of the rows."""
     changes = factor.pct_change().abs() > 1e-4
     return bool(changes.mean() < 0.1 and factor.between(0.01, 2).all())
 
 
 def _find_prices(numbers: pd.DataFrame) -> list[Any]:
-    """Find the first four columns of numbers next to each other that lie close together; empty
-    without such."""
+    """Find the first four adjacent columns of `numbers` that look like prices; an empty list if
+    there are none. One of the four must be the highest in nearly all rows, one must be the lowest,
+    and their medians must be close together."""
     for start in range(numbers.shape[1] - 3):
         four = numbers.iloc[:, start : start + 4]
         four = four[(four > 0).all(axis=1)]
-        if len(four) < len(numbers) / 2:  # zeros are days without trade
+        if len(four) < len(numbers) / 2:  # a row with zeros is a day without trade
             continue
         is_low, is_high = (
             float(four.eq(edge, axis=0).mean().max()) > 0.98
@@ -927,7 +981,8 @@ def _find_prices(numbers: pd.DataFrame) -> list[Any]:
 
 
 def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: Any) -> Roles:
-    """Find the columns of time, date and symbol among those that are neither prices nor volume."""
+    """Find the columns of time, date and symbol. `text`: the columns that are neither prices nor
+    volume, as text; `numeric`: all columns of numbers; `first`: the first column of the file."""
     found: Roles = {}
     names: list[Any] = []
     for column, cells in text.items():
@@ -937,14 +992,14 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
             found.setdefault("date", column)
         elif {*cells} != {""} and not cells.str.contains(r"^[-+]?\d*[.,]\d|%").any():
             names.append(column)
-    # an exchange, such as NASDAQ, is no symbol
+    # A column that contains only one usual word, such as NASDAQ, has no symbols.
     names = [one for one in names if text[one].nunique() > 1 or not _is_noise(text[one].iloc[0])]
     for column in text:
         if column in numeric and (not found or _fitting(text[column], _COUNTED[6])):
             found.setdefault("date", column)
     keys = [*found.values()]
     repeats = text.duplicated(keys or None).sum()
-    # an exchange may stand before the symbols, and these may be numbers
+    # A column of exchanges may precede the symbols, and symbols may be numbers.
     names.sort(key=lambda one: (-text[one].nunique(), _is_noise(str(text[one].iloc[0]))))
     for column in names:
         if column not in numeric or text.duplicated([column, *keys]).sum() == 0 < repeats:
@@ -955,8 +1010,8 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
 
 
 def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: bool) -> Roles:
-    """Tell open, high, low and close among four columns of prices; `is_timed`: the rows are known
-    to be in the order of time."""
+    """Find which of four `columns` of prices are open, high, low and close. `values`: their prices,
+    `[4, R]`; `is_timed`: True if the rows are known to be in the order of time."""
     highest = (values >= values.max(axis=0)).mean(axis=1)
     lowest = (values <= values.min(axis=0)).mean(axis=1)
     top = 1
@@ -967,7 +1022,7 @@ def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: boo
         lowest[top] = -1
         bottom = int(lowest.argmax())
     left, right = (row for row in range(4) if row not in (top, bottom))
-    # the next bar opens near where this one closed
+    # A bar usually opens near the close of the bar before it.
     ahead = np.median(np.abs(values[left][1:] - values[right][:-1]))
     back = np.median(np.abs(values[right][1:] - values[left][:-1]))
     if back < ahead / 2 and is_timed if is_usual else back < ahead:
@@ -981,7 +1036,9 @@ def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: boo
 def _times(
     table: pd.DataFrame, columns: dict[str, Any], layout: Layout, date_in_name: bool
 ) -> None:
-    """Set `time_format`, `zoned`, `zone` and `whole_days`."""
+    """Set `time_format`, `zoned` and `whole_days` from the column of times. `columns`: our name ->
+    column; `date_in_name`: True if the file's name contains a date. Raises BarError if the format
+    of the times is unknown."""
     column = table[columns["ts"]]
     if "time_format" in layout.known:
         _set_known_format(column, layout, "date" in columns, date_in_name)
@@ -993,9 +1050,9 @@ def _times(
         layout.whole_days = "date" not in columns and bool((column.dt.normalize() == column).all())
         return
     if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
-        column = column.dropna().astype("int64")  # as text a float has a fraction or an exponent
+        column = column.dropna().astype("int64")  # text of a float has .0 or an exponent
     cells = _clean(column)
-    # some dates of a column may carry a midnight
+    # Some dates of a column may end with 00:00:00.
     days = cells.str.removesuffix(" 00:00:00") if cells.str.len().nunique() > 1 else cells
     parts = cells.str.extract(ZONE_NAME)
     if len(cells) and parts.notna().all(axis=None):
@@ -1023,7 +1080,8 @@ def _times(
 
 
 def _refuse_odd(cells: pd.Series[Any], fits: pd.Series[bool], layout: Layout) -> None:
-    """Raise BarError for the first cell that does not fit, where most cells do."""
+    """Raise BarError for the first of the `cells` that does not fit, if more than 90 % of the cells
+    fit. `fits`: for each cell, True if it fits."""
     if 0.9 < fits.mean() < 1:
         raise BarError(
             f"{layout.name}: {cells[~fits].iloc[0]!r} stands among times like"
@@ -1032,7 +1090,8 @@ def _refuse_odd(cells: pd.Series[Any], fits: pd.Series[bool], layout: Layout) ->
 
 
 def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
-    """Cut the names of zones off times. Raises BarError for an unknown zone."""
+    """Return the times without the names of their zones, and set `zoned`. `parts`: one row for each
+    cell, with the time and the name of its zone. Raises BarError for an unknown zone."""
     for name in parts[1].unique():
         if find_zone(name) is None:
             raise BarError(
@@ -1044,8 +1103,10 @@ def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
 
 
 def _recognise_counted_days(cells: pd.Series[Any], layout: Layout) -> bool:
-    """Report whether numbers count days, a few days apart, from one of the usual first days on to
-    1985 or later, and set the format: that by which no bar is of a weekend, else Excel's."""
+    """Report whether the `cells` count days from a usual first day, and set the time format if they
+    do. The last day must be between 1985 and tomorrow, and the days must be 5 days apart or less
+    (median). The format is the first one for which the bars are on all five weekdays and on no
+    weekend; otherwise it is Excel's."""
     if not cells.str.fullmatch(r"(\d{5}|7\d{5})([.,]\d+)?").all():
         return False
     counts = _to_numbers(cells, layout)
@@ -1068,7 +1129,9 @@ def _recognise_counted_days(cells: pd.Series[Any], layout: Layout) -> bool:
 def _set_known_format(
     column: pd.Series[Any], layout: Layout, has_date: bool, date_in_name: bool
 ) -> None:
-    """Set the given `time_format` and its consequences."""
+    """Set the `time_format` that the user gave, and derive `zoned` and `whole_days` from it.
+    `has_date`: True if a separate column contains the dates; `date_in_name`: True if the file's
+    name contains a date."""
     written = layout.known["time_format"]
     layout.note("time_format", written, "")
     if re.fullmatch(SINCE, written):
@@ -1087,7 +1150,9 @@ def _set_known_format(
 def _set_formats(
     dates: pd.Series[Any], clocks: pd.Series[Any] | None, layout: Layout, joint: str = " "
 ) -> None:
-    """Set `time_format`, `whole_days` and the zone by the dates and the times of day."""
+    """Set `time_format` and `whole_days` from the `dates` and the times of day `clocks`, which are
+    None if there are none. `joint`: text between date and time of day. Raises BarError if the
+    format is unknown."""
     example = joint.join(filter(None, (dates.iloc[0], "" if clocks is None else clocks.iloc[0])))
     if (
         clocks is None
@@ -1116,7 +1181,7 @@ def _set_formats(
     date_format, why = _choose_date_format(dates, fits)
     iso = date_format == "%Y-%m-%d" and joint in ("T", " ")
     whole = dates if clocks is None else dates + joint + clocks
-    iso = iso and bool(_fitting(whole, "ISO8601"))  # 9:5 lacks its zeros
+    iso = iso and bool(_fitting(whole, "ISO8601"))  # 9:5 is not ISO 8601
     if not iso or layout.zoned:
         written = date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
         written += " %Z" if layout.zoned else ""
@@ -1124,7 +1189,7 @@ def _set_formats(
 
 
 def _suggest_format(dates: pd.Series[Any]) -> str:
-    """Suggest a remedy for dates of no known format."""
+    """Return advice to the user for `dates` that no known format fits."""
     if dates.str.contains(r"(?<!\d)2[456]\d\d(?:\d{4})?(?!\d)").all():
         return "its years are Buddhist: subtract 543 from them"
     if dates.str.contains(r"^1[34]\d\d\D").all():
@@ -1139,7 +1204,8 @@ def _suggest_format(dates: pd.Series[Any]) -> str:
 
 
 def _fit_clock(clocks: pd.Series[Any]) -> str | None:
-    """Find the format of times of day; without separators, 9:30 may lack its leading zero."""
+    """Return the format that fits all times of day `clocks`; None if no format fits. Times without
+    separators may lack a leading zero, as 930 for 9:30."""
     if clocks.str.fullmatch(r"\d+").all():
         size = int(clocks.str.len().max())
         written = next((one for one, digits in CLOCK_DIGITS.items() if 0 <= digits - size < 2), "")
@@ -1149,7 +1215,7 @@ def _fit_clock(clocks: pd.Series[Any]) -> str | None:
 
 
 def _fitting(cells: pd.Series[Any], formats: str) -> list[str]:
-    """List the formats that all cells have."""
+    """List the formats that fit all `cells`. `formats`: the formats to try, joined by |."""
     distinct = pd.Series(cells.unique())
     found = []
     for written in formats.split("|"):
@@ -1161,8 +1227,9 @@ def _fitting(cells: pd.Series[Any], formats: str) -> list[str]:
 
 
 def _choose_date_format(cells: pd.Series[Any], fits: list[str]) -> tuple[str, str]:
-    """Choose among the formats that fit, and say why: with the right one dates go one way and
-    reach less far, because day and month are not exchanged."""
+    """Choose one of the formats `fits`. Returns the format, and the beginning of a note: empty, or
+    `guess:` with a reason. The right format gives dates with fewer changes of direction and a
+    shorter range than a format that exchanges day and month."""
     if len(fits) == 1:
         return fits[0], ""
     scores = {}
@@ -1181,7 +1248,8 @@ def _choose_date_format(cells: pd.Series[Any], fits: list[str]) -> tuple[str, st
 
 
 def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
-    """Whole numbers: since midnight, since 1970, or a date without marks."""
+    """Set the time format of `cells` that are whole numbers: times since midnight, times since
+    1970, or dates without separators. Raises BarError for any other numbers."""
     digits = set(cells.str.len())
     size = digits.pop() if len(digits) == 1 else 0
     fits = _fitting(cells, _COUNTED.get(size, "%Y%m%d"))
@@ -1200,7 +1268,7 @@ def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
         layout.note("time_format", written, f"{why}like {cells.iloc[0]}")
         layout.whole_days = size <= 8
         return
-    # ns since 1970 of before 1992 are .NET's ticks, or times with other digits
+    # Numbers that would be nanoseconds before 1992 are ticks of .NET, or dates with other digits.
     if most < _EARLIEST or 10**16 <= most < 7 * 10**17:
         raise BarError(
             f"{layout.name}: times like {cells.iloc[0]} are neither dates nor times since 1970;"
@@ -1230,7 +1298,7 @@ _WORDS = re.compile(
     "quotemedia|stockprices|history_data|chart|table|results|max|candlesticks|comex|hkex",
     re.IGNORECASE,
 )
-"""Words in names of files that are no symbols."""
+"""Pattern of words in file names that are not symbols."""
 _DATE = r"(?:19|20)\d\d-?[01]\d-?[0-3]\d"
 _NOISE = re.compile(
     rf"{_DATE}|\d\d\.\d\d\.(?:19|20)\d\d|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"
@@ -1238,7 +1306,7 @@ _NOISE = re.compile(
     r"|PT?\d+[MHDW]",
     re.IGNORECASE,
 )
-"""Dates and lengths of bars in names of files."""
+"""Pattern of dates, other numbers and bar lengths in file names that are not symbols."""
 _YEAR = r"(?:19|20)\d\d"
 _DATED = rf"(?:{_DATE}|\d\d\.\d\d\.{_YEAR}|{_YEAR}(?:-?(?:0[1-9]|1[0-2]))?)"
 _PART = (
@@ -1246,8 +1314,9 @@ _PART = (
     rf"aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)(?:{_YEAR})?|"
     r"part\d*|train(?:ing)?|valid(?:ation)?|test|copy|\(\d+\))"
 )
-"""Months and other parts of one symbol's bars."""
-# MAR and DEC are also symbols: a word is a part only if all others of its place are parts, too.
+"""Pattern of words in file names that mark one part of a symbol's bars, such as a month."""
+# MAR and DEC are also symbols. A word marks a part of the bars only if the words of all
+# files in the same place do.
 _IS_PART = re.compile(_PART, re.IGNORECASE)
 _PERIOD = rf"(?:{_DATED}|{_PART}|\d+ ?(?:m|min|minute|h|hour|d|day)|(?:{_WORDS.pattern}))"
 _PERIODS = rf"{_PERIOD}(?:[_\s,-]+{_PERIOD})*"
@@ -1257,32 +1326,35 @@ _IN_FOLDER = re.compile(
     rf"((?:/{_DAY_FOLDER})+/(?:[0-3]?\d|{_PERIODS})|/{_PERIODS})(?:\.\w+)*$",
     re.IGNORECASE,
 )
-"""A symbol's folder, with files called like periods; years and months may lie between."""
+"""Pattern of the path of a file that has the name of a period and is in the folder of its symbol;
+folders of years and months may be between them."""
 _ENDING = re.compile(rf"(?:[_\s,-]+(?:{_DATED}|{_PART})|\(\d+\))+$", re.IGNORECASE)
 _TICKER_DIGITS = re.compile(rf"(?!(?:{_DATED}|1|5|15|30|60|240|1440)$)\d{{1,9}}")
-"""A number that is neither a date nor a length of bars."""
+"""Pattern of a number that may be a symbol: it is neither a date nor a bar length."""
 _WHOLE_YEAR = r"(?<![^_\s,-])(?:19|20)\d\d"
 _DASH = rf"(?:(?<={_WHOLE_YEAR})|(?<={_WHOLE_YEAR}-\d\d))-\d\d(?![^_\s,-])"
-"""A dash within 2024-01-05 or 2024-01."""
+"""Pattern of a dash within a date such as 2024-01-05 or 2024-01."""
 _EXPIRY = r"(?: \d\d|(?<= \d\d))-\d\d\.(?:ask|bid|last)$"
-"""The space or dash of a contract's month, ES 03-24.Last."""
+"""Pattern of the space or the dash in the expiry of a contract, such as ES 03-24.Last."""
 _MARKS = re.compile(
     rf"((?<=^DAT)_M[ST]_|(?!{_DASH}|{_EXPIRY})[_\s,-]+|(?<![_\s,-])(?=\(\d+\)$)"
     r"|\.(?=(?:ask|bid|last|mid|scid_bardata)$)|(?=历史数据$)"
     r"|(?<=[A-Z]{6})(?=(?:[hmd]\d{1,2}|1|5|15|30|60|240|1440)$))",
     re.IGNORECASE,
 )
-"""Marks between the parts of a file's name."""
+"""Pattern of the separators between the parts of a file name."""
 
 
 def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
-    """Pattern of the places of symbol and date in files' names; the date only where times are those
-    of a day.
+    """Return the pattern of the names of `files`, with the place of the symbol and, if
+    `needs_date`, of the date. `needs_date`: True if the files contain only times of day, so that
+    the date must be read from the name.
 
-    The symbol is the part that differs between the files, dates, lengths of bars and usual words
-    left out; of a single file, or of files that differ in nothing else, the part that is none of
-    these, or a number; of several files called like periods, their folder. Raises BarError where
-    no pattern gives the symbols.
+    The symbol is the part that differs between the files; dates, bar lengths and usual words are
+    ignored. If there is one file, or if no other part differs, the symbol is the first group of
+    adjacent parts that are not ignored; if there is no such part, it is a number. If several files
+    have names of periods, the symbol is the name of their folder. Raises BarError if no pattern
+    gives the symbols.
     """
     folders = [re.search(r"(symbol|ticker)=[^/]+((?:/[^/]+)+)$", file.place) for file in files]
     if folders[0] and all(folders):
@@ -1293,7 +1365,7 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
     depth = _find_folder(files)
     if depth:
         return "{symbol}" + "/*" * depth
-    # Parts at even places, marks between them at odd ones.
+    # Each list has the parts of a name at even places and the separators at odd places.
     split = [_MARKS.split(stem) for stem in stems]
     if len({(len(parts), *parts[1::2]) for parts in split}) > 1:
         return _join_uneven(stems) or f"{{symbol}}{_share_ending(split, needs_date)}"
@@ -1305,21 +1377,23 @@ def name_pattern(files: Sequence[BarFile], needs_date: bool) -> str:
     )
     names = {"".join(parts[first : last + 1]) for parts in split}
     if len(names) == 1 <= last - first and "*" in after:
-        # {symbol} would end at the first mark
+        # {symbol} would match only up to the first separator.
         return "{1}{0}{2}{{symbol={0}}}".format(*names, before, after)
     return f"{before}{{symbol}}{after}"
 
 
 def _find_folder(files: Sequence[BarFile]) -> int:
-    """Count the folders and names below those of the symbols, 0 without them."""
+    """Return the number of path levels between the symbols' folders and the `files`, the file name
+    included; 0 if the files are not in folders of symbols."""
     found = [_IN_FOLDER.search(file.place) for file in files]
     depths = {match[1].count("/") if match else 0 for match in found}
     return min(depths) if len(files) > 1 == len(depths) else 0
 
 
 def _join_uneven(stems: list[str]) -> str | None:
-    """Pattern of names of one symbol with different numbers of parts; None without parts. Raises
-    BarError for several symbols."""
+    """Return the pattern of the file names `stems` if they have one symbol, but different numbers
+    of parts; None if they have different symbols. Raises BarError if there are several symbols, and
+    a symbol has several files."""
     bases = {_ENDING.sub("", stem) for stem in stems}
     if len(bases) == 1:
         return "{0}*{{symbol={0}}}".format(*bases)
@@ -1333,7 +1407,8 @@ def _join_uneven(stems: list[str]) -> str | None:
 
 
 def _share_ending(split: list[list[str]], needs_date: bool) -> str:
-    """Pattern of the common ending of all names, without symbols."""
+    """Return the pattern of the ending that all file names share, without any symbol. `split`: for
+    each name, its parts at even places and the separators at odd places."""
     ending = ""
     while len(ends := {tuple(parts[-2:]) for parts in split}) == 1 and min(map(len, split)) > 2:
         mark, word = ends.pop()
@@ -1345,7 +1420,9 @@ def _share_ending(split: list[list[str]], needs_date: bool) -> str:
 
 
 def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
-    """Find the first and the last part of the symbol; of names without one, all parts."""
+    """Return the first and the last place of the symbol in the file names; the first and the last
+    place of the whole name if no part may be a symbol. `columns`: for each place, the words of all
+    files. Raises BarError if the name is a usual name of a download, without a symbol."""
     even = range(0, len(columns), 2)
     words = [place for place in even if not any(map(_is_noise, columns[place]))]
     own = [at for at in words if not all(map(_IS_PART.fullmatch, columns[at]))]
@@ -1355,7 +1432,7 @@ def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
     chosen = differing or first_ones or [0, len(columns) - 1]
     before = places.index(chosen[0]) - 1 if chosen[0] in places else -1
     if before >= 0 and all(re.fullmatch(MONEY, word, re.I) for word in columns[chosen[0]]):
-        chosen = [places[before], *chosen]  # BTC-USD and BTC-EUR
+        chosen = [places[before], *chosen]  # as in BTC-USD and BTC-EUR
     called = "".join(itertools.chain.from_iterable(columns))
     if not places and re.search(r"(?i)\d{10}|^(downloads?|export|table|chart|results)$", called):
         raise BarError(
@@ -1369,7 +1446,8 @@ def _is_noise(word: str) -> bool:
 
 
 def _placeholder(words: set[str], needs_date: bool) -> str:
-    """Write one part of the files' names into their pattern."""
+    """Return the pattern of one part of the file names: `{date}`, `*` or the word itself. `words`:
+    the words of all files in this part."""
     if all(re.fullmatch(_DATE, word) for word in words):
         return "{date}" if needs_date else "*"
     word = next(iter(words))

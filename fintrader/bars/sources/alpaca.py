@@ -2,7 +2,7 @@
 
 Alpaca has bars since 2016. The feed `sip` has all exchanges, and needs a subscription only for the
 last 15 minutes; `iex` is a single exchange with a few per cent of the volume, so it has no trade in
-most minutes. Prices are as traded, unless `data.source.adjustment` is set. The free plan allows 200
+most minutes. Prices are as traded, unless the setting `adjustment` changes that. The free plan allows 200
 requests a minute; a request returns pages of 10,000 bars, which are all read.
 
 Keys come only from the environment: APCA_API_KEY_ID and APCA_API_SECRET_KEY. No message, manifest

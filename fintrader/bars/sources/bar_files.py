@@ -348,7 +348,7 @@ def _list_missing(present: list[str], settings: FilesSettings) -> dict[str, str]
 
 def present_columns(file: BarFile, settings: FilesSettings) -> list[str]:
     """Return the names of a file's columns, unchecked. For a CSV they are its first line, unless
-    `settings.header` has as many names. Raises BarError when the file cannot be read."""
+    `header` of the settings has as many names. Raises BarError when the file cannot be read."""
     if file.kind != "csv":
         with explain_errors(file), _open_typed(file, settings.header) as (names, _):
             return list(names)

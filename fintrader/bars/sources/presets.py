@@ -1,10 +1,14 @@
 """Layouts of vendors' files, as settings of `data.source`, and usual names of columns.
 
-Sources of the layouts: Lean: github.com/QuantConnect/Lean, Data/equity/readme.md. Polygon: flat
-files `us_stocks_sip/minute_aggs_v1`. Databento: databento.com/docs/schemas/ohlcv, as `to_csv`
-writes it. FirstRate: firstratedata.com, `readme` of a bundle. Kibot: kibot.com/Data_Format.aspx.
-Alpaca: `get_stock_bars(...).df.to_csv()`. Yahoo: `to_csv()` of what yfinance has of one symbol
-(`Ticker.history`, or `download` with `multi_level_index=False`).
+Each layout comes from this source:
+- Lean: github.com/QuantConnect/Lean, Data/equity/readme.md;
+- Polygon: flat files `us_stocks_sip/minute_aggs_v1`;
+- Databento: databento.com/docs/schemas/ohlcv, as `to_csv` writes it;
+- FirstRate: firstratedata.com, the `readme` of a bundle;
+- Kibot: kibot.com/Data_Format.aspx;
+- Alpaca: `get_stock_bars(...).df.to_csv()`;
+- Yahoo: `to_csv()` of yfinance's table of one symbol (`Ticker.history`, or `download` with
+  `multi_level_index=False`).
 """
 
 from __future__ import annotations
@@ -48,12 +52,12 @@ PRESETS: dict[Preset, dict[str, Any]] = {
         "name_pattern": "{symbol}",
     },
 }
-"""Name of a preset -> settings of a `files` source that read the vendor's files. Settings of a
-configuration have precedence."""
+"""Name of a preset -> settings of a `files` source that read the vendor's files. A setting in the
+user's configuration replaces that of the preset."""
 
 
 def split_words(words: str) -> tuple[str, ...]:
-    """Split a list of words that is written as one text."""
+    """Split a text into its words at spaces and line breaks."""
     return tuple(words.split())
 
 
@@ -111,44 +115,49 @@ SPELLINGS = {
             total_ticks quatot umsatz_in_stück stock_volume qty quantity""",
     }.items()
 }
-"""Role of a column -> its usual names as `plain` spells them. Others must be named in
-`data.source.columns`."""
+"""Role of a column -> its usual names, as `plain` returns them; earlier names have precedence. The
+user must give other names in `data.source.columns`."""
 DATE_SPELLINGS = split_words(
     "date datum day tag trade_date calendardate dtyyyymmdd gregorian_date 日期 일자"
 )
-"""Usual names of a column of dates next to one of times of day."""
+"""Usual names of a column of dates in a file that also has a column of times of day."""
 CLOCK_SPELLINGS = split_words("time zeit clock uhrzeit trade_time mdentrytime 时间 시간")
 """Usual names of a column of times of day."""
 ACTIONS = split_words("splitfactor split_factor stock_splits divcash dividends")
-"""Usual names of columns of splits and dividends."""
+"""Usual names of columns that contain splits or dividends."""
 WEAK = split_words("name code stock contract start begin price last last_price")
-"""Names in `SPELLINGS` that count only if no other name of their role is there."""
+"""Names in `SPELLINGS` that are used only if the file has no other name of the same role."""
 MONEY = "usdt?|eur|gbp|jpy|chf|cad|aud|inr|cny|krw|hkd|sgd|brl|[$€£¥₩₹元円원]"
+"""Pattern of the code or the sign of a currency."""
 _COUNTS = "shares?|lots?|contracts?|units?|股|手|株|주"
+"""Pattern of the units in which volumes are counted, in several languages."""
 ZONES = "utc|gmt|eet|cet|wet"
+"""Pattern of the zones that stand in brackets after the name of a column of times."""
 IN_BRACKETS = rf"[(（]({MONEY}|{_COUNTS}|{ZONES})[)）]"
-"""Pattern of a unit or a zone after a column's name, as in `Volume (shares)`. Other words in
-brackets give a column another meaning, as in `High (52w)`."""
+"""Pattern of a unit or a zone in brackets after a column's name, as in `Volume (shares)`. Other
+words in brackets change the meaning of the column, as in `High (52w)`."""
 _VOLUME_OF_MONEY = rf"vol.*[(（]({MONEY})[)）]$"
+"""Pattern of the name of a volume in money, such as `Volume (USD)`. `plain` keeps its unit, because
+the column does not count shares."""
 IN_UTC = split_words("gmt_time utc_time timestamp_utc datetime_utc date_utc date_gmt")
-"""Names of columns whose times are UTC."""
+"""Names of columns of times that are in UTC."""
 
 
 def plain(column: object) -> str:
-    """Return a column's name as the lists above spell it: in lower case, with underscores for
-    spaces, and without numbering, quotes and units."""
+    """Return a column's name in the form of the names in `SPELLINGS`: in lower case, with
+    underscores for spaces, slashes and hyphens, and without numbering, quotes and units."""
     return _plain(str(column))
 
 
 @lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
-    name = re.sub(r"^\d+\.\s*", "", name.strip().strip("<>[]*#\"'").lower())  # "1. open"
+    name = re.sub(r"^\d+\.\s*", "", name.strip().strip("<>[]*#\"'").lower())  # as in "1. open"
     if not re.match(_VOLUME_OF_MONEY, name):
         name = re.sub(rf"(?<=\w)\s*{IN_BRACKETS}$", "", name)
     return re.sub(r"[\s_/-]+", "_", name).rstrip("._")
 
 
 def make_unique(columns: Sequence[str]) -> list[str]:
-    """Make the names of columns unique: the first of equal ones keeps its name, the others get a
-    number."""
+    """Return unique names of columns: the first of several equal names stays, and each other one is
+    followed by the number of its column, from 0 on."""
     return [f"{name} {at}" if name in columns[:at] else name for at, name in enumerate(columns)]

@@ -18,26 +18,27 @@ from fintrader.bars.sources.presets import SPELLINGS, make_unique, plain, split_
 from fintrader.errors import install_command
 
 INDEX = "__index_level_0__"
-"""Name of a column without one, as pandas calls its index in Parquet."""
+"""Name that a column without a name gets, as pandas names its index in Parquet."""
 _HEAD = 12
-"""Number of first rows of a sheet among which the names of the columns must stand."""
+"""Number of rows at the top of a sheet, without blank ones, that must include the header."""
 _WRAPPERS = split_words("bars candles data historical ohlc ohlcv prices quotes results values")
-"""Keys of JSON below which the rows stand; none of them is a symbol."""
+"""Keys of JSON whose value contains the rows. They are not symbols."""
 _SYMBOLS = split_words("symbol ticker instrument dataset_code")
-"""Keys of JSON whose value is the symbol of the rows."""
+"""Keys of JSON whose value is the symbol of the rows; earlier keys have precedence."""
 _NO_SYMBOL = (
     r"(sheet|tabelle|feuil|hoja|planilha|foglio|лист|工作表|시트).*|(19|20)\d\d.*|q[1-4].*"
     r"|.*(?<![a-z])(year|month|week|day|daily|hour|min|raw|adj|train|test|valid|data|price|bar"
     r"|trade|bid|ask)(s|ly|ing|ation|usted|utes?)?(?![a-z]).*"
 )
-"""Titles of sheets that are no symbols, such as Sheet1 or Daily."""
+"""Pattern of the titles of sheets that are not symbols, such as Sheet1 (in several languages), 2024
+or Daily."""
 _TIMES = r"(19|20)\d\d-?\d\d-?\d\d([T ].*)?"
-"""Pattern of keys of JSON that are days or times; none of them is a symbol."""
+"""Pattern of keys of JSON that are dates or times. They are not symbols."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
 
 
 class TableError(ValueError):
-    """A file contains no table; the message says why, and how to mend it."""
+    """Error for a file that contains no table; its message gives the reason and the remedy."""
 
 
 @contextlib.contextmanager
@@ -46,16 +47,18 @@ def open_typed(
     stream: Any,
     header: Sequence[str] = (),
 ) -> Iterator[tuple[list[str], Callable[[list[str], int], Iterator[pa.Table]]]]:
-    """Open a file of a `kind` (parquet, feather, json, excel); yield the names of its columns, and
-    a reader: (names of columns, most rows of a table) -> tables. Columns without names take those
-    of `header`, or numbers.
+    """Open a file whose cells have types; yield the names of its columns, and a reader.
 
-    Closes the `stream`. Raises ValueError (such as TableError) or OSError if the file is not of
-    this kind, or contains no table.
+    `kind`: parquet, feather, json or excel; `stream`: the open file, which is closed at the end.
+    The reader takes names of columns and the largest number of rows of a table, and yields tables.
+    Columns without names get the names in `header` if it has as many, otherwise numbers from 0 on.
+
+    Raises ValueError (such as TableError) or OSError if the file is not of this kind or contains no
+    table.
     """
     with stream:
         if kind == "parquet":
-            # buffering ahead would keep the whole file in memory
+            # with pre_buffer, pyarrow would keep the whole file in memory
             parquet = pq.ParquetFile(stream, pre_buffer=False)
 
             def read_parquet(columns: list[str], rows: int) -> Iterator[pa.Table]:
@@ -96,23 +99,26 @@ def _read_json(stream: Any) -> _Table:
     text = bytes(stream.read()).decode("utf-8-sig")
     try:
         content = json.loads(text)
-    except json.JSONDecodeError:  # it may have one JSON value on each line
+    except json.JSONDecodeError:  # the file may have one JSON value on each line
         content = [json.loads(line) for line in text.splitlines() if line.strip()]
     try:
         table = _convert_json(content)
-    except (AttributeError, TypeError):  # a number, say, in a table's place
+    except (AttributeError, TypeError):  # for example a number where a table is expected
         raise TableError(_NO_TABLE) from None
     cells = table.where(table.notna(), None)
     return _build_table([str(name) for name in cells], (cells[name].tolist() for name in cells))
 
 
 def _convert_json(content: Any) -> pd.DataFrame:
-    """Turn JSON into a table; columns without names get numbers.
+    """Turn parsed JSON into a table; columns without names get numbers.
 
-    Accepted forms: a list of rows, which are objects (name -> cell) or lists of cells; such a list
-    below a key like `bars`, or below each symbol or day; lists that are columns, some of which may
-    lie deeper than the times; and the output of pandas' `to_json` (orient columns, index, split).
-    Raises TableError for anything else.
+    These forms are accepted:
+    - a list of rows, where a row is an object (name -> cell) or a list of cells;
+    - such a list under a key like `bars`, or one under each symbol or each day;
+    - lists that are columns, of which some may be nested deeper than the times;
+    - the output of pandas' `to_json` (orient columns, index or split).
+
+    Raises ValueError (such as TableError) for any other form.
     """
     if isinstance(content, list):
         return _convert_rows(content)
@@ -133,7 +139,7 @@ def _convert_json(content: Any) -> pd.DataFrame:
     if not tables:
         raise TableError(_NO_TABLE)
     frames = {key: _convert_json(value) for key, value in tables.items()}
-    # another table next to the bars may be about the page; keep those with prices
+    # a second table may describe the page of results; keep the tables with prices
     frames = {key: one for key, one in frames.items() if _is_header(map(str, one))} or frames
     key = next(iter(frames))
     if len(frames) == 1 and (symbol or not _is_symbol(key, content)):
@@ -144,8 +150,8 @@ def _convert_json(content: Any) -> pd.DataFrame:
 
 
 def _is_symbol(key: str, content: Any) -> bool:
-    """Report whether the key above the only table is a symbol: it is written in capitals, or
-    nothing else stands next to it."""
+    """Report whether `key`, the key of the only table in `content`, is a symbol: it is written in
+    capitals, or it is the only key and its value has no plain cells."""
     table = content[key]
     inside = table.values() if isinstance(table, dict) else []
     is_alone = len(content) == 1 and all(isinstance(one, list | dict) for one in inside)
@@ -164,28 +170,28 @@ def _convert_rows(rows: list[Any]) -> pd.DataFrame:
         if len(rows) == 1 or holds_table:
             return pd.concat(
                 map(_convert_json, rows), ignore_index=True
-            )  # one table for each symbol
+            )  # each row contains the table of one symbol
         frame = pd.json_normalize(rows).astype(object)
         inner = [name for name, cell in rows[0].items() if isinstance(cell, dict)]
-        prefix = f"{inner[0]}." if len(inner) == 1 else "mid."  # as Oanda writes
+        prefix = f"{inner[0]}." if len(inner) == 1 else "mid."  # Oanda writes `mid.o`
         frame = frame.rename(columns=lambda name: name.removeprefix(prefix))
         return frame.loc[:, ~frame.columns.duplicated(keep="last")]
     return pd.DataFrame(rows, dtype=object)
 
 
 def _convert_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
-    """Turn columns (name -> cells), or rows by label (label -> row), into a table; None for
-    anything else."""
+    """Turn columns (name -> cells), or labelled rows (label -> row), into a table. Return None for
+    anything else. Raises TableError if the columns have several lengths."""
     names = nested.get("columns", nested.get("column_names"))
     if names and "data" in nested:
         return _add_index(pd.DataFrame(nested["data"], nested.get("index"), names, dtype=object))
-    # some tickers are also names of columns (C, H, L, O), but their values are no cells
+    # symbols such as C, H, L and O are also names of columns, but their values are tables
     if not all(map(_is_flat, nested.values())) or len({*map(type, nested.values())}) > 1:
         return None
     rows = {
         label: row for label, row in nested.items() if isinstance(row, dict) and _is_header(row)
     }
-    if 2 * len(rows) > len(nested):  # the others are metadata
+    if 2 * len(rows) > len(nested):  # the other values are metadata
         return _add_index(pd.DataFrame([*rows.values()], [*rows], dtype=object))
     if not _is_header(nested):
         return None
@@ -195,9 +201,11 @@ def _convert_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
 
 
 def _convert_leaves(content: Any) -> pd.DataFrame | None:
-    """Turn columns of which some lie deeper than others, as in Yahoo's charts, into a table.
-    Columns are all lists that are as long as the longest list directly in `content`. None if they
-    have no prices, or if two have the same name."""
+    """Turn columns into a table if some are nested deeper than others, as in Yahoo's charts.
+
+    Every list of cells is a column if it is as long as the longest list directly in `content`.
+    Return None if there are no columns of opens and closes, or if two columns have the same name.
+    """
     size = max((len(cell) for cell in content.values() if isinstance(cell, list)), default=0)
     leaves: list[tuple[str, list[Any]]] = []
     below = [content]
@@ -241,8 +249,8 @@ def _add_symbol(symbol: str | None, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _add_time(time: str, table: pd.DataFrame) -> pd.DataFrame:
-    """Add the day of a table's rows as a column, unless their times contain a day. Labels of these
-    rows are symbols."""
+    """Add the date `time` of a table's rows as a column, unless their own times contain a date. The
+    labels of these rows become the column `symbol`."""
     table = table.rename(columns={INDEX: "symbol"})
     named = [name for name in table if plain(name) in SPELLINGS["ts"]]
     if not named or all(len(str(cell)) < 9 for cell in table[named[0]]):
@@ -251,7 +259,7 @@ def _add_time(time: str, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _add_index(table: pd.DataFrame) -> pd.DataFrame:
-    """Add the labels of the rows as a column, unless they only number the rows."""
+    """Add the labels of the rows as the first column, unless they are the numbers of the rows."""
     labels = list(map(str, table.index))
     if labels != list(map(str, range(len(labels)))):
         table.insert(0, INDEX, labels)
@@ -259,8 +267,9 @@ def _add_index(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_excel(stream: Any) -> _Table:
-    """Read the only sheet that contains a table, or sheets of several symbols that have the same
-    columns. Raises TableError for other sheets, or where openpyxl is missing."""
+    """Read the only sheet that contains a table, or several sheets with the same columns, each with
+    the bars of the symbol in its title. Raises TableError for other sheets or if openpyxl is not
+    installed, and ValueError if the file is not a workbook."""
     try:
         import openpyxl
     except ImportError:
@@ -295,14 +304,15 @@ def _read_excel(stream: Any) -> _Table:
 
 
 def _find_tables(book: Any) -> dict[Any, Any]:
-    """Find the sheets of bars, else those with a table: title -> first rows, and the others."""
+    """Find the sheets of bars, or all sheets with a table if none has bars. Return a mapping: title
+    of a sheet -> its first rows from the header on, and an iterator over the rows below them."""
     found = {}
     for sheet in book.worksheets:
-        sheet.reset_dimensions()  # the size that the file states may be wrong
+        sheet.reset_dimensions()  # the size of a sheet that the file states may be wrong
         below = (row for row in sheet.iter_rows(values_only=True) if set(row) != {None})
         head = list(itertools.islice(below, _HEAD))
         filled = [sum(cell is not None for cell in row) for row in head]
-        while filled and 2 * filled[0] < filled[-1]:  # lines above the table
+        while filled and 2 * filled[0] < filled[-1]:  # drop lines above the table
             del head[0], filled[0]
         if len(head) > 1 and filled[0] > 1:
             found[sheet.title] = head, below
@@ -311,7 +321,8 @@ def _find_tables(book: Any) -> dict[Any, Any]:
 
 
 def _name_places(head: Sequence[Sequence[Any]]) -> dict[int, str]:
-    """Name the columns of a sheet by their places; an empty one may stand before the table."""
+    """Return the names of a sheet's columns: number of a column, from 0 on -> unique name. `head`:
+    first rows of the sheet; a column without a cell in its first two rows is left out."""
     named = {
         at: INDEX if cells[0] is None else str(cells[0])
         for at, cells in enumerate(itertools.zip_longest(*head[:2]))
@@ -328,5 +339,5 @@ def _build_table(names: Sequence[str], columns: Iterable[Sequence[Any]]) -> _Tab
 def _to_array(cells: Sequence[Any]) -> pa.Array:
     try:
         return pa.array(cells)
-    except (pa.ArrowException, OverflowError):  # of several types
+    except (pa.ArrowException, OverflowError):  # cells of several types become text
         return pa.array([None if cell is None else str(cell) for cell in cells])
