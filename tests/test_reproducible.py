@@ -139,8 +139,7 @@ def test_another_system_is_told_so(monkeypatch):
 
 
 RACE = {
-    "agent": None,
-    "agents": [
+    "agent": [
         {"algo": "ppo", "num_steps": 16},
         {"algo": "sac", "learning_starts": 100, "batch_size": 64},
     ],
@@ -155,8 +154,7 @@ def test_a_run_has_the_same_bytes_whatever_instructions_there_are(tmp_path):
     backtest."""
     found = []
     for name, outer in (("here", {}), ("there", ANOTHER)):
-        values = {key: value for key, value in RACE.items() if value is not None}
-        path = write_config(tmp_path / name, **values)
+        path = write_config(tmp_path / name, **RACE)
         run_python("-m", "fintrader", "run", str(path), **outer)
         folder = path.parent / "runs" / "tiny"
         manifest = json.loads((folder / "manifest.json").read_text())

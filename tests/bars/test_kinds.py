@@ -265,9 +265,9 @@ def test_a_workbook_keeps_its_tickers_and_needs_its_package(tmp_path, monkeypatc
         pd.DataFrame({"note": ["made", "by hand"]}).to_excel(book, sheet_name="notes", index=False)
     check_detected(path, table)
     with pd.ExcelWriter(tmp_path / "two.xlsx") as book:
-        for name in ("first", "second"):
+        for name in ("Sheet1", "Sheet2"):
             TABLE.to_excel(book, sheet_name=name, index=False)
-    with pytest.raises(BarError, match=r"tables in several sheets \(first, second\); save each"):
+    with pytest.raises(BarError, match=r"tables in several sheets \(Sheet1, Sheet2\); save each"):
         read(tmp_path / "two.xlsx")
     monkeypatch.setitem(sys.modules, "openpyxl", None)
     with pytest.raises(BarError, match=r"bars.xlsx: a workbook needs openpyxl: .*pip install"):
