@@ -153,7 +153,9 @@ def test_a_run_has_the_same_bytes_whatever_instructions_there_are(tmp_path):
     """A tournament of an on-policy and an off-policy agent in worker processes, and its
     backtest."""
     found = []
-    for name, outer in (("here", {}), ("there", ANOTHER)):
+    # The first run compiles all kernels, the second one loads them.
+    kernels = {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    for name, outer in (("here", kernels), ("there", ANOTHER | kernels)):
         path = write_config(tmp_path / name, **RACE)
         run_python("-m", "fintrader", "run", str(path), **outer)
         folder = path.parent / "runs" / "tiny"

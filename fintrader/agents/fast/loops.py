@@ -16,7 +16,12 @@ from fintrader.envs.fast.compiled import njit_entry, njit_inner
 
 njit_pass = partial(njit_entry, _nrt=False, fastmath={"reassoc", "contract", "nsz", "arcp"})
 """Passes of learning."""
-njit_layer = partial(njit_inner, _nrt=False, fastmath={"reassoc", "contract", "nsz"})
+# Not a function of its own in compiled code: each caller would hold a copy that sums in its own
+# order, and the copy that a process loads first would serve all callers. A run that compiles would
+# then differ from one that loads the compiled functions.
+njit_layer = partial(
+    njit_inner, forceinline=True, _nrt=False, fastmath={"reassoc", "contract", "nsz"}
+)
 """Parts of the forward pass; divisions stay exact, not products with a reciprocal (`arcp`)."""
 ZERO = np.float32(0.0)
 HALF = np.float32(0.5)
