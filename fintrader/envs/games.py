@@ -11,9 +11,9 @@ side of the flow pay for it, traders on the other side are paid.
 
 Orders that rest (`action: limit` and `quote`) meet in a call auction at each bar's open. The market
 sells (p' / p - 1) / (kappa p) shares at the price p', at most +-limit away from p, and buys
-likewise. The price at which demand meets supply is everyone's fill price. Orders at that very price
-share what the others leave, in proportion to their sizes. An order whose price is not met waits in
-the bar for the market's own prices.
+likewise. All orders fill at the price at which demand meets supply. Orders with exactly that limit
+share the quantity that the better orders leave, in proportion to their sizes. An order whose price
+is not met waits in the bar for the market's own prices.
 
 The accounts of an environment are its traders, game by game. A ruined trader is out: it orders
 nothing and is rewarded 0, `terminated` at each step, until its game ends for all, at the time limit
@@ -34,9 +34,6 @@ from fintrader.envs.money import round_to_zero
 from fintrader.envs.resting import Auction, advance_resting
 from fintrader.envs.reward import Reward
 from fintrader.envs.settings import MOST_IMPACT, EnvSettings, TraderSettings
-
-LEAST_IMPACT = 1e-300
-"""Divides a move of 0 by no impact, which gives 0."""
 
 
 def advance_games(
@@ -96,15 +93,14 @@ def hold_auction(orders: Tensor, worst: Tensor, price: Tensor, settings: EnvSett
     """Open a bar quoted at `price` `[B, N]` USD, 0 where nothing trades: match each game's orders
     `[B, S, N]` (signed shares, with the worst prices that they accept) with each other and with the
     market."""
-    num_sides = orders.shape[1]
-    together = (-1, settings.num_traders * num_sides, price.shape[1])
+    together = (-1, settings.num_traders * orders.shape[1], price.shape[1])
     orders_of = orders.reshape(together)
     limit = worst.reshape(together)
     base = price[:: settings.num_traders].unsqueeze(1)
     kappa = settings.impact_per_usd
 
     def respond(demand: Tensor) -> Tensor:
-        """Price at which the market sells as many shares as are demanded."""
+        """Return the price at which the market sells as many shares as are demanded."""
         return base * (1.0 + torch.clamp(kappa * base * demand, -MOST_IMPACT, MOST_IMPACT))
 
     # Net demand falls with the price, and the response with it. The two meet at the largest price
@@ -117,14 +113,15 @@ def hold_auction(orders: Tensor, worst: Tensor, price: Tensor, settings: EnvSett
     lowest = respond(torch.where(buys, 0.0, orders_of).sum(1, keepdim=True))
     opened = torch.minimum(limit, respond(demand)).amax(1, keepdim=True).maximum(lowest)
 
-    better = torch.where(buys, limit > opened, limit < opened) & (orders_of != 0) & (base > 0)
-    equal = (limit == opened) & (orders_of != 0) & (base > 0) & (kappa > 0.0)
+    trades = (orders_of != 0) & (base > 0)
+    better = torch.where(buys, limit > opened, limit < opened) & trades
+    equal = (limit == opened) & trades & (kappa > 0.0)
     filled = torch.where(better, orders_of, 0.0)
     marginal = torch.where(equal, orders_of, 0.0)
     bought = torch.relu(marginal).sum(1, keepdim=True)
     sold = torch.relu(-marginal).sum(1, keepdim=True)
-    move = opened / torch.where(base > 0, base, 1.0) - 1.0
-    supply = move / torch.where(base > 0, max(kappa, LEAST_IMPACT) * base, 1.0)
+    move = divide(opened - base, base)
+    supply = divide(move, kappa * base)
     # The market takes any number of shares once the price has moved as far as it may.
     is_bounded = move.abs() < MOST_IMPACT
     need = torch.where(is_bounded, supply - filled.sum(1, keepdim=True), bought - sold)
@@ -137,12 +134,11 @@ def hold_auction(orders: Tensor, worst: Tensor, price: Tensor, settings: EnvSett
     sales = torch.relu(-filled).sum(1, keepdim=True)
     matched = torch.minimum(purchases, sales)
     outside = 1.0 - torch.where(buys, divide(matched, purchases), divide(matched, sales))
-    apart = orders.shape
     return Auction(
         price=opened.expand(-1, settings.num_traders, -1).reshape(price.shape),
-        is_met=(better | equal).reshape(apart),
-        shares=filled.reshape(apart),
-        outside=outside.reshape(apart),
+        is_met=(better | equal).view_as(orders),
+        shares=filled.view_as(orders),
+        outside=outside.view_as(orders),
     )
 
 

@@ -17,7 +17,7 @@ from fintrader.market.tensors import MarketTensors
 
 
 class MultiTraderEnv:
-    """G games of K traders, vectorised: observations `[G, K, D]`, actions `[G, K, N]`, rewards `[G,
+    """G games of K traders, vectorised: observations `[G, K, D]`, actions `[G, K, A]`, rewards `[G,
     K]`.
 
     A ruined trader is out (`terminated` once): it orders nothing and is rewarded 0 until the game
@@ -39,8 +39,7 @@ class MultiTraderEnv:
         """Make the games; `traders` replaces that of the settings. Without a `seed` one is drawn
         from the system's entropy (`np_random_seed`).
 
-        Raises EnvError for a window of one bar or no game at all, ConfigError for orders that rest,
-        or an option.
+        Raises EnvError for a window of one bar or no game at all, ConfigError for an option.
         """
         if num_games < 1:
             raise EnvError(f"num_games must be at least 1, got {num_games}")

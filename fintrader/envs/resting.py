@@ -256,9 +256,12 @@ def trade_bar(
             hold_back(row, rested, start.shares, start, low, high, settings)
             for row in rows[:, :, LEFT].unbind(1)
         ]
+        left = torch.stack(held_back, 1)
+        may_trade = quote.buyable.unsqueeze(1) | (left * start.shares.unsqueeze(1) < 0)
         most = quote.order_limit.double().unsqueeze(1)
         worst = accept_price(rows[:, :, LEFT], rows[:, :, PRICE], settings)
-        auction = open_bar(torch.stack(held_back, 1).clamp(-most, most), worst, quote.price)
+        wanted = torch.where(may_trade, left, 0.0).clamp(-most, most)
+        auction = open_bar(wanted, worst, quote.price)
         quote = quote._replace(price=auction.price)
     sides: list[BarTrade] = []
     room = None

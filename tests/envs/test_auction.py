@@ -1,6 +1,8 @@
 """Traders of one market whose orders rest: the opening at which they meet each other, against plain
 Python and in numbers worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ import torch
 import fintrader
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.games import hold_auction
+from fintrader.envs.rivals import RivalsEnv
 from fintrader.envs.settings import TraderSettings
 from tests.engines.strategies import random_actions
 from tests.factories import make_market, market_of
@@ -141,6 +144,37 @@ def test_orders_without_a_limit_move_the_price_as_market_orders_do():
         other = resting.step(torch.cat((weights, wish), 1))[1]
         assert reward.abs().max() > 0
         torch.testing.assert_close(other, reward)
+
+
+def test_a_purchase_that_cannot_fill_is_no_counterparty():
+    market = flat()
+    market = replace(market, member=torch.zeros_like(market.member))
+    settings = game((1, 1), 0.0, cost_bps=0.0, half_spread_bps=50.0, start="first", short=True)
+    env = TradingEnv(market, settings, num_envs=2, seed=0)
+    env.reset(options={"shares": torch.tensor([[1000.0], [0.0]])})
+    before = env.account.equity[0].item()
+    env.step(torch.tensor([order(0.0, -1.0), order(0.5, 1.0)]))
+    assert env.account.shares[:, 0].tolist() == [0.0, 0.0]
+    paid = before - env.account.equity[0].item()
+    assert paid == pytest.approx(0.005 * 1000 * 100), "the market took all of it, with its spread"
+
+
+@pytest.mark.parametrize("action", ["limit", "quote"])
+def test_other_doors_take_the_wider_actions(action):
+    market = make_market(60, 2)
+    settings = game((1, 2), 20.0, action=action, episode_bars=6)
+    env = TradingEnv(market, settings, num_envs=6, seed=1)
+    rivals = RivalsEnv(env, [lambda obs: obs.new_ones(len(obs), 4)])
+    rivals.reset()
+    assert rivals.step(torch.rand(2, 4))[1].isfinite().all()
+    pytest.importorskip("pettingzoo")
+    from fintrader.envs.adapters.pettingzoo import TradersParallelEnv
+
+    parallel = TradersParallelEnv(market, settings, settings.traders, seed=1)
+    parallel.reset(seed=1)
+    actions = {one: parallel.action_space(one).sample() for one in parallel.agents}
+    assert actions["trader_0"].shape == (4,)
+    assert np.isfinite([*parallel.step(actions)[1].values()]).all()
 
 
 def test_a_shared_policy_learns_to_trade_by_orders_that_rest():

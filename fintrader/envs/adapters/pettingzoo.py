@@ -48,13 +48,12 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
         self.agents: list[str] = []
         self.render_mode = None
         width = self.env.layout.width
-        assets = self.env.layout.num_assets
         self.observation_spaces = {
             agent: gymnasium.spaces.Box(-np.inf, np.inf, (width,), np.float32)
             for agent in self.possible_agents
         }
         self.action_spaces = {
-            agent: gymnasium.spaces.Box(-1.0, 1.0, (assets,), np.float32)
+            agent: gymnasium.spaces.Box(-1.0, 1.0, (self.env.layout.num_actions,), np.float32)
             for agent in self.possible_agents
         }
 
@@ -63,7 +62,7 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
         return self.observation_spaces[agent]
 
     def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        """Box(-1, 1) `[N]`."""
+        """Box(-1, 1) `[A]`."""
         return self.action_spaces[agent]
 
     def reset(self, seed: int | None = None, options: object = None) -> tuple[Rows, Infos]:
@@ -80,7 +79,7 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
         missing = [agent for agent in self.agents if agent not in actions]
         if missing:
             raise EnvError(f"no action for {missing[0]}; every agent in `agents` needs one")
-        batch = torch.zeros((1, self.env.num_traders, self.env.layout.num_assets))
+        batch = torch.zeros((1, self.env.num_traders, self.env.layout.num_actions))
         for agent in self.agents:
             action = to_batch(actions[agent], torch.device("cpu"))
             if action.shape != batch.shape[2:]:
