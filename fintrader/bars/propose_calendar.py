@@ -53,6 +53,8 @@ OPEN = (*_UTC_ONLY, FX, NASDAQ_NIGHT, "CMES")
 _FILLED = (0.8, 0.98)
 """Least share of the slots of an `OPEN` calendar's sessions that must be filled: quarters of an
 hour, and days of daily bars."""
+_MOSTLY = 0.7
+"""Share of the sessions' slots above which a calendar may be sure."""
 _REST = {"CMES": 60 * MINUTE_NS}
 """Calendar -> pause at the end of each session, nanoseconds, which exchange_calendars does not
 know."""
@@ -100,7 +102,7 @@ class Proposal:
     calendars: tuple[str, ...]
     """Other calendars that are not refuted, the best first."""
     zones: tuple[str, ...]
-    """Other zones of the best calendar that are not refuted, the best first."""
+    """Other zones that are not refuted, with any calendar, the best first."""
     may_be_sure: bool
     """False where the proposal can never be certain: all volumes are equal, or the calendar is open
     at nearly all hours, and missing rows or the zone leave doubt."""
@@ -186,8 +188,9 @@ def _list_needless(bars: Bars) -> list[str]:
     needs two seconds for Korea's holidays."""
     dates = pd.DatetimeIndex(np.unique(bars.ts).astype("datetime64[ns]"))
     is_shut = np.isin(100 * dates.month + dates.day, (501, 1231))
-    is_foreign = (dates == dates.normalize()).all() and is_shut.sum() > 1
-    return [FX, NASDAQ_NIGHT, *["XKRX"] * int(is_foreign)]
+    if (dates == dates.normalize()).all() and is_shut.sum() > 1:
+        return [FX, NASDAQ_NIGHT, "XKRX"]
+    return [FX, NASDAQ_NIGHT]
 
 
 def propose(
@@ -291,7 +294,7 @@ def _choose(hypotheses: list[Hypothesis], is_daily: bool, has_volume: bool) -> P
     zones = dict.fromkeys(
         one.zone for one in likely if _list_offsets(one.zone) != _list_offsets(best.zone)
     )
-    return Proposal(best, tuple(others), tuple(zones), has_volume and best.filled > 0.7)
+    return Proposal(best, tuple(others), tuple(zones), has_volume and best.filled > _MOSTLY)
 
 
 def _judge(

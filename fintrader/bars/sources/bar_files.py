@@ -64,7 +64,7 @@ def fold_warnings() -> Iterator[None]:
 
 def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()) -> Bars:
     """Read all rows of all files at a path, of `symbols` only if there are any. Raises BarError for
-    what cannot be read, DataError if there is no file."""
+    a file that cannot be read, DataError if there is no file."""
     return read_rows(select_files(settings, path), settings, symbols)
 
 
@@ -119,7 +119,7 @@ def share_layout(
         except BarError as error:
             errors[file] = error
     kinds = {file.kind for file, count in lacking.items() if count < 2}
-    if not kinds:  # an error names what is wrong when the first file is read
+    if not kinds:  # reading the first file raises an error that names its fault
         return list(files), []
     shared = {file: file.kind in kinds and lacking.get(file, 0) < 2 for file in files}
     for file in errors:
@@ -146,7 +146,7 @@ def iterate(
 
     after: number of bytes to skip at the beginning of a CSV (`BarFile.appendable`), and the number
     of the row that follows. is_alone: True if there is no other file: a file without prices then
-    raises BarError, otherwise the log names it. Raises BarError for what cannot be read.
+    raises BarError, otherwise the log names it. Raises BarError for a file that cannot be read.
     """
     if after is not None and _is_blank_from(file.path, after[0]):
         return

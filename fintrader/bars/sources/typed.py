@@ -285,7 +285,7 @@ def _read_excel(stream: Any) -> _Table:
     places = layouts[0]
     names = [*places.values()]
     if len(found) > 1:
-        names.append("tic")
+        names.append("tic")  # the symbol, unless another column has a more usual name for it
         is_other = any(re.fullmatch(_NO_SYMBOL, title, re.IGNORECASE) for title in found)
         if is_other or any(one != places or not _is_header(names) for one in layouts):
             raise TableError(
