@@ -96,6 +96,8 @@ def main() -> None:
         part = asked["seconds"] / (asked["slices"] * len(algos))
         steps = 0
         for number in range(asked["slices"] * len(algos)):
+            if spent >= asked["seconds"]:
+                break
             algo = algos[number % len(algos)]
             began = time.process_time()
             while time.process_time() - began < part:
