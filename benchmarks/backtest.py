@@ -29,7 +29,7 @@ from fintrader.agents import ActionHeadSettings, NetworkSettings
 from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines, write_backtest
 from fintrader.backtesting.account import BacktestAccount
-from fintrader.backtesting.simulation import PolicyStrategy
+from fintrader.backtesting.policy_strategy import PolicyStrategy
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.market.tensors import MarketTensors
 from fintrader.report.html import write_report

@@ -48,6 +48,7 @@ OBSERVERS = {
     "tensorboard": Part("fintrader.tournament.tensorboard:export", "tensorboard", "observe"),
 }
 SERVERS = {"mcp": Part("fintrader.cli.mcp_server:serve", "mcp", "mcp")}
+EXECUTORS = {"trained": Part("fintrader.execution.executor:open_executor", "torch")}
 KERNELS = {"triton": Part("fintrader.envs.fast.triton_step:TritonStep", "triton")}
 
 

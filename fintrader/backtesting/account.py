@@ -41,6 +41,13 @@ class Holdings(NamedTuple):
     """`[N]` shares."""
 
 
+class RestingOrders(NamedTuple):
+    """Orders that rest from now on, which a strategy may return where `env.action` is limit."""
+
+    rows: Array
+    """`[R, N]` (`envs.account.Account.resting`)."""
+
+
 def flatten_action(action: Action) -> Float32:
     """Convert an action to a row `[N]`."""
     values = action.detach().cpu().numpy() if isinstance(action, Tensor) else action
@@ -96,6 +103,9 @@ class BacktestAccount:
         self._log = AccountLog._make(
             [*curves, *columns, np.zeros(1, np.int64), filled, np.zeros(4)]
         )
+        self.decision_bars = 1
+        """Bars between the decisions that fills belong to, where orders are worked at every
+        bar."""
         self._seen = np.zeros(self.layout.private_width, np.float32)
         """The private part of the observation at bar `_seen_at`."""
         self._seen_at = -1
@@ -116,13 +126,20 @@ class BacktestAccount:
         """Make an account at the close of `bar`. cash, equity: USD; capital: highest and first
         equity, USD; shares: `[N]`."""
         account = cls(market, settings)
-        state = account._state
+        account.set_books(bar=bar, cash=cash, equity=equity, capital=capital, shares=shares)
+        return account
+
+    def set_books(
+        self, *, bar: int, cash: float, equity: float, capital: tuple[float, float], shares: Array
+    ) -> None:
+        """Go on from other books, as in `resume`."""
+        state = self._state
         state.bar[0] = bar
         state.cash[0] = cash
         state.equity[0] = equity
         state.peak_equity[0], state.first_equity[0] = capital
         state.shares[0] = shares
-        return account
+        self._seen_at = -1
 
     def expect_bars(self) -> None:
         """Let orders rest beyond the market's last bar, because a newer market will continue it."""
@@ -274,7 +291,9 @@ class BacktestAccount:
         count_cancelled.py_func(self.bar, side, asset, left, self._prices, self._log)
         self._log.filled[side, asset] = 0.0
 
-    def act(self, action: Action | Holdings | None, bars: int | None = None) -> bool:
+    def act(
+        self, action: Action | Holdings | RestingOrders | None, bars: int | None = None
+    ) -> bool:
         """Give an order (None: no order), wait for `bars` (default: the decision interval), and
         return True if the account has reached its end.
 
@@ -282,6 +301,10 @@ class BacktestAccount:
         """
         row = _NO_ACTION
         want = self._want
+        if isinstance(action, RestingOrders):
+            self.resting[:] = action.rows
+            self._log.counts[ORDER] += int((action.rows[LEFT] != 0).sum())
+            action = None
         if action is None:
             want = want[:0]
         elif isinstance(action, Holdings):
@@ -344,8 +367,9 @@ class BacktestAccount:
         self._seen_at = self.bar
         over = is_ruined or self.bar >= self._end
         if over:
-            kinds, *others = self.list_trades()
-            self.trade_log.fills.append(TradeRows(KINDS[kinds], *others))
+            kinds, decided, *others = self.list_trades()
+            decided = decided - decided % self.decision_bars
+            self.trade_log.fills.append(TradeRows(KINDS[kinds], decided, *others))
             orders, capped, unfilled, cancelled = self._log.counts.tolist()
             self.trade_log.orders = OrderCounts(int(orders), int(capped), int(unfilled), cancelled)
         if is_ruined:

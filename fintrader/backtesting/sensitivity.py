@@ -16,8 +16,9 @@ import torch
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.desk import OrderRule
+from fintrader.backtesting.policy_strategy import PolicyStrategy, Predictor
 from fintrader.backtesting.result import Array, BacktestResult
-from fintrader.backtesting.simulation import PolicyStrategy, Predictor, open_account, simulate
+from fintrader.backtesting.simulation import open_account, simulate
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings, Policy
 from fintrader.envs.settings import MOST_CASH_USD

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fintrader.backtesting.account import BacktestAccount, Float32, Holdings
+from fintrader.backtesting.account import BacktestAccount, Float32, Holdings, RestingOrders
 from fintrader.backtesting.limits import Limits, LimitSettings
+from fintrader.backtesting.order_worker import make_strategy
 from fintrader.backtesting.result import Array, BacktestResult
-from fintrader.backtesting.simulation import PolicyStrategy, open_account, trade
+from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs.account import LEFT, ORDER_ROWS, PRICE
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
 from fintrader.envs.market_view import LARGEST
@@ -48,7 +49,9 @@ class Decision:
     orders rest."""
 
 
-def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> Decision:
+def decide(
+    account: BacktestAccount, action: Float32 | RestingOrders | None, limits: Limits
+) -> Decision:
     """Decide on an account's orders; `action` None: no decision is due, only watch for losses.
 
     Orders that rest are cut as if all purchases filled and no sale did. If no decision is due or
@@ -77,6 +80,8 @@ def decide(account: BacktestAccount, action: Float32 | None, limits: Limits) -> 
         return Decision(None, why=why, resting=stops)
     kind = benchmark_kind(market, account.settings.benchmark)
     benchmark = benchmark_weights(market.window(opened, bar + 1), kind)[-1].numpy()
+    if isinstance(action, RestingOrders):
+        return _cut_resting(account, action.rows, limits, benchmark)
     if account.settings.orders_rest:
         return _cut_resting(account, account.lay_orders(action), limits, benchmark)
     wanted = account.holdings(action)
@@ -151,12 +156,12 @@ def shadow_backtest(
 
     Raises BacktestError for a window of fewer than two bars.
     """
-    account = open_account(market, env, name)
+    account = open_account(market, env.for_working(), name)
     limits = Limits(settings, whole=not env.fractional)
-    strategy = PolicyStrategy(policy, account, name)
+    strategy = make_strategy(policy, account, env, name)
 
     def step(account: BacktestAccount) -> Holdings | None:
-        decision = decide(account, np.asarray(strategy(account), np.float32).reshape(-1), limits)
+        decision = decide(account, strategy(account), limits)
         if decision.resting is not None:
             account.replace_orders(decision.resting)
             return None

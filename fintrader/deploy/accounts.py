@@ -117,7 +117,7 @@ class Accounts:
         self.broker = broker
         self.journal = recorder.journal
         self.recorder = recorder
-        self.env = self.bundle.env
+        self.env = self.bundle.env.for_working()
         self.limits = limits
         self._halt = halt
         self._alert = alert

@@ -5,6 +5,7 @@
       policy.safetensors    the policy
       normalisation.json    the statistics by which its rows are scaled
       parity.safetensors    observations and the policy's actions when it was frozen
+      executor.safetensors  the executor of its orders, where `env.execution` names one
       policy.onnx           the same policy for programs without PyTorch, where onnx is installed
       files/                membership, splits and the other files that the data settings name
 
@@ -42,7 +43,8 @@ from fintrader.deploy.bundle_record import (
 from fintrader.deploy.control import BUNDLE
 from fintrader.envs.observation import ACCOUNT_FEATURES, ObservationLayout
 from fintrader.envs.settings import EnvSettings
-from fintrader.errors import CheckpointError, ConfigError, DeployError
+from fintrader.errors import BacktestError, CheckpointError, ConfigError, DeployError
+from fintrader.execution.executor import open_executor
 from fintrader.files import hash_bytes, hash_file, seal, write_bytes
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
@@ -53,6 +55,7 @@ from fintrader.storage.objects import ObjectStore, read_whole
 POLICY = "policy.safetensors"
 NORMALISATION = "normalisation.json"
 PARITY = "parity.safetensors"
+EXECUTOR = "executor.safetensors"
 ONNX = "policy.onnx"
 PARITY_VECTORS = 256
 TOLERANCE = 1e-5
@@ -109,6 +112,8 @@ class Bundle:
     def env(self) -> EnvSettings:
         """Settings of orders and observations. Raises DeployError if they cannot be live."""
         env = validate(EnvSettings, self.record.env, BUNDLE)
+        if env.execution is not None and env.execution.policy == EXECUTOR:
+            env = _with_executor(env, str(self.folder / EXECUTOR))
         _refuse_what_is_not_live(self.data, env)
         return env
 
@@ -186,6 +191,13 @@ def freeze(
         NORMALISATION: (json.dumps(to_json(normalisation), sort_keys=True) + "\n").encode(),
         PARITY: save_tensors(parity),
     }
+    if env.execution is not None and env.execution.policy != "twap":
+        try:
+            open_executor(env.execution.policy, market.feature_names, env.execution.bars)
+        except (BacktestError, CheckpointError) as error:
+            raise DeployError(f"env.execution.policy: {error}") from None
+        parts[EXECUTOR] = Path(env.execution.policy).read_bytes()
+        env = _with_executor(env, EXECUTOR)
     own_files = {}
     for setting, path in _list_files(data):
         name_inside = f"files/{setting}{''.join(Path(path).suffixes[-2:])}"
@@ -229,7 +241,9 @@ def _is_same(folder: Path, record: BundleRecord) -> bool:
         return False
     there = Bundle.open(folder)
     # Compared as models: a setting that a version added, at its default, changes no trade.
-    models = there.env == validate(EnvSettings, record.env, BUNDLE)
+    models = validate(EnvSettings, there.record.env, BUNDLE) == validate(
+        EnvSettings, record.env, BUNDLE
+    )
     models &= validate(DataSettings, there.record.data, BUNDLE) == validate(
         DataSettings, record.data, BUNDLE
     )
@@ -248,6 +262,13 @@ def _load(policy: Path, market: MarketTensors) -> PolicyModule:
     except CheckpointError as error:
         place = "" if str(policy) in str(error) else f"{policy}: "
         raise DeployError(f"{place}{error}") from None
+
+
+def _with_executor(env: EnvSettings, policy: str) -> EnvSettings:
+    """Change the executor's file."""
+    assert env.execution is not None
+    execution = env.execution.model_copy(update={"policy": policy})
+    return env.model_copy(update={"execution": execution})
 
 
 def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
@@ -299,9 +320,8 @@ def sample_parity_vectors(
     actions."""
     from fintrader.backtesting.account import BacktestAccount
 
-    account = BacktestAccount(
-        market, env.model_copy(update={"observation": "flat", "observation_dtype": "float32"})
-    )
+    plain = {"observation": "flat", "observation_dtype": "float32", "execution": None}
+    account = BacktestAccount(market, env.model_copy(update=plain))
     count = -(-(market.num_bars - 1) // env.decision_interval)
     chosen = set(np.linspace(0, count - 1, min(PARITY_VECTORS, count)).astype(int).tolist())
     samples = []

@@ -70,6 +70,8 @@ class BarDecision:
     it."""
     resting: tuple[Order, ...] = ()
     """Orders that rest from this decision to the next; `orders` is then empty."""
+    goal: Shares = field(default_factory=dict)
+    """Shares to hold where they change, if orders are worked at the bars that follow."""
 
     @property
     def ordered(self) -> dict[str, float]:

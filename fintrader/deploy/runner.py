@@ -12,7 +12,7 @@ import functools
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from fintrader.deploy.broker import Broker, Order, OrderReport, refuse_real_mone
 from fintrader.deploy.bundle import Bundle
 from fintrader.deploy.clock import SECOND_NS, Clock
 from fintrader.deploy.control import HEARTBEAT, Heartbeat, list_requests
-from fintrader.deploy.decisions import Decider
+from fintrader.deploy.decisions import Decider, Turn
 from fintrader.deploy.entries import (
     Alert,
     BarDecision,
@@ -117,12 +117,12 @@ class Runner:
         self.broker = world.broker
         self.journal = world.journal
         self.folder = self.journal.path.parent
-        self.env = bundle.env
+        self.env = bundle.env.for_working()
         self.window = window
         self.until = until
         self._daily = daily
         self.policy = bundle.policy
-        self._decide_action = Decider()
+        self._decide_action = Decider(bundle.env)
         self.recorder = Recorder(
             bundle,
             self.journal,
@@ -359,6 +359,8 @@ class Runner:
                 self.limits.watch(entry.body.bar // _DAY_NS, entry.body.equity)
                 self.limits.traded_usd = entry.body.traded
                 self.accounts.remember(entry.body)
+                if entry.body.goal:
+                    self._decide_action.restore(entry.body)
             elif isinstance(entry.body, Mark):
                 if self.simulated is None:
                     self.limits.watch(entry.body.bar // _DAY_NS, entry.body.equity)
@@ -402,12 +404,17 @@ class Runner:
         self._read_at = now
         if isinstance(self.execution, VenueExecution):
             account.replace_orders(self.execution.lay_out(account))
-        action = self._decide_action(self.policy, account) if not self.limits.halted else None
+        elapsed = (bar - self.first) % self.bundle.env.decision_interval
+        turn = Turn(elapsed, int(self.grid.minutes[bar - elapsed]))
+        action = None
+        if not self.limits.halted:
+            action = self._decide_action(self.policy, account, turn)
         decision = decide(account, action, self.limits)
         if self.flatten.is_on and self.simulated is not None:
             decision = self._sell_simulated(account, now)
         if not self.clock.live or not self._is_clock_off(now):
-            self._order(bar, now, market, account, decision)
+            goal = {} if elapsed else self._decide_action.list_goal(account)
+            self._order(bar, now, market, account, decision, goal)
         faults = self.recorder.rows.find_faults(self.grid, bar)
         if faults:
             odd = [f"{fault.kind} of {fault.symbol}" for fault in faults]
@@ -422,6 +429,7 @@ class Runner:
         market: MarketTensors,
         account: BacktestAccount,
         decision: Decision,
+        goal: Mapping[str, float],
     ) -> None:
         names = market.symbols
         prices = {name: usd for name, usd in _by_symbol(names, account.prices).items() if usd > 0}
@@ -455,6 +463,7 @@ class Runner:
             prices=prices,
             outside_usd=self.accounts.outside_usd,
             resting=resting,
+            goal=goal,
         )
         # The orders stay open until the close of the next bar, or rest until the next decision.
         last = self.grid.num_bars - 1

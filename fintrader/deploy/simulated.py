@@ -71,9 +71,9 @@ class SimulatedBroker(Broker):
         `grows` knows no bar before the first call of `grow`, where its account begins with the
         newest bar; `market` may then be any market of these symbols."""
         self.market = market
-        self.env = env
+        self.env = env.for_working()
         self._now = now
-        self._account = BacktestAccount(market, env)
+        self._account = BacktestAccount(market, self.env)
         self._minutes = market.minutes.numpy()
         self._length = market.bar_minutes * MINUTE_NS
         self._column = {symbol: column for column, symbol in enumerate(market.symbols)}

@@ -138,6 +138,20 @@ class TraderSettings(Settings):
     limit prices."""
 
 
+class ExecutionSettings(Settings):
+    """Orders of a decision, worked bar by bar in backtests and deployments. In training and
+    validation they fill at the next open."""
+
+    policy: str = "twap"
+    """twap: equal parts at the opens of the next bars; else the file of an executor from
+    `fintrader.execution.train_executor`, which decides their sizes and prices."""
+    bars: Count = 60
+    """Bars in which an order is worked; the rest is then cancelled."""
+
+    def __str__(self) -> str:
+        return f"{self.policy} over {self.bars} bars"
+
+
 class TradingSettings(Settings):
     """Orders, costs, observations and rewards of accounts."""
 
@@ -187,6 +201,9 @@ class TradingSettings(Settings):
     share: under costs, the best step towards a moving target (Gârleanu and Pedersen, 2013)."""
     decision_interval: Count = 1
     """Bars between decisions; accounts are marked at every bar, the reward spans the interval."""
+
+    execution: ExecutionSettings | None = None
+    """`target`, `trade`: how a decision's orders are worked; none: they fill at once."""
 
     # --- volume -----------------------------------------------------------------------------------
     participation: PositiveFraction | Literal["none"] = 0.1
@@ -303,12 +320,26 @@ class TradingSettings(Settings):
             raise ValueError("stop_offset_bps needs action: limit or quote")
         if self.traders is not None:
             self._check_traders()
+        if self.execution is not None:
+            self._check_execution(self.execution)
         dearest = self.cost_bps + max(self.half_spreads.values())
         if dearest * max(1.0, self.randomise.costs[1]) >= 10_000.0:
             raise ValueError(
                 "cost_bps and half_spread_bps together (in training, too) must stay below 10,000"
             )
         return self
+
+    def _check_execution(self, execution: ExecutionSettings) -> None:
+        if self.orders_rest or self.fill != "next_open" or self.option is not None:
+            raise ValueError(
+                "execution works orders of action: target or trade, with fill: next_open and"
+                " without an option"
+            )
+        if execution.bars > self.decision_interval:
+            raise ValueError(
+                f"execution.bars is {execution.bars}, and the next decision comes after"
+                f" {self.decision_interval}; lower it, or raise decision_interval"
+            )
 
     def _check_traders(self) -> None:
         if self.meets_leaderboard and self.traders and len(self.traders.teams) == 1:
@@ -354,6 +385,21 @@ class TradingSettings(Settings):
         even = self.randomise.model_copy(update={"costs": (1.0, 1.0)})
         return self.scale_costs(low).model_copy(update={"randomise": even})
 
+    def for_working(self) -> Self:
+        """Settings of the account whose orders are worked: limit orders, replaced at every bar.
+        Unchanged without `execution`."""
+        if self.execution is None:
+            return self
+        return self.model_copy(
+            update={
+                "action": "limit",
+                "decision_interval": 1,
+                "time_in_force": None,
+                "turbulence": {},  # already in the policy's decision
+                "execution": None,
+            }
+        )
+
     @property
     def orders_rest(self) -> bool:
         """True if orders rest at a price."""
@@ -384,7 +430,9 @@ class TradingSettings(Settings):
         values = {name: getattr(self, name) for name in CONVENTIONS}
         plain = {name: dict(value) for name, value in values.items() if isinstance(value, Mapping)}
         fill = "limit" if self.orders_rest else self.fill
-        return TradingTerms(**values | plain | {"dead_band": self.band, "fill": fill})
+        worked = "" if self.execution is None else str(self.execution)
+        shown = {"dead_band": self.band, "fill": fill, "execution": worked}
+        return TradingTerms(**values | plain | shown)
 
     @property
     def half_spreads(self) -> dict[str, float]:

@@ -187,7 +187,8 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
             f"--{field.replace('_', '-')}",
             *map(str, value if isinstance(value, list) else [value]),
         ]
-        if field.startswith("backtest.") or field in {f"env.{name}" for name in CONVENTIONS}:
+        parts = field.split(".")
+        if parts[0] == "backtest" or (parts[0] == "env" and parts[1] in CONVENTIONS):
             words += option
             continue
         if field in places:

@@ -20,9 +20,10 @@ from fintrader.backtesting.analysis import analyse
 from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.desk import OrderRule
 from fintrader.backtesting.look_record import look_at
+from fintrader.backtesting.policy_strategy import Predictor, is_predictor
 from fintrader.backtesting.result import BacktestResult, Results, measured_against
 from fintrader.backtesting.settings import WalkForwardSettings
-from fintrader.backtesting.simulation import Predictor, is_predictor, simulate
+from fintrader.backtesting.simulation import simulate
 from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
 from fintrader.config import Settings
 from fintrader.envs.benchmark import lay_out

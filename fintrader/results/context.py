@@ -33,6 +33,8 @@ class TradingTerms:
     turbulence: dict[str, float]
     impact_bps_per_million_usd: float = 0.0
     """Basis points that an order of a million USD costs, from `env.traders`."""
+    execution: str = ""
+    """How orders are worked, such as `twap over 60 bars`; empty: they fill at once."""
 
     def describe_half_spread(self) -> str:
         """Write half-spreads in basis points, as a range if symbols differ; empty without any."""

@@ -14,8 +14,9 @@ from fintrader.agents.policy import ActorPolicy, EnsemblePolicy
 from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.null_models import random_portfolios
+from fintrader.backtesting.policy_strategy import PolicyStrategy
 from fintrader.backtesting.sensitivity import simulate_without_each
-from fintrader.backtesting.simulation import PolicyStrategy, trade
+from fintrader.backtesting.simulation import trade
 from fintrader.envs import EnvSettings, ObservationLayout
 from fintrader.errors import BacktestError
 from fintrader.progress import Progress

@@ -8,8 +8,8 @@ import torch
 import fintrader
 from fintrader import EnvSettings, TradingEnv
 from fintrader.backtesting import simulate
+from fintrader.backtesting.policy_strategy import is_predictor
 from fintrader.backtesting.sensitivity import Choices, sensitivity
-from fintrader.backtesting.simulation import is_predictor
 from fintrader.errors import BacktestError
 from tests.factories import make_market
 from tests.quick import mostly_slow, slow_but

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fintrader.backtesting.account import Action
+from fintrader.backtesting.policy_strategy import PolicyStrategy
 from fintrader.backtesting.result import BacktestResult
-from fintrader.backtesting.simulation import PolicyStrategy, trade
+from fintrader.backtesting.simulation import trade
 from fintrader.backtesting.trade_log import TradeLog
 from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.account import split_shares
