@@ -23,7 +23,7 @@ from fintrader.results.backtest_files import (
 )
 from fintrader.results.folders import Folder
 from fintrader.results.run import WINDOWS
-from fintrader.results.stored_looks import stored_result
+from fintrader.results.stored_looks import hash_stored_result
 from fintrader.runs import RunFolder
 from fintrader.verdict.looks import Ledger, Line, explain_missing, look_number
 
@@ -309,7 +309,7 @@ def _compare_look(
     if line is None:
         return [f"line {number} of the ledger is no look"], 0
     differences = []
-    if line.look.result != stored_result(stored):
+    if line.look.result != hash_stored_result(stored):
         differences.append(f"line {number} of the ledger has another result than the one stored")
     if line.look.trials != stored.context.trials:
         differences.append(f"line {number} of the ledger says {line.look.trials} trials")

@@ -47,7 +47,7 @@ CATALOGUE: dict[str, MetricFamily] = {
         "Pods by state: planned, waiting, running, arrived, done, failed",
         ("run", "state"),
     ),
-    "fintrader_pods_wanted": MetricFamily("gauge", "Pods that the tournament trains in all"),
+    "fintrader_pods_wanted": MetricFamily("gauge", "Pods that the tournament trains in total"),
     "fintrader_capacity_pods": MetricFamily("gauge", "Pods that can run in parallel now"),
     "fintrader_launches": MetricFamily("counter", "Pods started, restarts included"),
     "fintrader_submissions": MetricFamily(
