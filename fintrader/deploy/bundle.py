@@ -109,7 +109,7 @@ class Bundle:
     def env(self) -> EnvSettings:
         """Settings of orders and observations. Raises DeployError if they cannot be live."""
         env = validate(EnvSettings, self.record.env, BUNDLE)
-        _refuse_what_is_not_live(self.data, env)
+        _refuse_unless_live(self.data, env)
         return env
 
     @property
@@ -167,7 +167,7 @@ def freeze(
     """
     module = _load(policy, market)
     data = data.effective()
-    _refuse_what_is_not_live(data, env)
+    _refuse_unless_live(data, env)
     normalisation = market.normalisation
     if normalisation is None:
         raise DeployError(
@@ -250,10 +250,10 @@ def _load(policy: Path, market: MarketTensors) -> PolicyModule:
         raise DeployError(f"{place}{error}") from None
 
 
-def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
+def _refuse_unless_live(data: DataSettings, env: EnvSettings) -> None:
     if isinstance(data.source, PlantedInSettings):
         raise DeployError(
-            "its rows hold a planted signal, which no live bar has: there is nothing to trade on"
+            "the policy reads a planted signal, which no live bar has; train it on bars without one"
         )
     if env.fill == "close":
         raise DeployError(

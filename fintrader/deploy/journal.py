@@ -307,7 +307,7 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         except sqlite3.Error as error:
             if any(word in str(error) for word in ("full", "readonly", "I/O")):
                 raise DeployError(
-                    f"{self.path} cannot be written ({error}); free space or rights there"
+                    f"{self.path} cannot be written ({error}); free space or fix permissions there"
                 ) from None
             raise self._describe_damage(error) from None
 

@@ -456,7 +456,7 @@ def backtest_stage(
     """Backtest every configured window, except stored ones whose settings have not changed; in a
     classic environment, play the test episodes."""
     if isinstance(config.env, GymnasiumSettings):
-        return classic_stages.evaluation_stage(config.folder, config.env, manifest)
+        return classic_stages.run_evaluation(config.folder, config.env, manifest)
     fresh = repeat is None and manifest.done("backtest")
     windows = [
         window

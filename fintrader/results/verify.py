@@ -1,8 +1,8 @@
 """Checks of a stored run: configuration, bars, trials, results, seals and the ledger of looks.
 
 Stored totals are not trusted: the caller recounts the trials from the tournaments' files. An edit
-of one file contradicts another file. An edit of all files contradicts the ledger of looks, where
-later lines may belong to other runs.
+of one file contradicts another. A consistent edit of all files contradicts the ledger of looks,
+which other runs share.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def check_run(
 ) -> Iterator[Check]:
     """Make the checks of a run whose tournaments have finished.
 
-    `trials` of each tournament, recounted, by its folder. `content_of` computes the content hash of
+    `trials`: recounted trials of each tournament, by its folder. `content_of` computes the content hash of
     a market file from its arrays.
     """
     searches = find_searches(folder)
@@ -227,7 +227,7 @@ def _check_backtests(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
     stored = [window for window, _ in _find_backtests(folder)]
     problems = []
     if not stored and manifest.get("stages", {}).get("backtest", {}).get("done"):
-        problems.append("the manifest says that one was made, but there is none: it was deleted")
+        problems.append("the manifest names a backtest, but there is none: it was deleted")
     return Check(
         "backtests",
         "the stored backtests with the stages in manifest.json",
