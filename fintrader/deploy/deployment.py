@@ -197,7 +197,7 @@ def report_drift(home: Path, feed: LiveFeed | None = None) -> DriftReport:
         if started is None:
             raise DeployError(f"{home} has not begun; run `fintrader paper` first")
         level = (lambda grid: None) if feed is None else feed.level
-        recorded = Recorder(bundle, journal, level=level).recorded()
+        recorded = Recorder(bundle, journal, level=level).build_market()
         report = drift.measure(journal, bundle, recorded, started.body.limits)
     write_json(home / REPORT, to_json(report))
     page = home / "drift.html"
