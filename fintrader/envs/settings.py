@@ -323,8 +323,8 @@ class TradingSettings(Settings):
             )
         if self.for_training().randomise.active:
             raise ValueError(
-                "randomise makes no variants for traders of one market; leave out randomise (but"
-                " for equal costs) or traders"
+                "randomise makes no variants for traders of one market; leave out randomise"
+                " (except equal costs) or traders"
             )
 
     def scale_costs(self, times: float) -> Self:
@@ -347,7 +347,7 @@ class TradingSettings(Settings):
         )
 
     def for_training(self) -> Self:
-        """Apply a multiplier of costs that is the same for all accounts."""
+        """Apply `randomise.costs` if its bounds are equal, so that it is the same for all accounts."""
         low, high = self.randomise.costs
         if low != high or low == 1.0:
             return self
