@@ -453,8 +453,8 @@ def _find_delimiter(lines: Sequence[str], name: str) -> str:
     is_parted = best[1] == " " or (best[0] == 1 and not any("," in line for line in lines))
     if is_parted and any("  " in line for line in lines):
         raise BarError(
-            f"{name}: its columns are separated by several spaces or have fixed widths; read it with"
-            " pandas.read_fwf, by the widths in its description, and save it with to_csv"
+            f"{name}: its columns are separated by several spaces or have fixed widths; read it"
+            " with pandas.read_fwf, by the widths in its description, and save it with to_csv"
         )
     return best[1]
 

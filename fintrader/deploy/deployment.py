@@ -161,8 +161,8 @@ def _register(home: Path, bundle: Bundle) -> None:
 
 
 def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
-    """Raise DeployError if the deployment began with another feed, broker or limits: its account and
-    its twin depend on them."""
+    """Raise DeployError if the deployment began with another feed, broker or limits: its account
+    and its twin depend on them."""
     started = journal.last(DeploymentStart)
     if started is None:
         return

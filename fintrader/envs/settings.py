@@ -347,7 +347,7 @@ class TradingSettings(Settings):
         )
 
     def for_training(self) -> Self:
-        """Apply `randomise.costs` if its bounds are equal, so that it is the same for all accounts."""
+        """Apply `randomise.costs` if its bounds are equal, and so the same for all accounts."""
         low, high = self.randomise.costs
         if low != high or low == 1.0:
             return self

@@ -33,8 +33,8 @@ from fintrader.terminal_progress import reporter
 
 
 def ensure_market(config: DataConfig) -> Path:
-    """Return the market file of a configuration; it is built unless it is in the cache or in the run's
-    store."""
+    """Return the market file of a configuration; it is built unless it is in the cache or in the
+    run's store."""
     reproducible.require(config.reproducible)
     with reporter() as progress:
         return build_market(

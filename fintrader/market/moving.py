@@ -1,7 +1,7 @@
 """Moving sums, averages and deviations along the last axis: causal, and bit-equal on every prefix.
 
-The sums are van Herk's (`kernels.moving_sum`): constant work per bar, no drift over long series, and
-the value at bar t is made of bars <= t only.
+The sums are van Herk's (`kernels.moving_sum`): constant work per bar, no drift over long series,
+and the value at bar t is made of bars <= t only.
 """
 
 from __future__ import annotations

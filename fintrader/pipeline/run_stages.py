@@ -198,8 +198,8 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
             other = f" --name {config.name}-2"
         raise ConfigError(
             f"{option[0]}: {what}; a backtest takes --backtest.* and those of --env.* on the"
-            " execution of orders (fill, decision-interval, costs, initial-cash-usd, limits). For another"
-            f" run: `fintrader run {called}/config.yaml {shlex.join(option)}{other}`"
+            " execution of orders (fill, decision-interval, costs, initial-cash-usd, limits). For"
+            f" another run: `fintrader run {called}/config.yaml {shlex.join(option)}{other}`"
         )
     return shlex.join(words)
 

@@ -242,8 +242,8 @@ class Backtests(Mapping[str, BacktestResult]):
 
     @property
     def trades(self) -> pd.DataFrame:
-        """One row per fill: `strategy`, when it was decided and filled, symbol, signed shares, price
-        and cost in USD."""
+        """One row per fill: `strategy`, when it was decided and filled, symbol, signed shares,
+        price and cost in USD."""
         return self.tables.trades
 
     @property

@@ -31,8 +31,8 @@ _MARKS = ("manifest.json", "config.yaml", "tournament.json")
 
 
 def describe_loss(runs: RunsFolder, name: str) -> str:
-    """State what deleting a run would lose, and what stays. Raises RunError when it cannot be deleted
-    (see `delete_run`)."""
+    """State what deleting a run would lose, and what stays. Raises RunError when it cannot be
+    deleted (see `delete_run`)."""
     folder = _check_deletable(runs, name)
     files = size = 0
     for above, _, names in os.walk(folder.root):

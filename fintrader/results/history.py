@@ -166,8 +166,8 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
     """Match every reduction of a position with the oldest lots that opened it (FIFO), each with its
     share of costs.
 
-    Returns one row per closed lot: symbol, shares, profit_usd (net of both costs), minutes held, and
-    when it was `opened` and `closed`, in the time zone of `trades`.
+    Returns one row per closed lot: symbol, shares, profit_usd (net of both costs), minutes held,
+    and when it was `opened` and `closed`, in the time zone of `trades`.
     """
     # Each symbol's open lots, oldest first, as shares, price, cost of a share and time.
     open_lots: dict[str, deque[list[float]]] = defaultdict(deque)

@@ -168,8 +168,9 @@ def read_pods(path: Path, *, most: int | None = None) -> list[StoredPod]:
 
 
 def read_race(path: Path, *, most: int | None) -> list[RacingPod]:
-    """Read the columns that the page of a race shows, one row per pod by number. Reading all columns of
-    ten thousand pods would take longer than drawing the page. Raises as `read_leaderboard`."""
+    """Read the columns that the page of a race shows, one row per pod by number. Reading all
+    columns of ten thousand pods would take longer than drawing the page. Raises as
+    `read_leaderboard`."""
     return _read_pods(path, RacingPod, most)
 
 

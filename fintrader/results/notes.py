@@ -60,7 +60,8 @@ def write_notes(folder: Folder, notes: Notes) -> Notes:
         write_json(folder.path(FILE), asdict(notes))
     except OSError as error:
         raise RunError(
-            f"{folder.root.name}: {FILE} cannot be written ({error.strerror}); free space or fix permissions"
+            f"{folder.root.name}: {FILE} cannot be written ({error.strerror}); free space"
+            " or fix permissions"
         ) from None
     return notes
 

@@ -73,8 +73,8 @@ def check_run(
 ) -> Iterator[Check]:
     """Make the checks of a run whose tournaments have finished.
 
-    `trials`: recounted trials of each tournament, by its folder. `content_of` computes the content hash of
-    a market file from its arrays.
+    `trials`: recounted trials of each tournament, by its folder. `content_of` computes the
+    content hash of a market file from its arrays.
     """
     searches = find_searches(folder)
     yield _check_config(folder, manifest)

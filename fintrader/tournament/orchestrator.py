@@ -455,8 +455,8 @@ class Orchestrator:
             last = applied[-1].result
             raise TournamentError(
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} (see"
-                f" {self.store.run.root / 'logs'}); fix the cause and delete {self.store.run.root} to try"
-                " again"
+                f" {self.store.run.root / 'logs'}); fix the cause and delete {self.store.run.root}"
+                " to try again"
             )
         if self.running or self.finished or self._has_room():
             self._idle_since = None
