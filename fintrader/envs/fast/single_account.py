@@ -179,8 +179,8 @@ def decide_each(
 ) -> None:
     """Call `decide_and_wait` for B accounts, whose buffers have B as first axis: actions
     `[B, 1, N]`, or `[1, 1, N]` for all; account b sets its action in asset b to 0. `seen`
-    `[B, P]` and their `equity` `[B, T]`. They share prices, rules and a log that keeps only equity. A ruined account
-    stays as it is."""
+    `[B, P]` and their `equity` `[B, T]`. They share prices, rules and a log that keeps
+    only equity. A ruined account stays as it is."""
     ints, floats, flags, shares, resting = accounts
     log = shared[2]
     work = make_workspace(1, shares.shape[2])
