@@ -724,7 +724,7 @@ class Runner:
     def report_end(self, why: str) -> None:
         """Send an alert of the end of the process, with its open positions, also on a full disk."""
         rest = describe_rest(self.folder)
-        text = f"ended: {why.strip()}{rest}. After the repair, the same command resumes it"
+        text = f"ended: {why.strip()}{rest}. After the repair, the same command goes on"
         alert = Alert("ended", text)
         self.alerts.send(alert)
         with contextlib.suppress(FintraderError):

@@ -76,8 +76,8 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
     sessions = len(starts)
     if sessions < 2 * folds:
         raise ConfigError(
-            f"tournament.validation_folds: {folds} folds of {sessions} sessions leave a fold of fewer"
-            f" than two; lower it to {max(2, sessions // 2)} or less, or lengthen data.windows"
+            f"tournament.validation_folds: {folds} folds of {sessions} sessions leave a fold"
+            f" of fewer than two; lower it to {max(2, sessions // 2)}, or lengthen data.windows"
         )
     edges = np.append(starts, whole.num_bars)
     least = 1 + (env.episode_bars or 1)
