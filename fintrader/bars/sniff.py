@@ -77,7 +77,7 @@ _COUNTED = {
 }
 """Number of digits -> formats of dates and times without separators, joined by |."""
 _LEVELS = "', '"
-"""Text between two levels of a column name in Parquet files of pandas: `('Open', 'AAPL')`."""
+"""Text between two levels of a pandas column in Parquet: `('Open', 'AAPL')`."""
 _TICKER = r"[A-Z][A-Za-z0-9./-]*"
 _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = split_words("adj adjusted unadj raw bid ask mid time")
@@ -537,9 +537,8 @@ def _find_alone(found: dict[str, dict[str, str]], needed: int, layout: Layout) -
 
 
 def _find_wide_times(table: pd.DataFrame) -> Roles:
-    """Find the column of times (`ts`), and that of dates (`date`) if there is one, in a table that
-    has its own columns for each symbol. The first column is used if no column name or content shows
-    the times."""
+    """Find the column of times (`ts`), and that of dates (`date`) if there is one, in a table with
+    columns for each symbol; the first column if no name or content shows the times."""
     others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
     named = {"ts": others[0]} if others else _find_named_times(table, {})
     return {"ts": table.columns[0]} | named
@@ -772,8 +771,8 @@ def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool
 
 def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
     """Find the column of volumes by its name; None if there is none. If that column is the turnover
-    of another column, return the other one; if all its cells are 0, return the column of tick
-    volumes if there is one. `roles`: our name -> column that is already known."""
+    of another column, return the other one; if all its cells are 0, return the tick volumes,
+    if any. `roles`: our name -> known column."""
     by_name = {plain(column): column for column in table.columns}
     found: Any = roles.get("volume")
     if found is None:
@@ -816,7 +815,7 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     """Find the columns of date and time of day, or one column of times, first by their names, then
     by their cells. Returns our name (`ts`, `date`) -> column; empty if no column fits, or if
     `found` already has the times and there is no pair of date and time of day. `found`: our name ->
-    column that is already known."""
+    known column."""
     dates = [
         column
         for column in table.columns
@@ -856,8 +855,7 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
 
 
 def _holds_all(column: pd.Series[Any], pattern: str) -> bool:
-    """Report whether a `column` has non-empty cells, and each of them contains a match of
-    `pattern`."""
+    """Report whether a `column` has non-empty cells, each with a match of `pattern`."""
     cells = _clean(column)
     return len(cells) > 0 and bool(cells.str.contains(pattern).all())
 
@@ -963,8 +961,8 @@ def _is_adjusted(factor: pd.Series[float]) -> bool:
 
 
 def _find_prices(numbers: pd.DataFrame) -> list[Any]:
-    """Find the first four adjacent columns of `numbers` that look like prices; an empty list if
-    there are none. One of the four must be the highest in nearly all rows, one must be the lowest,
+    """Find the first four adjacent columns of `numbers` that look like prices; empty without
+    any. One of the four must be the highest in nearly all rows, one must be the lowest,
     and their medians must be close together."""
     for start in range(numbers.shape[1] - 3):
         four = numbers.iloc[:, start : start + 4]
@@ -1011,7 +1009,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
 
 def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: bool) -> Roles:
     """Find which of four `columns` of prices are open, high, low and close. `values`: their prices,
-    `[4, R]`; `is_timed`: True if the rows are known to be in the order of time."""
+    `[4, R]`; `is_timed`: True if the rows are in order of time."""
     highest = (values >= values.max(axis=0)).mean(axis=1)
     lowest = (values <= values.min(axis=0)).mean(axis=1)
     top = 1
@@ -1104,9 +1102,9 @@ def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
 
 def _recognise_counted_days(cells: pd.Series[Any], layout: Layout) -> bool:
     """Report whether the `cells` count days from a usual first day, and set the time format if they
-    do. The last day must be between 1985 and tomorrow, and the days must be 5 days apart or less
-    (median). The format is the first one for which the bars are on all five weekdays and on no
-    weekend; otherwise it is Excel's."""
+    do. The last day must be between 1985 and tomorrow, and the median gap at most 5 days. The format
+    is the first for which the bars are on all five weekdays and on no weekend; otherwise it is
+    Excel's."""
     if not cells.str.fullmatch(r"(\d{5}|7\d{5})([.,]\d+)?").all():
         return False
     counts = _to_numbers(cells, layout)
@@ -1150,8 +1148,8 @@ def _set_known_format(
 def _set_formats(
     dates: pd.Series[Any], clocks: pd.Series[Any] | None, layout: Layout, joint: str = " "
 ) -> None:
-    """Set `time_format` and `whole_days` from the `dates` and the times of day `clocks`, which are
-    None if there are none. `joint`: text between date and time of day. Raises BarError if the
+    """Set `time_format` and `whole_days` from the `dates` and the times of day `clocks` (None
+    without any). `joint`: text between date and time of day. Raises BarError if the
     format is unknown."""
     example = joint.join(filter(None, (dates.iloc[0], "" if clocks is None else clocks.iloc[0])))
     if (

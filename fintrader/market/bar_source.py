@@ -42,7 +42,7 @@ def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
     """Open the source as a feed, grouped by company if an index is set; nothing is downloaded or
     stored yet.
 
-    Without a cache, the bars of files are read into memory, and a vendor raises DataError.
+    Without a cache, the bars of files are read into memory.
     """
     universe = settings.universe
     feed = join_by_company(

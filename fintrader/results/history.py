@@ -103,7 +103,7 @@ class MetricInputs:
 
     @cached_property
     def monthly(self) -> Array:
-        """Return of each calendar month (UTC), the first and the last perhaps partial."""
+        """Return of each calendar month (UTC); the ends may be partial."""
         ends = m.find_session_ends(self.history.session)
         months = (
             self.history.minutes[ends]

@@ -297,7 +297,7 @@ class Endpoint:
 def read_gpu_memory() -> list[tuple[str, int, int]]:
     """Read index, used bytes and total bytes of each GPU of this machine.
 
-    It asks `nvidia-smi`, which makes no CUDA context here; without it the list is empty.
+    Asks `nvidia-smi`, which makes no CUDA context here; empty without it.
     """
     query = [
         "nvidia-smi",
