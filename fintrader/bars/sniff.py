@@ -1102,8 +1102,8 @@ def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
 
 def _recognise_counted_days(cells: pd.Series[Any], layout: Layout) -> bool:
     """Report whether the `cells` count days from a usual first day, and set the time format if they
-    do. The last day must be between 1985 and tomorrow, and the median gap at most 5 days. The format
-    is the first for which the bars are on all five weekdays and on no weekend; otherwise it is
+    do. The last day must be between 1985 and tomorrow, and the median gap at most 5 days. The
+    format is the first for which bars are on all five weekdays and no weekend; otherwise it is
     Excel's."""
     if not cells.str.fullmatch(r"(\d{5}|7\d{5})([.,]\d+)?").all():
         return False
