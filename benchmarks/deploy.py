@@ -58,10 +58,10 @@ class Timed(Runner):
         self.seconds: list[float] = []
         self.cpu: list[float] = []
 
-    def _turn(self, bar: int) -> None:
+    def _process_bar(self, bar: int) -> None:
         began = time.perf_counter()
         cpu = time.process_time()
-        super()._turn(bar)
+        super()._process_bar(bar)
         if self._is_due(bar):
             self.seconds.append(time.perf_counter() - began)
             self.cpu.append(time.process_time() - cpu)

@@ -111,7 +111,7 @@ def restart(words: list[str] | None = None) -> NoReturn:
 
 
 def code_paths() -> dict[str, str]:
-    """This processor's name, and the instruction sets that torch and numba use on it."""
+    """Return this processor's name, and the instruction sets that torch and numba use on it."""
     import torch
     from llvmlite.binding import get_host_cpu_name
 

@@ -352,7 +352,7 @@ def explain_failure(error: Exception) -> str:
         return text or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror}; free space or rights there, or choose another folder"
+        return f"{where}{error.strerror}; free space, fix permissions, or choose another folder"
     return (
         f"{type(error).__name__}: {text}; this is a fault of the program, and its output says where"
     )

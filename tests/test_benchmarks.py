@@ -17,7 +17,7 @@ from benchmarks.known_optimum import SETTINGS, TRUE_RATE, QuadraticMarket, evalu
 from benchmarks.scaling import add_overhead
 from fintrader.agents import PPO, Budget, make_agent, train
 from fintrader.envs import TradingEnv
-from fintrader.results.leaderboard_reader import canonical
+from fintrader.results.leaderboard_reader import dump_canonical
 from tests import ROOT
 from tests.engines.chaos import events_of
 from tests.engines.tiny import agent_settings
@@ -203,7 +203,7 @@ def test_reproducible_orders_do_not_depend_on_the_weather(tmp_path, scheduler):
         World(gpus=12, pod=(1.0, 900.0), failure_rate=1 / 2000, zombies=0.5, seed=5),
         kill_after=(50,),
     )
-    assert canonical(calm.run.leaderboard) == canonical(rough.run.leaderboard)
+    assert dump_canonical(calm.run.leaderboard) == dump_canonical(rough.run.leaderboard)
 
 
 def test_the_simulated_clock_gives_the_textbook_makespan(tmp_path):

@@ -19,7 +19,7 @@ from fintrader.cli.options import parse_config
 from fintrader.errors import FintraderError
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.estimates import estimate
-from fintrader.pipeline.inputs import missing_inputs
+from fintrader.pipeline.inputs import find_missing_inputs
 from tests import ROOT
 
 SHIPPED = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs").glob("*.yaml"))]
@@ -109,7 +109,7 @@ def run_checks(number, path):
     path.write_text(write_odd_config(number), encoding="utf-8")
     try:
         config = parse_config("run", [str(path)])
-        missing_inputs(config)
+        find_missing_inputs(config)
         estimate(config, [])
     except FintraderError:
         return False

@@ -220,7 +220,7 @@ def test_a_run_that_has_its_result_does_not_fail_any_more(manifest):
         ),
         (
             OSError(28, "No space left on device", "/runs/x"),
-            "/runs/x: No space left on device; free space or rights",
+            "/runs/x: No space left on device; free space, fix permissions",
         ),
         (DataError(""), "DataError"),
     ],

@@ -110,7 +110,9 @@ def load_leaderboard(folder: Folder) -> pd.DataFrame:
     return _load_rows(
         folder,
         "leaderboard",
-        lambda path: stored_runs.ranked(read_leaderboard(path, most=MAX_RANKS, benchmark=True)),
+        lambda path: stored_runs.tabulate_leaderboard(
+            read_leaderboard(path, most=MAX_RANKS, benchmark=True)
+        ),
     )
 
 

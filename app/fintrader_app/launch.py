@@ -1,5 +1,4 @@
-"""Start the app: one command line, bound to loopback unless `--host` is set, with nothing sent
-anywhere.
+"""Start the app's server, bound to loopback unless `--host` is set; it sends nothing anywhere.
 
     from fintrader_app.launch import serve
     serve(AppSettings(runs_dir="runs", port=8501))
@@ -36,7 +35,7 @@ _OPTIONS = {
     "browser.gatherUsageStats": "false",
     "client.toolbarMode": "minimal",
     "client.showErrorDetails": "none",
-    # streamlit's greeting has no token, and asks a server elsewhere for this machine's address
+    # streamlit's greeting omits the token, and asks an outside server for this machine's address
     "logger.hideWelcomeMessage": "true",
     "runner.magicEnabled": "false",
     "theme.light.primaryColor": "#0f766e",
@@ -65,34 +64,34 @@ def build_command(settings: AppSettings) -> list[str]:
         options["server.headless"] = "true"
     script = str(Path(__file__).resolve().with_name("served.py"))
     flags = [f"--{name}={value}" for name, value in options.items()]
-    own = [f"--allow-host={name}" for name in settings.allow_host]
-    own += ["--no-token"] * settings.no_token
-    # -P: imports nothing from the working directory.
+    ours = [f"--allow-host={name}" for name in settings.allow_host]
+    ours += ["--no-token"] * settings.no_token
+    # -P: import nothing from the working directory.
     command = [sys.executable, "-P", "-m", "streamlit", "run", script, *flags]
-    return [*command, "--", *own] if own else command
+    return [*command, "--", *ours] if ours else command
 
 
 def build_environment(runs_dir: Path | str) -> dict[str, str]:
     """Build the environment of the app's server, with the folder of the runs."""
-    given = {RUNS_DIR_VARIABLE: str(Path(runs_dir).resolve())}
-    return {"OMP_NUM_THREADS": "1", **os.environ, **given}
+    folder = {RUNS_DIR_VARIABLE: str(Path(runs_dir).resolve())}
+    return {"OMP_NUM_THREADS": "1", **os.environ, **folder}
 
 
 def main() -> None:
-    """`python -m fintrader_app.launch`, which `fintrader app` starts; an error is printed in one
-    line, with exit status 2."""
-    words = sys.argv[1:]
-    if words[:1] == ["--follow"]:
-        follow(words[1], int(words[2]))
+    """Run `python -m fintrader_app.launch`, which `fintrader app` starts. Prints an error in one
+    line and exits with status 2."""
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--follow"]:
+        follow(arguments[1], int(arguments[2]))
         return
     try:
-        serve(parse(AppSettings(), words, "app"))
+        serve(parse(AppSettings(), arguments, "app"))
     except FintraderError as error:
         print(f"fintrader: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def locate_copies(url: str) -> Path:
+def start_copying(url: str) -> Path:
     """Update a store's copies, and start a process that keeps them up to date until this one ends;
     return their folder.
 
@@ -104,13 +103,21 @@ def locate_copies(url: str) -> Path:
     home.mkdir(parents=True, exist_ok=True)
     variables = build_variables(Path(__file__).resolve().parents[1])
     variables.pop(TOKEN_VARIABLE, None)
-    words = [sys.executable, "-P", "-m", "fintrader_app.launch", "--follow", url, str(os.getpid())]
-    subprocess.Popen(words, stdin=subprocess.DEVNULL, env=variables)
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "fintrader_app.launch",
+        "--follow",
+        url,
+        str(os.getpid()),
+    ]
+    subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables)
     return home
 
 
 def follow(url: str, parent: int) -> None:
-    """Bring the copies up to date again and again, until the process `parent` has ended."""
+    """Update the copies every `FOLLOW_SECONDS`, until the process `parent` has ended."""
     from fintrader.pipeline.session import open_store
 
     reported = ""
@@ -129,13 +136,13 @@ def serve(settings: AppSettings) -> None:
     """Replace this process by the app's server (Ctrl-C stops it; runs that it started go on).
 
     Runs in a store (`s3://bucket/runs`) are shown as copies, which another process keeps up to
-    date. Raises ConfigError as `build_command` does, and for a token in the environment that is too
-    weak.
+    date. Raises ConfigError as `build_command` does, and for a weak token in the environment;
+    StorageError when the store cannot be read.
     """
     arguments = build_command(settings)
     read_token(os.environ)
     home = settings.runs_dir
-    variables = build_environment(locate_copies(home) if is_url(home) else home)
+    variables = build_environment(start_copying(home) if is_url(home) else home)
     if is_url(home):
         variables[STORE_VARIABLE] = home
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""Experience to policy: the algorithms, their training loop, and policies as files."""
+"""The algorithms, their training loop, and policies as files."""
 
 from typing import TYPE_CHECKING
 

@@ -29,7 +29,7 @@ from fintrader.errors import ConfigError, suggest
 
 
 class Agent(Protocol):
-    """Experience in, actions out: everything that `train` needs of an agent."""
+    """Everything that `train` needs of an agent."""
 
     settings: Any
     layout: Layout
@@ -50,7 +50,7 @@ class Agent(Protocol):
         agent cannot learn in it."""
 
     def anneal(self, fraction: float) -> None:
-        """Move step sizes to their values once `fraction` of the budget is used."""
+        """Set the step sizes for the time when `fraction` of the budget is used."""
 
     def act(self, obs: Tensor) -> Tensor:
         """Choose exploring actions `[B, N]` in [-1, 1] for raw observations `[B, D]`."""
@@ -59,8 +59,8 @@ class Agent(Protocol):
         """Store the outcome of the last `act`."""
 
     def update(self) -> Metrics | None:
-        """Learn if enough was observed. Return metrics when the agent is ready to be stored, an
-        empty dictionary if there was nothing to learn yet; otherwise return None."""
+        """Learn if enough was observed. Return metrics (empty if there was nothing to learn yet)
+        when the agent is ready to be stored, else None."""
 
     def pause(self) -> Metrics | None:
         """Make the agent ready to be stored where `update` returned None, and return its metrics so

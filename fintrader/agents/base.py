@@ -32,7 +32,7 @@ class BaseAgent(Resumable):
 
     settings: Any
     differentiable: bool = False
-    """True if the training loop keeps the environment's graph between updates."""
+    """True if the agent differentiates through the environment's steps since the last update."""
     outputs: int = 1
     """Numbers that the actor outputs for each latent."""
     is_bounded: bool = False

@@ -18,8 +18,8 @@ FOLLOWING_SHARE = 0.005
 """Active share of an aim (`tilt`) below which the account trades to it almost at once, whatever the
 learned rate, so that it reaches the benchmark instead of only approaching it."""
 RATE_PER_LATENT = 2.0
-"""Logits of the trade rate per unit of latent (`tilt`): latents of -1 and 1 turn a
-rate of 0.2 into 0.03 and 0.65."""
+"""Logits of the trade rate per unit of latent (`tilt`): latents of -1 and 1 turn a rate of 0.2
+into 0.03 and 0.65."""
 
 
 class ActionHead:

@@ -1,6 +1,6 @@
 """Settings of agents: networks, action heads, algorithms and training budgets.
 
-This module imports no torch, so that help texts, refusals and configurations stay light.
+Needs no torch, so that help texts, refusals and configurations stay light.
 """
 
 from __future__ import annotations

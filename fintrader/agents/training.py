@@ -36,7 +36,7 @@ from fintrader.system import keep_freed_memory, measure_peak_memory
 FORMAT = "fintrader-training-1"
 
 SAVING_SHARE = 10
-"""Saving takes at most one part in SAVING_SHARE of the time."""
+"""Saving takes at most 1 / SAVING_SHARE of the time."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ class TrainingRun:
         self.saved = time.perf_counter()
 
     def check_action(self, action: Tensor) -> None:
-        """Raises TrainingError unless `action [B, N]` is finite. On a GPU the answer stays there
+        """Raise TrainingError unless `action [B, N]` is finite. On a GPU the answer stays there
         until `record`."""
         # One pass: a sum is finite only if all its terms are.
         total = action.detach().sum()
@@ -313,7 +313,7 @@ class TrainingRun:
             self._save_if_finite()
         if self.on_progress is not None:
             self._report(self.on_progress, fraction)
-        self.clock = LoopClock(self.agent.device)  # the time since the update counts to no part
+        self.clock = LoopClock(self.agent.device)  # time since the update counts as no part's
 
     def _report(self, on_progress: Callable[[TrainProgress], None], fraction: float) -> None:
         """Report progress. The time for this, e.g. of a validation, does not count towards the
@@ -409,8 +409,8 @@ class TrainingRun:
         self.seconds = float(header["seconds"])
 
     def _save_if_finite(self) -> None:
-        """Save, unless the last update broke the policy: the last good state is then worth more
-        than this one."""
+        """Save. Raises TrainingError if a weight is not finite, so that the last good state
+        remains."""
         weights = self.agent.policy.parameters()
         if not torch.stack([weight.isfinite().all() for weight in weights]).all():
             raise self.fail(["weights"])
@@ -498,7 +498,7 @@ def read_agent_state(folder: Path) -> dict[str, Tensor]:
 
 
 def check_environment(agent: Agent, env: Any) -> None:
-    """Raises ConfigError when `agent` would learn wrongly in `env`, or not at all."""
+    """Raise ConfigError when `agent` would learn wrongly in `env`, or not at all."""
     settings = getattr(env, "settings", None)
     mode = getattr(env, "autoreset_mode", None) or getattr(env, "metadata", {}).get(
         "autoreset_mode"

@@ -111,8 +111,8 @@ def check_transfer(
         own = getattr(here, name)
         if there != own:
             raise CheckpointError(
-                f"this policy cannot trade this market: its {name.replace('_', ' ')} are"
-                f" {_truncate(there)} there and {_truncate(own)} here;"
+                f"this policy cannot trade this market: {name.replace('_', ' ')} were"
+                f" {_truncate(there)} in training and are {_truncate(own)} here;"
                 " build the market with the same data.features and data.bar_minutes"
             )
     there = trained.normalisation
@@ -127,7 +127,7 @@ def check_transfer(
         if there.get(name) != own.get(name):
             raise CheckpointError(
                 "this policy cannot trade this market: rows were standardised by another rule"
-                f" ({name}: {_truncate(there.get(name))} there, {_truncate(own.get(name))} here);"
+                f" ({name}: {_truncate(there.get(name))}, here {_truncate(own.get(name))});"
                 " build the market with the same data.features"
             )
     return layout

@@ -1,6 +1,7 @@
 """The account with which a strategy trades in a backtest, and its log.
 
-The compiled functions of the environment (`envs.fast`) move it on, with one call for each decision.
+Compiled functions of the environment (`envs.fast`) move it on, in one call for each decision or,
+for a policy that is followed, for many.
 """
 
 from __future__ import annotations
@@ -349,9 +350,9 @@ class BacktestAccount:
         """Make room in the log for the trades of some decisions and bars."""
         # A decision's orders fill at most N times, or, if they rest, at each bar; a symbol ends at
         # most once, and splits or is closed by a margin call at most once per bar.
-        often = self._rules.maintenance_margin > 0.0 or self.view.has_events
-        a_bar = 2 * often + self.settings.orders_rest * self.settings.num_sides
-        room = self.num_trades + self.held.size * (1 + decisions + a_bar * bars)
+        has_events = self._rules.maintenance_margin > 0.0 or self.view.has_events
+        per_bar = 2 * has_events + self.settings.orders_rest * self.settings.num_sides
+        room = self.num_trades + self.held.size * (1 + decisions + per_bar * bars)
         log = self._log
         if room > len(log.kind):
             more = room + len(log.kind)
@@ -363,10 +364,10 @@ class BacktestAccount:
         return (self._buffers, self._prices, self._rules, self._log, self._seen)
 
     def _close(self, is_ruined: bool) -> bool:
-        """Complete the log and return True if the account is ruined or at its end."""
+        """Return True if the account is ruined or at its end; the log is then complete."""
         self._seen_at = self.bar
-        over = is_ruined or self.bar >= self._end
-        if over:
+        is_over = is_ruined or self.bar >= self._end
+        if is_over:
             kinds, decided, *others = self.list_trades()
             decided = decided - decided % self.decision_bars
             self.trade_log.fills.append(TradeRows(KINDS[kinds], decided, *others))
@@ -374,4 +375,4 @@ class BacktestAccount:
             self.trade_log.orders = OrderCounts(int(orders), int(capped), int(unfilled), cancelled)
         if is_ruined:
             self.trade_log.ruin(self.bar)
-        return over
+        return is_over

@@ -160,7 +160,7 @@ def _pair_active_weights(
     windows: Sequence[MarketTensors],
 ) -> Iterator[tuple[Array, Array]] | None:
     """Yield for each asset its weight at each close less beta times the benchmark portfolio's, and
-    its next return; None if the windows are not those of the result."""
+    its next return; None if the windows are not the result's, or it has no positions."""
     if (
         sum(window.num_bars for window in windows) != len(result.minutes)
         or not result.has_positions

@@ -91,7 +91,7 @@ def fit_factors(
     """Regress daily returns `[S]` on the known factors `[S, K]` by least squares, with Newey-West
     errors.
 
-    None if fewer than FEWEST_SESSIONS have all factors.
+    None if fewer than FEWEST_SESSIONS have all factors, or returns or factors never vary.
     """
     usable = [
         k for k in range(factors.shape[1]) if np.isfinite(factors[:, k]).sum() >= FEWEST_SESSIONS

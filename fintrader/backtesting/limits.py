@@ -25,7 +25,8 @@ class LimitSettings(Settings):
     together."""
 
     enforced: bool = True
-    """False: the policy trades as in its backtest without limits. Accepted for replays only."""
+    """False: the policy trades as in its backtest without limits. Accepted with the simulated
+    broker only."""
     weight: Share = 0.25
     """Largest weight that an order may lead to, as a share of equity, or the benchmark's weight of
     the symbol if that is larger."""

@@ -44,7 +44,7 @@ def information_free(market: MarketTensors, seed: int) -> MarketTensors:
         market,
         features=market.features[order],
         context=market.context[order],
-        provenance=market.provenance.changed(change),
+        provenance=market.provenance.add_change(change),
     )
 
 

@@ -75,7 +75,7 @@ class OrderWorker:
         assert settings.execution is not None
         account.decision_bars = self.interval = settings.decision_interval
         self._bars = settings.execution.bars
-        self._settings = settings.model_copy(update={"execution": None})
+        self._settings = settings.at_once()
         self._shown = BacktestAccount(account.market, self._settings)
         """The account in the form that the policy sees."""
         self.strategy = PolicyStrategy(policy, self._shown, name, watch=watch)

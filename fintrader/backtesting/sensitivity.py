@@ -52,7 +52,7 @@ def sensitivity(
     choices: Choices = ALL_CHOICES,
     progress: Progress = SILENT,
 ) -> list[Variation]:
-    """Simulate all variations. Raises BacktestError if a simulation does.
+    """Simulate all variations; orders fill at once. Raises BacktestError if a simulation does.
 
     For a walk-forward `policy` and `market` are lists with one entry for each fold, joined by
     `stitch`. Only its costs, fills, delay and capital are varied, because the folds decide the
@@ -60,6 +60,7 @@ def sensitivity(
     """
     if isinstance(policy, OrderRule):
         raise BacktestError("sensitivity varies the settings of a policy, not of an OrderRule")
+    settings = settings.at_once()
     if not isinstance(market, MarketTensors):
         policies = cast(Sequence[Any], policy)
         windows = list(market)

@@ -108,7 +108,7 @@ def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     windows = Windows(
         *((a - start, b - start) for a, b in (fold.train, fold.validation, fold.test))
     )
-    provenance = market.provenance.changed(f"fold {fold.number}, bars [{start}, {stop})")
+    provenance = market.provenance.add_change(f"fold {fold.number}, bars [{start}, {stop})")
     bars = market.window(start, stop)
     return replace(bars, windows=windows, provenance=provenance, cut_from=market.cut_from)
 

@@ -6,7 +6,7 @@ their hashes.
 
 The identity is a hash of everything that decides the bars: the name and reading settings of a file,
 the reading settings of a set of files of one day each, or a vendor's settings. A file has one
-manifest for each content that it ever had; these manifests share chunks, so only the new rows of a
+manifest for each of its contents so far; these manifests share chunks, so only the new rows of a
 file that has grown are added.
 
 For every chunk the manifest holds its SHA-256, its number of rows, the request that it answers and
@@ -167,7 +167,7 @@ class Collection(ChunkManifest):
             self.keep(symbol, month, chunk)
 
     def keep(self, symbol: str, month: str, chunk: Chunk) -> None:
-        """Name a stored chunk in the manifest, as one of a month."""
+        """Add a stored chunk to a month in the manifest."""
         months = self.chunks.setdefault(symbol, {})
         months[month] = (*months.get(month, ()), chunk)
 

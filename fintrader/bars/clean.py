@@ -7,7 +7,7 @@ than 1 % of a symbol's lows lie above the highs, `bars.checks.gates` stops the b
 
 Refused with a BarError that names the remedy and, for a single bad row, its file and number: two
 different rows for one symbol and time, a price that is zero, negative or not finite, a negative
-volume, a bar from the future, and data most of which lies outside the exchange's hours.
+volume, a bar from the future, and data that lies mostly outside the exchange's hours.
 
 `evidence` checks bars against their declared label, length and zone.
 """
@@ -133,8 +133,8 @@ def clean(bars: Bars) -> tuple[Bars, dict[str, int]]:
         if differs.any():
             raise BarError(
                 f"{bars.describe_row(int(differs.argmax()))}: a second, different row for the same"
-                f" symbol and time ({differs.sum()} such); keep one of them, or the first of all"
-                " by data.waive: [conflicting_duplicate]"
+                f" symbol and time ({differs.sum()} such); keep one of them, or the first of"
+                " each by data.waive: [conflicting_duplicate]"
             )
         counts["exact_duplicates"] = int(again.sum())
         bars = bars.take(~again)

@@ -77,7 +77,7 @@ _COUNTED = {
 }
 """Number of digits -> formats of dates and times without separators, joined by |."""
 _LEVELS = "', '"
-"""Text between two levels of a column name in Parquet files of pandas: `('Open', 'AAPL')`."""
+"""Text between two levels of a pandas column in Parquet: `('Open', 'AAPL')`."""
 _TICKER = r"[A-Z][A-Za-z0-9./-]*"
 _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = split_words("adj adjusted unadj raw bid ask mid time")
@@ -175,7 +175,7 @@ def sniff(
     `known`: settings that the user gave; `is_alone`: True if there is no other file. Raises
     BarError if the file has no row, or if its layout cannot be found."""
     layout = Layout(file.name, is_alone, known or {})
-    table = _csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
+    table = _read_csv_head(file, layout) if file.kind == "csv" else read_head(file, _ROWS)
     if table.empty:
         raise BarError(f"{file.name}: holds no row; check the file")
     if file.kind != "csv":
@@ -183,10 +183,10 @@ def sniff(
     _refuse_melted(table, layout)
     if isinstance(table.columns, pd.RangeIndex):
         layout.note("header", [], "its columns have no names")
-    given = _known_columns(table, layout)
+    given = _find_known_columns(table, layout)
     is_long = bool({"symbol", *COLUMNS} & {*given})
-    columns = {} if is_long else _wide_roles(table, layout, given)
-    columns = {**columns, **given} if columns else _roles(table, layout, given)
+    columns = {} if is_long else _find_wide_roles(table, layout, given)
+    columns = {**columns, **given} if columns else _find_roles(table, layout, given)
     _refuse_shared(columns, layout)
     if "header" in layout.values and "wide" not in layout.values:
         named = {column: role for role, column in columns.items() if column is not None}
@@ -199,7 +199,7 @@ def sniff(
     layout.values["columns"] = {
         role: column if column is None else str(column) for role, column in columns.items()
     }
-    _times(table, columns, layout, date_in_name)
+    _set_times(table, columns, layout, date_in_name)
     _recognise_vendor(file, table, layout)
     return layout
 
@@ -236,7 +236,7 @@ def _recognise_vendor(file: BarFile, table: pd.DataFrame, layout: Layout) -> Non
         layout.vendor = "lean"
 
 
-def _known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
+def _find_known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
     """Return our name -> column for the columns that the user gave; None for the volume `none`. If
     the given `symbol` is not a column, set it as the symbol of all bars. Raises BarError for any
     other column that the file does not have."""
@@ -290,7 +290,7 @@ def _refuse_shared(columns: Roles, layout: Layout) -> None:
         )
 
 
-def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
+def _read_csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     """Return the first rows of a CSV file as text, and set the delimiter, the decimal sign, the
     lines to skip and the header. The columns have the names in the file, or numbers from 0 if no
     line names them. Raises BarError if no line contains the delimiter that the user gave."""
@@ -302,9 +302,9 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if not numbered:
         return pd.DataFrame()
     lines = [line for _, line in numbered]
-    delimiter = layout.known.get("delimiter") or _delimiter(lines, file.name)
+    delimiter = layout.known.get("delimiter") or _find_delimiter(lines, file.name)
     if delimiter != "," or "delimiter" in layout.known:
-        layout.note("delimiter", delimiter, "stands as often in every line")
+        layout.note("delimiter", delimiter, "occurs equally often in every line")
     rows = list(csv.reader(lines, delimiter=delimiter))
     if "delimiter" in layout.known and not any(len(row) > 1 for row in rows):
         raise BarError(
@@ -317,7 +317,7 @@ def _csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if _names_fields(rows[above - 1], width) and above:
         above -= 1
     remarks = next((number for number, line in enumerate(lines) if line[0] != "#"), 0)
-    above = max(above, remarks * (not _holds_numbers(rows[remarks], _decimal(rows))))
+    above = max(above, remarks * (not _holds_numbers(rows[remarks], _find_decimal(rows))))
     if 0 < above <= _MOST_ABOVE:
         # `skip_rows` includes empty lines, because readers count them, too.
         layout.note("skip_rows", numbered[above][0], f"the table begins below {lines[0][:40]!r}")
@@ -356,7 +356,7 @@ def _mend_names(names: list[str], rows: Sequence[list[str]], width: int) -> list
 def _decide_decimal(rows: Sequence[Sequence[str]], layout: Layout) -> str:
     """Return the decimal sign that the user gave, or that the `rows` show. Set it in the layout if
     the user gave it or if it is not a point."""
-    decimal = layout.known.get("decimal") or _decimal(rows)
+    decimal = layout.known.get("decimal") or _find_decimal(rows)
     if decimal != "." or "decimal" in layout.known:
         layout.note("decimal", decimal, f"numbers are written like 12{decimal}5")
     return str(decimal)
@@ -379,7 +379,7 @@ def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
     return names
 
 
-def _decimal(rows: Sequence[Sequence[str]]) -> str:
+def _find_decimal(rows: Sequence[Sequence[str]]) -> str:
     """Return the decimal sign, point or comma, of the numbers in the `rows` below the first one."""
     body = [cell.strip().rstrip("KMBT% ") for row in rows[1:50] for cell in row]
     commas = [cell for cell in body if re.fullmatch(r"-?\d+(\.\d{3})*,\d+", cell)]
@@ -440,7 +440,7 @@ def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def _delimiter(lines: Sequence[str], name: str) -> str:
+def _find_delimiter(lines: Sequence[str], name: str) -> str:
     """Return the tab, semicolon, bar sign or space that occurs equally often, at least twice, in
     nearly all `lines`; otherwise the comma. A space is considered only if no line contains a comma.
     Raises BarError, with the file's `name`, if several spaces separate the columns."""
@@ -453,8 +453,8 @@ def _delimiter(lines: Sequence[str], name: str) -> str:
     is_parted = best[1] == " " or (best[0] == 1 and not any("," in line for line in lines))
     if is_parted and any("  " in line for line in lines):
         raise BarError(
-            f"{name}: several spaces part its columns, or fixed widths; save it with commas,"
-            " by pandas.read_fwf, with the widths of its description, and to_csv"
+            f"{name}: its columns are separated by several spaces or have fixed widths; read it"
+            " with pandas.read_fwf, by the widths in its description, and save it with to_csv"
         )
     return best[1]
 
@@ -474,7 +474,7 @@ def _is_shared(word: str) -> bool:
     return bool(is_unit) or _is_noise(word) or re.split(r"\W", word)[-1] in _PRICE_KINDS
 
 
-def _wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
+def _find_wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Return our name -> column or field for a table that has its own columns for each symbol, and
     set `wide`. Return an empty dict for a table that has one column for each role. If a unit or a
     bar length is in the place of the symbol, return the columns without setting `wide`. `given`:
@@ -482,7 +482,7 @@ def _wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     is_long = _holds_plain_prices(table)
     is_named = not _FIELDS.isdisjoint(map(plain, table.columns[1:]))
     for mark, first in itertools.product((" ", "_", ".", "-", ":", "|", _LEVELS), (False, True)):
-        found = _fields_by_symbol(table, mark, first)
+        found = _group_fields(table, mark, first)
         needed = max(map(len, found.values()), default=0)
         whole = [words for words in found.values() if len(words) == needed]
         if not _share_fields(whole, is_named):
@@ -508,8 +508,8 @@ def _wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
         if "header" in layout.values:  # the column names become the header
             layout.values["header"] = list(map(str, table.columns))
         closes = dict.fromkeys(PRICES, whole[0]["close"])  # closes replace missing prices
-        return _wide_times(table) | closes | {"volume": None} | whole[0]
-    return _closes(table, layout)
+        return _find_wide_times(table) | closes | {"volume": None} | whole[0]
+    return _find_closes(table, layout)
 
 
 def _share_fields(symbols: Sequence[dict[str, str]], is_named: bool) -> bool:
@@ -536,10 +536,9 @@ def _find_alone(found: dict[str, dict[str, str]], needed: int, layout: Layout) -
     return named[0] if is_alone else ""
 
 
-def _wide_times(table: pd.DataFrame) -> Roles:
-    """Find the column of times (`ts`), and that of dates (`date`) if there is one, in a table that
-    has its own columns for each symbol. The first column is used if no column name or content shows
-    the times."""
+def _find_wide_times(table: pd.DataFrame) -> Roles:
+    """Find the column of times (`ts`), and that of dates (`date`) if there is one, in a table with
+    columns for each symbol; the first column if no name or content shows the times."""
     others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
     named = {"ts": others[0]} if others else _find_named_times(table, {})
     return {"ts": table.columns[0]} | named
@@ -555,7 +554,7 @@ def _refuse_own_times(table: pd.DataFrame, mark: str, first: bool, layout: Layou
         raise BarError(_OWN_TIMES.format(layout.name, repr(own[1])))
 
 
-def _fields_by_symbol(table: pd.DataFrame, mark: str, first: bool) -> dict[str, dict[str, str]]:
+def _group_fields(table: pd.DataFrame, mark: str, first: bool) -> dict[str, dict[str, str]]:
     """Split column names that consist of a field and a symbol. Returns symbol -> our name -> field.
     `mark`: text between field and symbol; `first`: True if the field is before the symbol."""
     found: dict[str, dict[str, str]] = {}
@@ -582,11 +581,11 @@ def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str, given: Role
     part = table[order].rename(columns=names)
     known = {role: names.get(column) for role, column in given.items()}
     own = {names[column]: column for column in reversed(order)}
-    found = _roles(part.loc[:, ~part.columns.duplicated()], layout, known)
+    found = _find_roles(part.loc[:, ~part.columns.duplicated()], layout, known)
     return {role: own.get(name, name) for role, name in found.items()}
 
 
-def _closes(table: pd.DataFrame, layout: Layout) -> Roles:
+def _find_closes(table: pd.DataFrame, layout: Layout) -> Roles:
     """Return the column of times, and set `wide`, if each other column contains the closes of one
     symbol; return an empty dict for any other table."""
     if _counts_rows(table.iloc[:, 0]):
@@ -634,11 +633,11 @@ def _are_tickers(numbers: pd.DataFrame) -> bool:
     )
 
 
-def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
+def _find_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Return our name -> column for a table that has one column for each role. `given`: columns
     that the user gave. Raises BarError if a required column is not found."""
     if layout.values.get("header") == []:
-        return _roles_of_content(table, layout, given)
+        return _find_roles_by_content(table, layout, given)
     found = _find_spelt(table)
     if "bid" in plain(found.get("close")):
         layout.notes["columns"] = "guess: bids; --open, --high, --low and --close name others"
@@ -655,7 +654,7 @@ def _roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
         "close" in given or not _has_other_prices(table, found, layout)
     ):
         found |= dict.fromkeys(("open", "high", "low"), found["close"])
-        layout.notes["columns"] = "guess: closes alone, at which orders fill, too"
+        layout.notes["columns"] = "guess: closes alone; orders fill at them, too"
     missing = _list_missing(table, found, layout)
     if missing:
         raise _ask_for(missing, table, layout)
@@ -729,7 +728,7 @@ def _refuse_parted_dates(table: pd.DataFrame, found: Roles, layout: Layout) -> N
         parts += [names[part] for part in _CLOCK_PARTS if part in names]
     if parts:
         raise BarError(
-            f"{layout.name}: its times are parted into columns ({', '.join(parts)}); join them into"
+            f"{layout.name}: its times are split into columns ({', '.join(parts)}); join them into"
             " one column, like 2024-01-31 or 2024-01-31 09:30"
         )
 
@@ -772,8 +771,8 @@ def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool
 
 def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
     """Find the column of volumes by its name; None if there is none. If that column is the turnover
-    of another column, return the other one; if all its cells are 0, return the column of tick
-    volumes if there is one. `roles`: our name -> column that is already known."""
+    of another column, return the other one; if all its cells are 0, return the tick volumes,
+    if any. `roles`: our name -> known column."""
     by_name = {plain(column): column for column in table.columns}
     found: Any = roles.get("volume")
     if found is None:
@@ -816,7 +815,7 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     """Find the columns of date and time of day, or one column of times, first by their names, then
     by their cells. Returns our name (`ts`, `date`) -> column; empty if no column fits, or if
     `found` already has the times and there is no pair of date and time of day. `found`: our name ->
-    column that is already known."""
+    known column."""
     dates = [
         column
         for column in table.columns
@@ -856,8 +855,7 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
 
 
 def _holds_all(column: pd.Series[Any], pattern: str) -> bool:
-    """Report whether a `column` has non-empty cells, and each of them contains a match of
-    `pattern`."""
+    """Report whether a `column` has non-empty cells, each with a match of `pattern`."""
     cells = _clean(column)
     return len(cells) > 0 and bool(cells.str.contains(pattern).all())
 
@@ -875,7 +873,7 @@ def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
     return cells[~is_empty(cells)]
 
 
-def _roles_of_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
+def _find_roles_by_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Return our name -> column for columns without names, by their cells: four adjacent columns
     look like prices, and others look like times, dates or symbols. `given`: columns that the user
     gave. Raises BarError if prices or times are not found."""
@@ -963,8 +961,8 @@ def _is_adjusted(factor: pd.Series[float]) -> bool:
 
 
 def _find_prices(numbers: pd.DataFrame) -> list[Any]:
-    """Find the first four adjacent columns of `numbers` that look like prices; an empty list if
-    there are none. One of the four must be the highest in nearly all rows, one must be the lowest,
+    """Find the first four adjacent columns of `numbers` that look like prices; empty without
+    any. One of the four must be the highest in nearly all rows, one must be the lowest,
     and their medians must be close together."""
     for start in range(numbers.shape[1] - 3):
         four = numbers.iloc[:, start : start + 4]
@@ -995,7 +993,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     # A column that contains only one usual word, such as NASDAQ, has no symbols.
     names = [one for one in names if text[one].nunique() > 1 or not _is_noise(text[one].iloc[0])]
     for column in text:
-        if column in numeric and (not found or _fitting(text[column], _COUNTED[6])):
+        if column in numeric and (not found or _list_fitting(text[column], _COUNTED[6])):
             found.setdefault("date", column)
     keys = [*found.values()]
     repeats = text.duplicated(keys or None).sum()
@@ -1011,7 +1009,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
 
 def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: bool) -> Roles:
     """Find which of four `columns` of prices are open, high, low and close. `values`: their prices,
-    `[4, R]`; `is_timed`: True if the rows are known to be in the order of time."""
+    `[4, R]`; `is_timed`: True if the rows are in order of time."""
     highest = (values >= values.max(axis=0)).mean(axis=1)
     lowest = (values <= values.min(axis=0)).mean(axis=1)
     top = 1
@@ -1029,11 +1027,11 @@ def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: boo
         left, right = right, left
     order = (left, top, bottom, right)
     if order != (0, 1, 2, 3):
-        layout.notes["columns"] = "guess: by which price holds which"
+        layout.notes["columns"] = "guess: from the highest and lowest of each bar"
     return {name: columns[row] for name, row in zip(PRICES, order, strict=True)}
 
 
-def _times(
+def _set_times(
     table: pd.DataFrame, columns: dict[str, Any], layout: Layout, date_in_name: bool
 ) -> None:
     """Set `time_format`, `zoned` and `whole_days` from the column of times. `columns`: our name ->
@@ -1062,12 +1060,12 @@ def _times(
     elif not date_in_name and _recognise_counted_days(cells, layout):
         pass
     elif cells.str.fullmatch(r"\d+").all():
-        _counted(cells, layout, date_in_name)
+        _set_counted_format(cells, layout, date_in_name)
     elif cells.str.fullmatch(r"\d{9,}(?:\.\d+)?|\d\.\d+e\+(09|1[0-8])").all():
         _count_epoch(layout)
     elif carries_zone(cells) and cells.str.contains(r":|\dT\d").all():
         layout.zoned = True
-    elif _fitting(cells, _DATES) or _fitting(days, "%Y-%m-%d"):
+    elif _list_fitting(cells, _DATES) or _list_fitting(days, "%Y-%m-%d"):
         _set_formats(days, None, layout)
     else:
         parts = cells.str.extract(r"^(.+?)(,? +|[TD_-])(\d{1,2}:\d.*|\d{4,6}|\d\d-[AP]M)$")
@@ -1104,9 +1102,9 @@ def _split_zones(parts: pd.DataFrame, layout: Layout) -> pd.Series[Any]:
 
 def _recognise_counted_days(cells: pd.Series[Any], layout: Layout) -> bool:
     """Report whether the `cells` count days from a usual first day, and set the time format if they
-    do. The last day must be between 1985 and tomorrow, and the days must be 5 days apart or less
-    (median). The format is the first one for which the bars are on all five weekdays and on no
-    weekend; otherwise it is Excel's."""
+    do. The last day must be between 1985 and tomorrow, and the median gap at most 5 days. The
+    format is the first for which bars are on all five weekdays and no weekend; otherwise it is
+    Excel's."""
     if not cells.str.fullmatch(r"(\d{5}|7\d{5})([.,]\d+)?").all():
         return False
     counts = _to_numbers(cells, layout)
@@ -1150,8 +1148,8 @@ def _set_known_format(
 def _set_formats(
     dates: pd.Series[Any], clocks: pd.Series[Any] | None, layout: Layout, joint: str = " "
 ) -> None:
-    """Set `time_format` and `whole_days` from the `dates` and the times of day `clocks`, which are
-    None if there are none. `joint`: text between date and time of day. Raises BarError if the
+    """Set `time_format` and `whole_days` from the `dates` and the times of day `clocks` (None
+    without any). `joint`: text between date and time of day. Raises BarError if the
     format is unknown."""
     example = joint.join(filter(None, (dates.iloc[0], "" if clocks is None else clocks.iloc[0])))
     if (
@@ -1162,26 +1160,26 @@ def _set_formats(
         layout.whole_days = True
         layout.note("time_format", MINGUO, f"counts years from 1911, like {example}")
         return
-    fits = _fitting(dates, f"{_DATES}|{_COUNTED[6]}")
+    fits = _list_fitting(dates, f"{_DATES}|{_COUNTED[6]}")
     clock_format = None if clocks is None else _fit_clock(clocks)
     marks = dates.str.replace(r"[^/.-]", "", regex=True)
     other = dates[marks != marks.iloc[0]]
-    if len(other) and _fitting(dates.str.replace(r"[/.]", "-", regex=True), _DATES):
+    if len(other) and _list_fitting(dates.str.replace(r"[/.]", "-", regex=True), _DATES):
         raise BarError(
             f"{layout.name}: dates like {dates.iloc[0]!r} and {other.iloc[0]!r} are written in two"
             " ways; write them alike"
         )
     if not fits or (clocks is not None and clock_format is None):
-        for usual in _fitting(dates[:1], _DATES)[:1]:
+        for usual in _list_fitting(dates[:1], _DATES)[:1]:
             parsed = pd.to_datetime(dates, format=usual, errors="coerce")
             _refuse_odd(dates, parsed.notna(), layout)
-        said = f"times like {example!r} are unknown"
-        raise BarError(f"{layout.name}: {said}; {_suggest_format(dates)}")
+        problem = f"times like {example!r} are unknown"
+        raise BarError(f"{layout.name}: {problem}; {_suggest_format(dates)}")
     layout.whole_days = clocks is None
     date_format, why = _choose_date_format(dates, fits)
     iso = date_format == "%Y-%m-%d" and joint in ("T", " ")
     whole = dates if clocks is None else dates + joint + clocks
-    iso = iso and bool(_fitting(whole, "ISO8601"))  # 9:5 is not ISO 8601
+    iso = iso and bool(_list_fitting(whole, "ISO8601"))  # 9:5 is not ISO 8601
     if not iso or layout.zoned:
         written = date_format if clock_format is None else f"{date_format}{joint}{clock_format}"
         written += " %Z" if layout.zoned else ""
@@ -1210,11 +1208,11 @@ def _fit_clock(clocks: pd.Series[Any]) -> str | None:
         size = int(clocks.str.len().max())
         written = next((one for one, digits in CLOCK_DIGITS.items() if 0 <= digits - size < 2), "")
         clocks = clocks.str.zfill(CLOCK_DIGITS.get(written, 0))
-        return next(iter(_fitting(clocks, written)), None) if written else None
-    return next(iter(_fitting(clocks, _CLOCKS)), None)
+        return next(iter(_list_fitting(clocks, written)), None) if written else None
+    return next(iter(_list_fitting(clocks, _CLOCKS)), None)
 
 
-def _fitting(cells: pd.Series[Any], formats: str) -> list[str]:
+def _list_fitting(cells: pd.Series[Any], formats: str) -> list[str]:
     """List the formats that fit all `cells`. `formats`: the formats to try, joined by |."""
     distinct = pd.Series(cells.unique())
     found = []
@@ -1247,18 +1245,18 @@ def _choose_date_format(cells: pd.Series[Any], fits: list[str]) -> tuple[str, st
     return best, "" if is_clear else f"guess: fits better than {others[0]}, "
 
 
-def _counted(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
+def _set_counted_format(cells: pd.Series[Any], layout: Layout, date_in_name: bool) -> None:
     """Set the time format of `cells` that are whole numbers: times since midnight, times since
     1970, or dates without separators. Raises BarError for any other numbers."""
     digits = set(cells.str.len())
     size = digits.pop() if len(digits) == 1 else 0
-    fits = _fitting(cells, _COUNTED.get(size, "%Y%m%d"))
+    fits = _list_fitting(cells, _COUNTED.get(size, "%Y%m%d"))
     most = int(cells.astype("int64").max())
     if date_in_name and most < 86_400_000 and "%Y%m%d" not in fits:
         layout.note(
             "time_format",
             "s" if most < 86_400 else "ms",
-            "counts from midnight; the date stands in the file's name",
+            "counts from midnight; the date is in the file's name",
         )
         if "header" in layout.values and most >= 86_400:
             layout.vendor = "lean"

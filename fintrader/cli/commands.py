@@ -244,7 +244,7 @@ def looks(argv: list[str]) -> None:
     from fintrader.results.stored_looks import find_missing_looks
     from fintrader.verdict.alpha import level_of_look
     from fintrader.verdict.claims import list_registrations
-    from fintrader.verdict.looks import Ledger, LedgerError, by_window
+    from fintrader.verdict.looks import Ledger, LedgerError, summarise_windows
     from fintrader.verdict.verdict import ACTIVE_RETURN
 
     options = parse(LooksOptions(), argv, "looks")
@@ -271,7 +271,7 @@ def looks(argv: list[str]) -> None:
             "first": one.first[:16].replace("T", " "),
             "last": one.last[:16].replace("T", " "),
         }
-        for one in by_window(lines)
+        for one in summarise_windows(lines)
     ]
     if rows:
         print(tabulate(rows, *max(rows, key=len)))
@@ -279,7 +279,7 @@ def looks(argv: list[str]) -> None:
         print(f"Claim {claim.digest[:12]} of {claim.time[:10]}: {claim.claim.describe()}")
     for sentence in (*deleted, *foreign):
         print(sentence)
-    print(f"{ledger.path}: {len(lines)} looks; no line was changed, deleted or moved")
+    print(f"{ledger.path}: {len(lines)} looks; its chain of hashes is unbroken")
     sys.exit(1 if deleted else 0)
 
 

@@ -33,7 +33,7 @@ from fintrader.results.folders import FileCache, RunsFolder
 from fintrader.results.run import Run, summaries
 from fintrader.runs import explain_failure
 from fintrader.verdict.alpha import level_of_look
-from fintrader.verdict.looks import HELD_OUT, Ledger, by_window
+from fintrader.verdict.looks import HELD_OUT, Ledger, summarise_windows
 
 if TYPE_CHECKING:
     from fintrader.pipeline.config import RunConfig
@@ -260,7 +260,7 @@ def make_server(
                     level_of_look(one.looks + 1),
                     one.runs,
                 )
-                for one in by_window(Ledger().looks())
+                for one in summarise_windows(Ledger().looks())
             )
             return LooksShown(windows, max(0, budget.looks - budget.count_spent()))
 

@@ -1,4 +1,4 @@
-"""The commands that start the app, and the server for assistants."""
+"""Commands that start the app and the server for assistants."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def build_variables(root: Path) -> dict[str, str]:
 
 
 def app(argv: list[str]) -> None:
-    """Become the process that serves the app."""
+    """Replace this process by the app's server."""
     parse(AppSettings(), argv, "app")  # reports wrong options before this process is replaced
     found = find_spec("fintrader_app")
     if found is None or found.origin is None:
@@ -62,9 +62,9 @@ def app(argv: list[str]) -> None:
             "the app is not part of this installation; install fintrader from its source tree"
         )
     # -P: a folder called `fintrader_app` in the working directory must not shadow this package
-    words = [sys.executable, "-P", "-m", "fintrader_app.launch", *argv]
+    command = [sys.executable, "-P", "-m", "fintrader_app.launch", *argv]
     sys.stdout.flush()
-    os.execve(sys.executable, words, build_variables(Path(found.origin).parents[1]))
+    os.execve(sys.executable, command, build_variables(Path(found.origin).parents[1]))
 
 
 def mcp(argv: list[str]) -> None:

@@ -83,11 +83,11 @@ def status(argv: list[str]) -> None:
 def _print_status(folder: RunFolder, *, as_json: bool) -> None:
     from fintrader.numerals import count
     from fintrader.results.formatting import describe_score, duration
-    from fintrader.results.run import at_once
+    from fintrader.results.run import read_state
     from fintrader.stages import strip
     from fintrader.tournament.status import read_status
 
-    whole = at_once(folder)
+    whole = read_state(folder)
     raced = whole is None or (folder.root / "tournament.json").exists()
     race = read_status(folder) if raced else None
     if as_json:

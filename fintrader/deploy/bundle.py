@@ -114,7 +114,7 @@ class Bundle:
         env = validate(EnvSettings, self.record.env, BUNDLE)
         if env.execution is not None and env.execution.policy == EXECUTOR:
             env = _with_executor(env, str(self.folder / EXECUTOR))
-        _refuse_what_is_not_live(self.data, env)
+        _refuse_unless_live(self.data, env)
         return env
 
     @property
@@ -172,7 +172,7 @@ def freeze(
     """
     module = _load(policy, market)
     data = data.effective()
-    _refuse_what_is_not_live(data, env)
+    _refuse_unless_live(data, env)
     normalisation = market.normalisation
     if normalisation is None:
         raise DeployError(
@@ -271,10 +271,10 @@ def _with_executor(env: EnvSettings, policy: str) -> EnvSettings:
     return env.model_copy(update={"execution": execution})
 
 
-def _refuse_what_is_not_live(data: DataSettings, env: EnvSettings) -> None:
+def _refuse_unless_live(data: DataSettings, env: EnvSettings) -> None:
     if isinstance(data.source, PlantedInSettings):
         raise DeployError(
-            "its rows hold a planted signal, which no live bar has: there is nothing to trade on"
+            "the policy reads a planted signal, which no live bar has; train it on bars without one"
         )
     if env.fill == "close":
         raise DeployError(

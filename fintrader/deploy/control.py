@@ -53,7 +53,7 @@ def ask(folder: Path, request: Request) -> None:
             pass  # another request has the name of this nanosecond
     except OSError as error:
         raise DeployError(
-            f"{home} cannot be written ({error}); free space or rights there"
+            f"{home} cannot be written ({error}); free space or fix permissions there"
         ) from None
 
 

@@ -78,17 +78,15 @@ def run_paper(where: str, settings: PaperSettings) -> Path:
     bundle, market, cache = _freeze(where, settings)
     home = locate_home(bundle.name, settings.deployments_dir)
     if settings.broker not in ("simulated", settings.feed):
-        raise DeployError(
-            f"a broker's account needs bars as they are made: add --feed {settings.broker}"
-        )
+        raise DeployError(f"a broker's account needs live bars: add --feed {settings.broker}")
     if settings.broker != "simulated" and not settings.limits.enforced:
-        raise DeployError("limits may only be left out of a replay")
+        raise DeployError("an account at a broker needs limits: set limits.enforced to true")
     source = bundle.data.source
     trained = getattr(source, "exchange", source.kind)
     if settings.feed != "replay" and trained != settings.feed and not settings.other_feed:
         raise DeployError(
             f"the policy was trained on bars of {trained}, not of {settings.feed}, where features"
-            " may mean something else; add --other-feed true to trade it all the same"
+            " may mean something else; add --other-feed true to trade it anyway"
         )
     with hold(ObjectStore(home)):
         tell_supervisor({"home": str(home.resolve())})
@@ -128,8 +126,8 @@ def _run(
             if not replay:
                 _register(home, bundle)
                 print(
-                    f"{home.name}: {feed.kind} bars, {broker.kind} broker; it trades until it is"
-                    " stopped (Ctrl-C), and this command goes on with it. In another terminal:"
+                    f"{home.name}: {feed.kind} bars, {broker.kind} broker; it trades until"
+                    " stopped (Ctrl-C); the same command resumes it. In another terminal:"
                     f" `fintrader status {home.name}`, halt, resume, flatten",
                     flush=True,
                 )
@@ -155,7 +153,7 @@ def _register(home: Path, bundle: Bundle) -> None:
         known = [one for one in claims.list_registrations() if one.claim.content == bundle.id]
         registration = known[0] if known else claims.register(claim)
     except (LedgerError, ReturnsError) as error:  # a deployment with positions has to go on
-        log.warning("not registered, so that its returns will be no first look: %s", error)
+        log.warning("claim not registered, so its returns are no first look: %s", error)
         return
     digest = registration.digest[: claims.SHOWN]
     line = f"Claim {digest}: {registration.claim.describe()}"
@@ -163,8 +161,8 @@ def _register(home: Path, bundle: Bundle) -> None:
 
 
 def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
-    """Raise DeployError where a deployment began on other terms, on which its account and its twin
-    depend."""
+    """Raise DeployError if the deployment began with another feed, broker or limits: its account
+    and its twin depend on them."""
     started = journal.last(DeploymentStart)
     if started is None:
         return
@@ -173,8 +171,8 @@ def _check_terms(journal: Journal, settings: PaperSettings, home: Path) -> None:
         before = getattr(started.body, term)
         if before != value:
             raise DeployError(
-                f"{home.name} began with another {term} ({before}); choose another --name, or go on"
-                " as it began"
+                f"{home.name} began with another {term} ({before}); choose another --name, or the"
+                " terms with which it began"
             )
 
 
@@ -199,7 +197,7 @@ def report_drift(home: Path, feed: LiveFeed | None = None) -> DriftReport:
         if started is None:
             raise DeployError(f"{home} has not begun; run `fintrader paper` first")
         level = (lambda grid: None) if feed is None else feed.level
-        recorded = Recorder(bundle, journal, level=level).recorded()
+        recorded = Recorder(bundle, journal, level=level).build_market()
         report = drift.measure(journal, bundle, recorded, started.body.limits)
     write_json(home / REPORT, to_json(report))
     page = home / "drift.html"

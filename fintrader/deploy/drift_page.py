@@ -26,15 +26,17 @@ _SHOWN = 20
 def find_heading(report: DriftReport) -> tuple[str, Tone]:
     """Return the finding in a sentence, and its tone."""
     if report.surprise is not None and report.surprise.is_alarm:
-        return "Its days are worse than its backtest's: stop it and find out why.", "doubt"
+        return (
+            "The account's days are worse than its backtest's: stop it and find out why.",
+            "doubt",
+        )
     if report.halts:
         return f"Halted: {report.halts[-1].text}.", "doubt"
     apart = abs(report.equity.difference_bps)
     if report.equity.largest_difference_usd == 0:
         return "The account equals its twin to the last bit.", "good"
     return (
-        f"{apart:,.1f} bps from its twin, and no evidence that its days are worse than its"
-        " backtest's.",
+        f"{apart:,.1f} bps from its twin, and no evidence of days worse than its backtest's.",
         "good",
     )
 

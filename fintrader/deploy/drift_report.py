@@ -159,7 +159,7 @@ class DriftReport:
         if self.surprise is not None:
             state = "No evidence of drift"
             if self.surprise.is_alarm:
-                state = "Its days are worse than its backtest's: stop it"
+                state = "Days are worse than the backtest's: stop it"
             words += f" {state} (e-value {self.surprise.value:.2f}, alarm above {ALARM:g})."
         if self.halts:
             words += f" Halted: {self.halts[-1].text}."

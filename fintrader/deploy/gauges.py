@@ -18,7 +18,7 @@ MEANING = {
     "halted": "1 while nothing may be ordered, else 0",
     "flattening": "1 while a flatten has not ended, else 0",
     "decisions": "Decisions taken",
-    "missed": "News of missed or skipped decisions",
+    "missed": "Alerts of missed or skipped decisions",
     "beat_timestamp_seconds": "Last sign of life of the loop, Unix time",
 }
 Read = Callable[[], tuple[Mapping[str, float], Mapping[str, int]]]

@@ -258,8 +258,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
     def _address_to_read(self) -> str:
         """Return the address of a connection that only reads.
 
-        SQLite writes a file next to a journal that it reads. In a folder without the right to write
-        and without a writer's log it is told that the journal cannot change.
+        SQLite writes a file next to a journal that it reads. In a read-only folder without a
+        writer's log, the address therefore declares the journal immutable.
         """
         path = self.path.resolve()
         is_still = not os.access(path.parent, os.W_OK) and not Path(f"{path}-wal").exists()
@@ -307,13 +307,13 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
         except sqlite3.Error as error:
             if any(word in str(error) for word in ("full", "readonly", "I/O")):
                 raise DeployError(
-                    f"{self.path} cannot be written ({error}); free space or rights there"
+                    f"{self.path} cannot be written ({error}); free space or fix permissions there"
                 ) from None
             raise self._describe_damage(error) from None
 
     def _describe_damage(self, error: Exception) -> DeployError:
         return DeployError(
-            f"{self.path} cannot be read as a journal ({error}); see whether it is the right file"
+            f"{self.path} cannot be read as a journal ({error}); check that it is the right file"
         )
 
 

@@ -79,7 +79,7 @@ def run_live(name: str, settings: LiveSettings, *, ask: Ask = input) -> Path:
     with Journal(home / JOURNAL, reading=True) as journal:
         started = journal.entries(DeploymentStart)[-1].body
     if not settings.limits.enforced:
-        raise DeployError("limits may only be left out of a replay")
+        raise DeployError("real money needs limits: set limits.enforced to true")
     broker = open_broker(started.broker, bundle, settings.endpoint, real_money=True)
     settings = settings.model_copy(
         update={"feed": started.feed, "broker": started.broker, "endpoint": broker.endpoint}

@@ -82,8 +82,8 @@ class Recorder:
         self.keep(feed.history(int(self.grid.minutes[0]), first), at)
 
     def receive(self, feed: LiveFeed, at: int) -> None:
-        """Take in the bars that have come. Bars that come too late, or again with other numbers,
-        are journalled and change nothing."""
+        """Take in the bars that have come. A bar no newer than the newest of its symbol changes
+        no row; the journal keeps it unless it has one of that time."""
         newest = self.since
         late = self.keep(feed.poll(newest, at), at)
         odd = late.take(late.ts > newest)
@@ -118,10 +118,10 @@ class Recorder:
         self.since = self.rows.take(rows)
         self.rows.actions = tuple(self.journal.actions())
 
-    def morning(
+    def request_actions(
         self, feed: LiveFeed, session: int, at: int, *, again: bool = False
     ) -> list[Action]:
-        """Ask once a session, or `again`, for the splits and dividends up to its day; return those
+        """Request the splits and dividends up to a session's day, once or `again`; return those
         of the last ten days."""
         day = self.grid.dates[session].item()
         if self._actions_until == day and not again:
@@ -139,7 +139,7 @@ class Recorder:
         session = int(np.searchsorted(self.grid.dates, np.datetime64(day)))
         return int(self.grid.minutes[self.grid.first_bar[session]])
 
-    def recorded(self) -> MarketTensors:
+    def build_market(self) -> MarketTensors:
         """Build the market of the received bars, from the first bar with a decision. Raises
         DeployError."""
         started = self.journal.last(DeploymentStart)

@@ -74,7 +74,7 @@ _DAY_NS = 86_400 * SECOND_NS
 _LAST_DAYS = 5
 """Days before the end of a consent in which each session is followed by an alert."""
 _FRESH = 120 * SECOND_NS
-"""Largest age of what is known of splits and the account when orders are sent."""
+"""Largest age of the last read of splits and the account when orders are sent, ns."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ class Runner:
             )
             if self.stopped:
                 return
-            self._turn(bar)
+            self._process_bar(bar)
         self._pursue()
         self.journal.write(DeploymentEnd(), at=self.clock.now())
 
@@ -265,8 +265,8 @@ class Runner:
     def _ends_session(self, bar: int) -> bool:
         return self.grid.session[bar] not in self.grid.session[bar + 1 : bar + 2]
 
-    def _turn(self, bar: int) -> None:
-        """Do the work of a bar that has closed."""
+    def _process_bar(self, bar: int) -> None:
+        """Process a bar that has closed."""
         now = self.clock.now()
         closed = int(self.grid.minutes[bar]) + self.length
         self._beat = time.time()
@@ -294,9 +294,9 @@ class Runner:
         except BrokerError as error:
             self._halt(str(error), now)
         except Exception as error:
-            self._outlive(error, now)
+            self._raise_unless_flattening(error, now)
 
-    def _outlive(self, error: Exception, now: int) -> None:
+    def _raise_unless_flattening(self, error: Exception, now: int) -> None:
         """Go on after an error while a flatten is under way; otherwise raise it."""
         # Before the first agreement the account may be another person's.
         is_agreed = bool(expect_holdings(self.journal).number)
@@ -317,7 +317,7 @@ class Runner:
         except FintraderError as error:  # a failed report must cost no decision
             self._record_news("report", f"the drift report could not be written: {error}", now)
 
-    # --- how it begins ----------------------------------------------------------------------------
+    # --- the start --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         now = self.clock.now()
@@ -335,7 +335,7 @@ class Runner:
         try:
             self._start_session(self._find_bar(now), now)
         except FintraderError as error:
-            self._outlive(error, now)
+            self._raise_unless_flattening(error, now)
         if started is None:
             self.recorder.warm_up(self.feed, begins, now)
             start = DeploymentStart(
@@ -388,7 +388,7 @@ class Runner:
             try:
                 self.accounts.agreed(now, start=True, adopt=self.settings.adopt)
             except FintraderError as error:
-                self._outlive(error, now)
+                self._raise_unless_flattening(error, now)
             if self.limits.halted:
                 self._open_execution().stop(now, "halted", keeps_stops=True)
         if self.flatten.is_on and self.simulated is None:
@@ -504,7 +504,7 @@ class Runner:
         """Take in the day's splits and dividends, once or `again`, and apply them to orders
         that were decided before."""
         session = int(self.grid.session[bar])
-        for action in self.recorder.morning(self.feed, session, now, again=again):
+        for action in self.recorder.request_actions(self.feed, session, now, again=again):
             opened = self.recorder.find_open(action.day)
             with self.journal.together():  # both or none, and once
                 split = self.accounts.expect(action, opened, now)
@@ -665,9 +665,7 @@ class Runner:
         others = self.flatten.others
         self.journal.write(FlattenEnd(others), at=now)
         self.flatten.is_on = False
-        text = (
-            "flat: nothing is held of its symbols that can be sold, and none of its orders is open"
-        )
+        text = "flat: it holds no sellable shares of its symbols, and has no open orders"
         if others:
             text += f"; {format_shares(others)} stay: of other symbols, or too few for an order"
         self._record_news("flat", text, now, is_repeated=True)
@@ -692,7 +690,7 @@ class Runner:
                 self._sell_left(now)
         except FintraderError as error:
             self.flatten.obstacles[""] = str(error)
-            self._outlive(error, now)
+            self._raise_unless_flattening(error, now)
 
     def _step(self, execution: Execution, now: int) -> None:
         open_before = [name for name, report in execution.reports.items() if not report.is_over]
@@ -735,7 +733,7 @@ class Runner:
     def report_end(self, why: str) -> None:
         """Send an alert of the end of the process, with its open positions, also on a full disk."""
         rest = describe_rest(self.folder)
-        text = f"ended: {why.strip()}{rest}. Once that is mended, the same command goes on"
+        text = f"ended: {why.strip()}{rest}. After the repair, the same command goes on"
         alert = Alert("ended", text)
         self.alerts.send(alert)
         with contextlib.suppress(FintraderError):

@@ -81,11 +81,11 @@ class SimulatedBroker(Broker):
         self._reports: dict[str, OrderReport] = {}
         self._courses: dict[str, list[tuple[int, OrderReport]]] = {}
         """Reports of orders after each bar (`resting_orders.trace_order`)."""
-        self._decided: dict[str, int] = {}
-        self._over = False
-        self._known = 0 if grows else None
+        self._decision_times: dict[str, int] = {}
+        self._is_over = False
+        self._received = 0 if grows else None
         """Number of bars received; None: all, as in a replay."""
-        self._begun = not grows
+        self._has_begun = not grows
 
     def grow(self, market: MarketTensors, bars: int) -> None:
         """Go on in a newer market, of which `bars` have been received; orders fill there from now
@@ -96,7 +96,7 @@ class SimulatedBroker(Broker):
         usd = self.env.initial_cash_usd
         state = AccountState(usd, usd, usd, usd)
         held: Array = np.zeros(market.num_assets)
-        if self._begun:
+        if self._has_begun:
             last = self._minutes[account.bar]
             bar = int(np.searchsorted(minutes, last))
             if last not in minutes[bar : bar + 1]:
@@ -112,8 +112,8 @@ class SimulatedBroker(Broker):
             self._account.expect_bars()
         self.market = market
         self._minutes = minutes
-        self._known = bars
-        self._begun = True
+        self._received = bars
+        self._has_begun = True
 
     def restore(
         self, minute: int, state: AccountState, shares: Array, orders: Sequence[Order]
@@ -121,7 +121,7 @@ class SimulatedBroker(Broker):
         """Restore the account of a decision at the bar that began at `minute`, and the orders of
         that decision and of later ones."""
         self._minutes = self.market.minutes.numpy()
-        self._begun = True
+        self._has_begun = True
         bar = int(np.searchsorted(self._minutes, minute))
         self._account = state.build_account(self.market, self.env, bar, shares)
         self._baskets = {}
@@ -129,19 +129,19 @@ class SimulatedBroker(Broker):
             self._accept(order)
 
     def submit(self, order: Order) -> OrderReport:
-        """Take an order on. Raises BrokerError for a symbol that the market lacks, and for an order
+        """Accept an order. Raises BrokerError for a symbol that the market lacks, and for an order
         whose bar is over."""
         self._advance()
         if order.id in self._reports:
             return self._find_report(order.id)
-        bar = self._bar_of(order.decision)
+        bar = self._find_bar(order.decision)
         if order.symbol not in self._column or bar != self._account.bar:
-            raise BrokerError(f"{order.id}: there is no such symbol, or its bar is over")
+            raise BrokerError(f"{order.id}: the market lacks its symbol, or its bar is over")
         return self._accept(order)
 
     def _accept(self, order: Order) -> OrderReport:
-        self._baskets.setdefault(self._bar_of(order.decision), {})[order.id] = order
-        self._decided[order.id] = self._now()
+        self._baskets.setdefault(self._find_bar(order.decision), {})[order.id] = order
+        self._decision_times[order.id] = self._now()
         report = replace(order.report("accepted"), broker_id=order.id)
         self._reports[order.id] = report
         return report
@@ -157,13 +157,13 @@ class SimulatedBroker(Broker):
     def orders(self, since: int) -> Sequence[OrderReport]:
         self._advance()
         recent = itertools.takewhile(
-            lambda order_id: self._decided[order_id] >= since, reversed(self._reports)
+            lambda order_id: self._decision_times[order_id] >= since, reversed(self._reports)
         )
         return [self._find_report(order_id) for order_id in recent][::-1]
 
     def account(self) -> BrokerAccount:
         self._advance()
-        bar = self._seen()
+        bar = self._find_newest_bar()
         held = self._account.held
         cash = self._account.cash
         if bar != self._account.bar:
@@ -190,28 +190,28 @@ class SimulatedBroker(Broker):
     @property
     def since(self) -> int:
         """Start of the account's bar, ns; 0 before it has begun."""
-        return int(self._minutes[self._account.bar]) if self._begun else 0
+        return int(self._minutes[self._account.bar]) if self._has_begun else 0
 
     @property
     def equity(self) -> float:
         """USD at the newest bar that has closed."""
         self._advance()
-        bar = self._seen()
+        bar = self._find_newest_bar()
         if bar == self._account.bar:
             return self._account.equity
         return float(self._account.trade_log.equity[bar])
 
-    def _bar_of(self, close: int) -> int:
+    def _find_bar(self, close: int) -> int:
         return int(np.searchsorted(self._minutes, close - self._length))
 
-    def _seen(self) -> int:
+    def _find_newest_bar(self) -> int:
         """Find the newest bar that has closed."""
         return int(np.searchsorted(self._minutes + self._length, self._now(), side="right")) - 1
 
     def _advance(self) -> None:
         """Carry out every decision whose bar has come."""
         account = self._account
-        while not self._over and self._has_come(account.bar):
+        while not self._is_over and self._has_come(account.bar):
             bar = account.bar
             num_trades = account.num_trades
             basket = self._baskets.pop(bar, {})
@@ -224,7 +224,7 @@ class SimulatedBroker(Broker):
                 for order in basket.values():
                     goal[self._column[order.symbol]] += order.shares
                 want = Holdings(goal)
-            self._over = account.act(want) and self._known is None
+            self._is_over = account.act(want) and self._received is None
             stops = {
                 one.symbol: one.stop_usd for one in basket.values() if one.stop_usd is not None
             }
@@ -236,14 +236,14 @@ class SimulatedBroker(Broker):
 
     def _has_come(self, bar: int) -> bool:
         """Check that the bars after a decision at this bar have come."""
-        if self._known is not None:  # every bar until the next decision must have been received
-            return bar + self.env.decision_interval < self._known
+        if self._received is not None:  # every bar until the next decision must have been received
+            return bar + self.env.decision_interval < self._received
         return bar + 1 < len(self._minutes) and bool(
             self._minutes[bar + 1] + self._length <= self._now()
         )
 
     def _find_report(self, order_id: str) -> OrderReport:
         """Find the report of an order, with what happened up to now."""
-        seen = int(self._minutes[self._seen()])
+        seen = int(self._minutes[self._find_newest_bar()])
         known = [report for bar, report in self._courses.get(order_id, ()) if bar <= seen]
         return known[-1] if known else self._reports[order_id]

@@ -168,7 +168,7 @@ def read_status(home: Path) -> Status:
         flatten = f"; {_describe_flatten(journal)}" if status.flattening else ""
     is_running = is_held(ObjectStore(home))
     if status.flattening and not is_running:
-        flatten += "; nothing runs it: start it again to go on"
+        flatten += "; no process runs it: start it again to resume"
     is_silent = beat is not None and time.time() - beat.time / 1e9 > SILENT_SECONDS
     if has_ended:
         state = "finished"

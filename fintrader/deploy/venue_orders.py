@@ -25,8 +25,8 @@ The process may die between any two calls. States at that moment, and the restar
    decision.
 4. A new order is `sent`, and the venue may have it or not: ask for it by its id. A stop that the
    venue does not have is made anew.
-5. A stop was cancelled, and its successor was not sent: send it. Until then the shares have none.
-6. A bid was filled meanwhile: send its stop. Until then the shares have none.
+5. A stop was cancelled, and its successor was not sent: send it. Until then the shares lack a stop.
+6. A bid was filled meanwhile: send its stop. Until then the shares lack a stop.
 7. A stop was reached meanwhile: journal its fills and the price 0 (reached), and sell the rest.
 8. The fills of a stop are journalled, and the price 0 is not: the rest gets a stop at the same
    price. If the venue refuses it, the price is still reached, and the rest is sold.

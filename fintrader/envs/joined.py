@@ -152,7 +152,7 @@ class JoinedEnv(SeveralEnvs):
 
         Raises EnvError for fewer accounts (or groups of them) than pieces, and as `TradingEnv`.
         """
-        accounts = shares_of(settings, [piece.num_bars for piece in pieces])
+        accounts = share_accounts(settings, [piece.num_bars for piece in pieces])
         groups = settings.start_groups
         each = 1 if groups == "auto" else settings.num_envs // groups
         self.np_random_seed = draw_seed() if seed is None else seed
@@ -191,7 +191,7 @@ class JoinedEnv(SeveralEnvs):
         return clock + self._offsets[number]
 
 
-def shares_of(settings: EnvSettings, bars: Sequence[int]) -> list[int]:
+def share_accounts(settings: EnvSettings, bars: Sequence[int]) -> list[int]:
     """Share `num_envs` accounts out among the pieces in proportion to their bars, at least one (or
     one group of `start_groups`) each.
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -149,7 +150,7 @@ class ExecutionSettings(Settings):
     """Bars in which an order is worked; the rest is then cancelled."""
 
     def __str__(self) -> str:
-        return f"{self.policy} over {self.bars} bars"
+        return f"{PurePath(self.policy).name} over {self.bars} bars"
 
 
 class TradingSettings(Settings):
@@ -354,8 +355,8 @@ class TradingSettings(Settings):
             )
         if self.for_training().randomise.active:
             raise ValueError(
-                "randomise makes no variants for traders of one market; leave out randomise (but"
-                " for equal costs) or traders"
+                "randomise makes no variants for traders of one market; leave out randomise"
+                " (except equal costs) or traders"
             )
 
     def scale_costs(self, times: float) -> Self:
@@ -378,12 +379,16 @@ class TradingSettings(Settings):
         )
 
     def for_training(self) -> Self:
-        """Apply a multiplier of costs that is the same for all accounts."""
+        """Apply `randomise.costs` if its bounds are equal, and so the same for all accounts."""
         low, high = self.randomise.costs
         if low != high or low == 1.0:
             return self
         even = self.randomise.model_copy(update={"costs": (1.0, 1.0)})
         return self.scale_costs(low).model_copy(update={"randomise": even})
+
+    def at_once(self) -> Self:
+        """Leave out `execution`."""
+        return self.model_copy(update={"execution": None})
 
     def for_working(self) -> Self:
         """Settings of the account whose orders are worked: limit orders, replaced at every bar.

@@ -22,7 +22,7 @@ from fintrader.envs.observation import ResetReturn, StepReturn
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
-from fintrader.execution.executor import FARTHEST_BPS, META, PRICES, Form, size_part
+from fintrader.execution.executor import FARTHEST_BPS, META, PRICES, Array, Form, size_part
 from fintrader.market.tensors import MarketTensors
 
 SHARES = 10_000.0
@@ -205,8 +205,9 @@ def _lay_out(
 ) -> MarketTensors:
     """Lay out the bars `[K, H + 1]` of symbols as sales, then as purchases."""
 
-    def take(name: str) -> NDArray[np.float64]:
-        return getattr(market, name).numpy()[rows, assets].astype(np.float64)
+    def take(name: str) -> Array:
+        taken: Array = getattr(market, name).numpy()[rows, assets].astype(np.float64)
+        return taken
 
     unit = PRICE / take("close")[:, :1]
     opened, high, low, close = (take(name) * unit for name in ("open", "high", "low", "close"))
@@ -217,14 +218,14 @@ def _lay_out(
     ahead = np.broadcast_to(1.0 - np.arange(bars + 1) / bars, rows.shape)
     features = market.features.numpy()[rows, assets]
     sides = []
-    for sign, prices in ((-1.0, (opened, high, low, close)), (1.0, mirrored)):
+    for sign, side in ((-1.0, (opened, high, low, close)), (1.0, mirrored)):
         own = np.stack((np.full(rows.shape, sign), ahead), axis=-1)
-        sides.append((*prices, np.concatenate((features, own), axis=-1)))
+        sides.append((*side, np.concatenate((features, own), axis=-1)))
     *whole, shown = (np.concatenate(parts) for parts in zip(*sides, strict=True))
     count = whole[0].size
     number = torch.arange(count)
 
-    def column(values: NDArray[np.float64]) -> Tensor:
+    def column(values: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(-1, 1)
 
     volumes = column(np.tile(volume, (2, 1)))

@@ -40,9 +40,9 @@ _FEWEST_DAYS = 6
 
 def open_feed(settings: DataSettings, cache: Path | None) -> Feed:
     """Open the source as a feed, grouped by company if an index is set; nothing is downloaded or
-    cut yet.
+    stored yet.
 
-    Without a cache, bars are read into memory.
+    Without a cache, the bars of files are read into memory.
     """
     universe = settings.universe
     feed = join_by_company(
@@ -78,11 +78,11 @@ def open_daily(settings: DataSettings) -> Feed | None:
 
 
 def open_source(settings: DataSettings, cache: Path | None) -> Feed:
-    """Open the source as `open_feed` does, but by the source's own symbols."""
+    """Open the source as `open_feed` does, but with the source's own symbols."""
     source = settings.source
     if isinstance(source, SyntheticSettings):
         if cache is not None:
-            bar_store(settings, cache)  # nothing is stored, but a wrong store is refused
+            open_bar_store(settings, cache)  # nothing is stored, but a wrong store is refused
         return SyntheticFeed(source, settings.calendar, settings.bar_minutes, settings.start)
     if isinstance(source, VendorSettings):
         if cache is None:
@@ -90,7 +90,7 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
         assert settings.start is not None  # `DataSettings` requires it
         tickers, listed = _tickers(settings, settings.start)
         days = CalendarDays(settings.calendar, settings.start, settings.end)
-        store = bar_store(settings, cache)
+        store = open_bar_store(settings, cache)
         vendor: type[Any] = {"yahoo": Yahoo, "alpaca": Alpaca, "ccxt": Ccxt}[source.kind]
         return VendorFeed(vendor(source), tickers, days, store, listed=listed)
     files = source.files() if isinstance(source, PlantedInSettings) else source
@@ -100,14 +100,16 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
         bars = replace(bars, ts=day_starts(settings.calendar, files.timezone, bars.ts))
         feed: Feed = MemoryFeed(bars, identify_files(found, [file.digest()[0] for file in found]))
     else:
-        feed = FilesFeed(files, settings.bar_path, bar_store(settings, cache), settings.calendar)
+        feed = FilesFeed(
+            files, settings.bar_path, open_bar_store(settings, cache), settings.calendar
+        )
     feed.inputs = {**feed.inputs, "kind": source.kind}
     return feed
 
 
 def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryFeed, list[dt.date]]:
-    """Open the first bars of files, of a few symbols and days; return also those days in order.
-    Raises DataError."""
+    """Open the first bars of files, at most 5 symbols and 60 days; return them and their days,
+    sorted. Raises DataError for files that cannot be read."""
     parts: list[Bars] = []
     names: list[str] = []
     days = np.array([], dtype="datetime64[D]")
@@ -156,8 +158,8 @@ def _tickers(settings: DataSettings, start: dt.date) -> tuple[list[str], bool]:
     ), False
 
 
-def bar_store(settings: DataSettings, cache: Path) -> ObjectStore:
-    """The store of chunks of bars: `settings.store`, or `bars` next to (or in) the cache of
+def open_bar_store(settings: DataSettings, cache: Path) -> ObjectStore:
+    """Open the store of chunks of bars: `settings.store`, or `bars` next to (or in) the cache of
     markets."""
     if settings.store is not None:
         return ObjectStore(settings.store)

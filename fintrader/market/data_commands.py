@@ -32,9 +32,9 @@ from fintrader.results.verify import Check
 from fintrader.terminal_progress import reporter
 
 
-def built_market(config: DataConfig) -> Path:
-    """Return the market file of a configuration, built unless it is in the cache or in the run's
-    store."""
+def ensure_market(config: DataConfig) -> Path:
+    """Return the market file of a configuration; it is built unless it is in the cache or in the
+    run's store."""
     reproducible.require(config.reproducible)
     with reporter() as progress:
         return build_market(
@@ -44,7 +44,7 @@ def built_market(config: DataConfig) -> Path:
 
 def build_data(config: DataConfig) -> Path:
     """Build the market file of a configuration, and print its content."""
-    path = built_market(config)
+    path = ensure_market(config)
     market, content = read_description(path)
     minutes = stored_minutes(path)
     first, last = (str(minutes[at].astype("datetime64[ns]"))[:16] for at in (0, -1))

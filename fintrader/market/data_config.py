@@ -46,9 +46,9 @@ class DataConfig(Settings):
     """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless
     set."""
     reproducible: Reproducible = "same_machine"
-    """Machines on which a seed gives the same bytes: on processors of this kind, or on every x86-64
-    one (under Linux, with the same packages and C library). That takes fixed code paths and one
-    thread: two to three times slower, and no GPU."""
+    """Where a seed gives the same bytes. `same_machine`: on processors of this kind;
+    `across_machines`: on every x86-64 one under Linux with the same packages and C library, by
+    fixed code paths and one thread: two to three times slower, and no GPU."""
     runs_dir: Path = Path("runs")
     """Folder that holds all runs."""
     cache: Path = Path("data/tensors")
@@ -84,7 +84,7 @@ class DataConfig(Settings):
 
 
 def union_choices(annotation: object, key: str) -> dict[str, type[Settings]]:
-    """Discriminator value -> settings model of a union."""
+    """Map the discriminator values of a union to its settings models."""
     models = [model for model in list_models(annotation) if issubclass(model, Settings)]
     return {
         value: model for model in models for value in get_args(model.model_fields[key].annotation)
@@ -157,7 +157,7 @@ def store_of(config: DataConfig) -> str | None:
 
 
 def markets_of(config: DataConfig) -> Markets | None:
-    """The store's built markets."""
+    """Return the built markets of a run's store; None without a store."""
     store = store_of(config)
     return None if store is None else Markets(store)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from fintrader.bars.chunks import list_unnamed
 from fintrader.errors import DataError, RunError
 from fintrader.files import unseal
-from fintrader.market.bar_source import bar_store, open_feed
+from fintrader.market.bar_source import open_bar_store, open_feed
 from fintrader.market.build import RECORD, market_path, portable
 from fintrader.market.settings import DataSettings
 from fintrader.storage.lease import find_newest_token, hold, is_held
@@ -124,7 +124,7 @@ def find_garbage(
     stores: dict[str, ObjectStore] = {}
     for chosen in map(DataSettings.effective, settings):
         feed = open_feed(chosen, cache)
-        store = bar_store(chosen, cache)
+        store = open_bar_store(chosen, cache)
         stores[store.url] = store
         for collection in feed.stored():
             live_bars.setdefault(collection.objects.url, set()).add(collection.manifest)

@@ -36,7 +36,7 @@ from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.vendor import Request, VendorFeed
 from fintrader.errors import BarError, DataError, StorageError
 from fintrader.files import unseal, write_json, write_text
-from fintrader.market.bar_source import bar_store, open_daily, open_source
+from fintrader.market.bar_source import open_bar_store, open_daily, open_source
 from fintrader.market.build import RECORD, lay_grid, market_path
 from fintrader.market.reading import read_daily
 from fintrader.market.settings import DataSettings, factor_column
@@ -96,7 +96,7 @@ def dry_run(settings: DataSettings, *, cache: Path) -> DryRun:
     when there is no file at all."""
     settings = settings.effective()
     source = settings.source
-    plan = DryRun(source.kind, str(bar_store(settings, cache)))
+    plan = DryRun(source.kind, str(open_bar_store(settings, cache)))
     if isinstance(source, FilesSettings):
         files = tuple(_outline(file, source) for file in select_files(source, settings.bar_path))
         plan = replace(plan, files=files)
@@ -129,7 +129,7 @@ def check_stored_files(
 
     Raises StorageError when the store cannot be reached.
     """
-    store = bar_store(settings, cache)
+    store = open_bar_store(settings, cache)
     markets = sorted(cache.glob("*/market.safetensors"))
     with progress.task("verify", total=1 + len(markets), unit="files") as task:
         problems = verify_store(store)

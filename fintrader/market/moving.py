@@ -1,7 +1,7 @@
 """Moving sums, averages and deviations along the last axis: causal, and bit-equal on every prefix.
 
-The sums are van Herk's (`kernels.moving_sum`): constant work a bar, no drift over long series, and
-the value at bar t is made of bars <= t only.
+The sums are van Herk's (`kernels.moving_sum`): constant work per bar, no drift over long series,
+and the value at bar t is made of bars <= t only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def moving_sum(
     values: Array, window: int, skipped: int = 0, wanted: int = 0, times: Array | float = 1.0
 ) -> Array:
     """Sum of the last `window` values, `[..., L]` float64; NaN for the first window - 1. `skipped`:
-    number of earlier values of the series, left out here, from which the sum counts its blocks;
+    number of earlier values that `values` omits, so that its blocks lie as in the whole series;
     `wanted`: number of last sums to compute, 0 for all; `times`: a factor of each value."""
     from fintrader.bars import kernels
 

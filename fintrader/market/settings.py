@@ -190,8 +190,8 @@ def planted_column(settings: DataSettings) -> str | None:
 
 
 def list_trusted_columns(settings: DataSettings) -> tuple[str, ...]:
-    """List the features and context from columns of the bars, from files and from a function's own
-    data that have no `features.known_at`: no test shows when their values became known."""
+    """List the columns from bars, from daily files and from a function's own data without a
+    `features.known_at`: no test shows when their values became known."""
     taken = settings.features
     others = (*taken.extra, *taken.daily, *filter(reads_data, taken.names))
     trusted = [name for name in others if taken.known_at.get(name, TRUSTED) == TRUSTED]

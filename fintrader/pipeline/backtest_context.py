@@ -44,7 +44,7 @@ def settings_hash(config: RunConfig, window: str) -> str:
     return hash_bytes(dump_json(made_with).encode())
 
 
-def portable(config: RunConfig) -> dict[str, Any]:
+def select_portable(config: RunConfig) -> dict[str, Any]:
     """Collect the run's name and every setting that can change a result (not `RESULT_NEUTRAL`)."""
     values: dict[str, Any] = config.model_dump(mode="json")
     return {
@@ -54,7 +54,7 @@ def portable(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def provenance(
+def describe_origin(
     config: RunConfig,
     manifest: Manifest,
     window: str,
@@ -72,9 +72,9 @@ def provenance(
     other = [name for name in CONVENTIONS if getattr(env, name) != getattr(trained, name)]
     own = config if repeat is None else load_config(config.folder.config)
     verb = "run" if title is None else "walkforward"
-    recipe: dict[str, Any] = {"verb": verb, "window": window, "config": portable(own)}
+    recipe: dict[str, Any] = {"verb": verb, "window": window, "config": select_portable(own)}
     if changed_results(own, config):
-        recipe["backtest"] = portable(config)
+        recipe["backtest"] = select_portable(config)
     return BacktestContext(
         run=config.name,
         window=title or window,

@@ -50,7 +50,7 @@ def hash_market(path: Path) -> str:
     return hash_file(path) if path.name == ENVIRONMENT else MarketTensors.stored_hash(path)
 
 
-def evaluation_stage(folder: RunFolder, settings: GymnasiumSettings, manifest: Manifest) -> Path:
+def run_evaluation(folder: RunFolder, settings: GymnasiumSettings, manifest: Manifest) -> Path:
     """Play the test episodes with the ensemble and the best pod, unless that is done; print the
     scores, and return the run's folder."""
     home = folder.root / FOLDER

@@ -9,7 +9,7 @@ from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
-from fintrader.market.data_commands import built_market
+from fintrader.market.data_commands import ensure_market
 from fintrader.market.data_config import markets_of
 from fintrader.market.market_file import read_description
 from fintrader.pipeline.classic_stages import describe_environment
@@ -51,7 +51,7 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
         if isinstance(config.env, GymnasiumSettings):
             return describe_environment(config.folder, config.env, config.agents, manifest)
         try:
-            path = built_market(config)
+            path = ensure_market(config)
         except (DataError, StorageError) as error:
             path = _stored_market(config, manifest, error)
         description, content = read_description(path)
@@ -81,7 +81,6 @@ def _stored_market(config: RunConfig, manifest: Manifest, error: DataError | Sto
     ):
         raise error
     print(
-        f"the bars are not available ({error}); the market that this run began with comes from"
-        f" {markets.objects}"
+        f"the bars are not available ({error}); using the market that this run began with: {path}"
     )
     return path

@@ -90,8 +90,8 @@ def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) ->
 
     `config`: a configuration's name (`"quickstart"`), the path of a YAML file, settings, or plain
     values; `overrides` replace parts of it: `run("quickstart", name="mine", env={"cost_bps": 5})`.
-    A killed run is resumed, a finished one opened. Raises ConfigError naming
-    the setting, DataError, RunError when the folder is in use or was made with other settings.
+    A killed run is resumed, a finished one opened. Raises ConfigError naming the setting,
+    DataError, RunError when the folder is in use or was made with other settings.
     """
     from fintrader.pipeline import run_stages  # `train` begins without the pipeline's imports
     from fintrader.pipeline.config import configured
@@ -112,7 +112,7 @@ def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrid
 def open_run(where: Path | str) -> Run:
     """Open a stored run by its folder or its URL in a store (which is copied here).
 
-    Raises RunError, StorageError.
+    Raises RunError when no run is there, StorageError when the store cannot be read.
     """
     from fintrader.pipeline import session
     from fintrader.results.run import Run

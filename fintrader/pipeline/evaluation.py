@@ -34,7 +34,7 @@ from fintrader.market.tensors import MarketTensors, Split
 from fintrader.pipeline.backtest_context import (
     Repeat,
     add_data,
-    provenance,
+    describe_origin,
     settings_hash,
     shrinkage_of,
 )
@@ -220,7 +220,7 @@ def _write(
             rows = sensitivity(policies[0], markets[0], env, progress=progress)
         limited = _within_limits(policies, markets, env, progress)
     context = replace(
-        provenance(config, manifest, window, repeat, title=traded.title),
+        describe_origin(config, manifest, window, repeat, title=traded.title),
         shrinkage=shrinkage_of(folders),
         within_limits=limited,
         **traded.about,

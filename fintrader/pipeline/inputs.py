@@ -1,5 +1,5 @@
-"""Check, before a run starts, of the files, runs, devices, packages and rights that its settings
-need."""
+"""Check of the files, runs, devices, packages and permissions that a run's settings need, before
+it starts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import files_of
 from fintrader.bars.sources.vendor_settings import AlpacaSettings, CcxtSettings
 from fintrader.config import is_url
+from fintrader.envs.settings import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError, install_command
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
@@ -28,21 +29,22 @@ _PACKAGED_INDICES = ("sp500", "dow30")
 _KEYS = ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY")
 
 
-def missing_inputs(config: RunConfig) -> list[str]:
-    """List the missing files, packages and secrets at which `fintrader run` would stop, a sentence
-    each.
+def find_missing_inputs(config: RunConfig) -> list[str]:
+    """List the missing files, packages and secrets at which `fintrader run` would stop, one
+    sentence each.
 
     Checks only names on this machine: a URL counts as present.
     """
     return [
-        *_environment(config),
-        *(() if config.is_classic else _data(config.data.effective())),
-        *_earlier(config),
-        *_places(config),
+        *_check_environment(config),
+        *(() if config.is_classic else _check_data(config.data.effective())),
+        *(() if config.is_classic else _check_executor(config.trading)),
+        *_check_earlier(config),
+        *_check_places(config),
     ]
 
 
-def _environment(config: RunConfig) -> Iterator[str]:
+def _check_environment(config: RunConfig) -> Iterator[str]:
     try:
         config.resolved_device()
     except ConfigError as error:
@@ -53,7 +55,7 @@ def _environment(config: RunConfig) -> Iterator[str]:
         yield f"launcher: {absence}, or choose local"
 
 
-def _data(data: DataSettings) -> Iterator[str]:
+def _check_data(data: DataSettings) -> Iterator[str]:
     source = data.source
     if isinstance(source, FilesSettings) and not is_url(data.bar_path):
         files = source.files() if isinstance(source, PlantedInSettings) else source
@@ -74,12 +76,12 @@ def _data(data: DataSettings) -> Iterator[str]:
             f"data.source: alpaca needs keys; set {' and '.join(_KEYS)} in the environment of"
             " this app"
         )
-    for field, path in named_files(data).items():
+    for field, path in list_named_files(data).items():
         if path is not None and not is_url(path) and not Path(path).is_file():
             yield f"data.{field}: {path}: no such file; give another path, or leave the setting out"
 
 
-def named_files(data: DataSettings) -> dict[str, str | None]:
+def list_named_files(data: DataSettings) -> dict[str, str | None]:
     """Map the settings that name a file, other than the bars, to its path."""
     return {
         "universe.members": data.universe.membership,
@@ -91,7 +93,13 @@ def named_files(data: DataSettings) -> dict[str, str | None]:
     }
 
 
-def _earlier(config: RunConfig) -> Iterator[str]:
+def _check_executor(env: EnvSettings) -> Iterator[str]:
+    path = "twap" if env.execution is None else env.execution.policy
+    if path != "twap" and not Path(path).is_file():
+        yield f"env.execution.policy: {path}: no such file; give an executor's file, or twap"
+
+
+def _check_earlier(config: RunConfig) -> Iterator[str]:
     """Check the run to start from, and an existing run of this name."""
     address = config.from_run
     if (
@@ -108,7 +116,7 @@ def _earlier(config: RunConfig) -> Iterator[str]:
         yield str(error)
 
 
-def _places(config: RunConfig) -> Iterator[str]:
+def _check_places(config: RunConfig) -> Iterator[str]:
     for field, folder in (("runs_dir", config.runs_dir), ("cache", config.cache)):
         there = next(
             (one for one in (folder.absolute(), *folder.absolute().parents) if one.exists()), None

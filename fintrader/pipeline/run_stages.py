@@ -2,7 +2,7 @@
 fold.
 
 Every stage leaves a finished artifact behind and begins by looking for it, so starting and resuming
-are one code path: after a kill the same command goes on.
+are one code path: after a kill the same command resumes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _race_fold(
 ) -> int:
     """Run the fold's tournament (and its null model); return the trials of the tournament."""
     folder = _fold_folder(config, fold.number)
-    start = _start(config, manifest)
+    start = _describe_start(config, manifest)
     if config.walkforward.warm_start and fold.number:
         # All bars that the fold before trained on or chose by precede this fold's test window.
         before = _fold_folder(config, fold.number - 1)
@@ -198,9 +198,9 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
             what = "decides how policies are trained, and these are trained already"
             other = f" --name {config.name}-2"
         raise ConfigError(
-            f"{option[0]}: {what}; a backtest takes --backtest.* and of --env.* how orders are"
-            " carried out (fill, decision-interval, costs, initial-cash-usd, limits). For another"
-            f" run: `fintrader run {called}/config.yaml {shlex.join(option)}{other}`"
+            f"{option[0]}: {what}; a backtest takes --backtest.* and those of --env.* on the"
+            " execution of orders (fill, decision-interval, costs, initial-cash-usd, limits). For"
+            f" another run: `fintrader run {called}/config.yaml {shlex.join(option)}{other}`"
         )
     return shlex.join(words)
 
@@ -230,7 +230,7 @@ def claim(
     folder = config.folder
     text = dump_yaml(config)
     config_hash = hash_bytes(text.encode())
-    if _nothing_made(folder):
+    if _is_unused(folder):
         remove(folder.config)
         remove(folder.manifest)
     reopened = find_stages_to_repeat(config)
@@ -278,7 +278,7 @@ def find_stages_to_repeat(config: RunConfig) -> set[str]:
     """
     folder = config.folder
     reopened = set[str]()
-    if not folder.config.is_file() or _nothing_made(folder):
+    if not folder.config.is_file() or _is_unused(folder):
         return reopened
     # Loaded through the model: a setting that this version added then has its default.
     changeable = list_changeable(config.tournament)
@@ -300,7 +300,7 @@ def find_stages_to_repeat(config: RunConfig) -> set[str]:
     return reopened
 
 
-def _nothing_made(folder: RunFolder) -> bool:
+def _is_unused(folder: RunFolder) -> bool:
     """True if the run was refused before a market was built, so that its name is free again."""
     if not (folder.config.is_file() and folder.manifest.is_file()):
         return False
@@ -319,7 +319,7 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
     with manifest.stage("tournament"):
         if not config.is_classic:
             _refuse_unfit_agents(config, MarketTensors.load(market))
-        start = _start(config, manifest)
+        start = _describe_start(config, manifest)
         result = search(config, config.folder, market, start=start)
         manifest.update(trials=result.trials + _earlier_trials(manifest), best=result.best)
 
@@ -338,7 +338,7 @@ def null_model_stage(config: RunConfig, manifest: Manifest, market: Path) -> Non
         )
         return
     with manifest.stage("null_model"):
-        start = _start(config, manifest)
+        start = _describe_start(config, manifest)
         _search_without_information(config, config.folder, shuffled, start, "null model")
 
 
@@ -368,24 +368,24 @@ class Start:
     address: str
     find: Callable[[], RunFolder]
     """Find its folder; called only until its pods have been taken over."""
-    noted: Callable[[WarmStart], None] = lambda found: None
+    on_takeover: Callable[[WarmStart], None] = lambda found: None
     """Called with the pods that were taken over."""
 
 
-def _start(config: RunConfig, manifest: Manifest) -> Start | None:
-    """Describe the run that the configuration starts from; the manifest will note the takeover."""
+def _describe_start(config: RunConfig, manifest: Manifest) -> Start | None:
+    """Describe the run that the configuration starts from; the manifest records the takeover."""
     address = config.from_run
     if address is None:
         return None
 
-    def noted(warm_start: WarmStart) -> None:
+    def on_takeover(warm_start: WarmStart) -> None:
         origin = {
             name: getattr(warm_start, name) for name in ("address", "run", "policies", "trials")
         }
         if manifest.values.get("inherited") != origin:
             manifest.update(inherited=origin)
 
-    return Start(address, lambda: RunFolder(open_run(address).resolve()), noted)
+    return Start(address, lambda: RunFolder(open_run(address).resolve()), on_takeover)
 
 
 def _earlier_trials(manifest: Manifest) -> int:
@@ -413,7 +413,7 @@ def search(
 
         def take_over(store: RunStore) -> WarmStart:
             warm_start = inherit(store, start.address, start.find, target)
-            start.noted(warm_start)
+            start.on_takeover(warm_start)
             return warm_start
 
         how["inherit"] = take_over
@@ -457,7 +457,7 @@ def backtest_stage(
     """Backtest every configured window, except stored ones whose settings have not changed; in a
     classic environment, play the test episodes."""
     if isinstance(config.env, GymnasiumSettings):
-        return classic_stages.evaluation_stage(config.folder, config.env, manifest)
+        return classic_stages.run_evaluation(config.folder, config.env, manifest)
     fresh = repeat is None and manifest.done("backtest")
     windows = [
         window

@@ -24,7 +24,7 @@ import yaml
 from fintrader.config import Settings, dump_yaml, is_url, list_shipped_configs
 from fintrader.errors import ConfigError, install_command
 from fintrader.pipeline.config import RunConfig
-from fintrader.pipeline.inputs import named_files
+from fintrader.pipeline.inputs import list_named_files
 from fintrader.yaml_text import parse_yaml
 
 JOB_PORT = 8265
@@ -86,7 +86,10 @@ def _find_unreachable(config: RunConfig, to_ray: bool) -> Iterator[str]:
     data = config.data
     paths = dict[str, str | None]()
     if not config.is_classic and data.source.kind != "synthetic":
-        paths = {"data.path": data.path, **{f"data.{k}": v for k, v in named_files(data).items()}}
+        paths = {
+            "data.path": data.path,
+            **{f"data.{k}": v for k, v in list_named_files(data).items()},
+        }
     for field, path in {**paths, "from_run": config.from_run}.items():
         if path is not None and not is_url(path) and not Path(path).is_absolute():
             yield (

@@ -103,11 +103,10 @@ def walk_forward(
     once.
 
     `make_agent(train, validation)` gets those two windows of a fold, never its test window, and
-    returns anything that `backtest` takes. `market`: the whole market;
-    its training window is the first fold's. `folds`: the lengths of the windows, or the number of
-    test windows; then these and one validation window have equal lengths. `settings` and `name` as
-    for `backtest`. Every baseline is simulated in the same windows, ridge
-    fitted anew on each fold.
+    returns anything that `backtest` takes. `market`: the whole market; its training window is the
+    first fold's. `folds`: the lengths of the windows, or the number of test windows; then these and
+    one validation window have equal lengths. `settings` and `name` as for `backtest`. Every
+    baseline is simulated in the same windows, ridge fitted anew on each fold.
 
     The look at all test windows is counted once. Raises BacktestError as `backtest` does, for a
     market too short for the folds, and when the strategy loses its capital before the last fold.
@@ -224,7 +223,7 @@ class Backtests(Mapping[str, BacktestResult]):
         return replace(self, _results={**self._results, **added})
 
     def __getattr__(self, name: str) -> Any:
-        """An attribute of the judged strategy's result, such as its `sharpe`."""
+        """Return an attribute of the judged strategy's result, such as its `sharpe`."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._results[self.name], name)
@@ -244,8 +243,8 @@ class Backtests(Mapping[str, BacktestResult]):
 
     @property
     def trades(self) -> pd.DataFrame:
-        """One row a fill: `strategy`, when it was decided and filled, symbol, signed shares, price
-        and cost in USD."""
+        """One row per fill: `strategy`, when it was decided and filled, symbol, signed shares,
+        price and cost in USD."""
         return self.tables.trades
 
     @property

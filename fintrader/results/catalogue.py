@@ -58,14 +58,14 @@ def measure(history: AccountHistory) -> StrategyMetrics:
 def _improvement_bps(s: MetricInputs) -> Measure:
     """Compute the gain of the fills on the last close before their orders, in bps of their
     value."""
-    fills = s.of.trades
+    fills = s.history.trades
     filled_usd = fills["notional_usd"][fills["kind"] == "order"].sum()
-    return m.ratio(s.of.orders.improved_usd * 1e4, float(filled_usd))
+    return m.ratio(s.history.orders.improved_usd * 1e4, float(filled_usd))
 
 
 def _break_even_bps(s: MetricInputs) -> Measure:
     """Compute the cost per traded dollar at which the same trades would have earned nothing."""
-    earned = s.of.equity[-1] - s.of.equity[0] + s.cost
+    earned = s.history.equity[-1] - s.history.equity[0] + s.cost
     return m.ratio(float(earned) * 1e4, s.traded_usd)
 
 
@@ -90,7 +90,7 @@ def _daily(compute: Callable[[Array], Measure]) -> Compute:
 
 
 def _yearly(compute: Callable[[Array, float], Measure]) -> Compute:
-    return lambda s: compute(s.daily, s.of.sessions_a_year)
+    return lambda s: compute(s.daily, s.history.sessions_a_year)
 
 
 def _index(compute: Callable[[Array, Array], Measure]) -> Compute:
@@ -98,17 +98,17 @@ def _index(compute: Callable[[Array, Array], Measure]) -> Compute:
 
 
 def _index_yearly(compute: Callable[[Array, Array, float], Measure]) -> Compute:
-    return lambda s: compute(s.daily, s.index, s.of.sessions_a_year)
+    return lambda s: compute(s.daily, s.index, s.history.sessions_a_year)
 
 
 def _active(compute: Callable[[Array, Array, float], Measure]) -> Compute:
     return lambda s: (
-        None if s.portfolio is None else compute(s.daily, s.portfolio, s.of.sessions_a_year)
+        None if s.portfolio is None else compute(s.daily, s.portfolio, s.history.sessions_a_year)
     )
 
 
 def _bars(compute: Callable[[Array, float], Measure]) -> Compute:
-    return lambda s: compute(s.minute, len(s.minute) / s.sessions * s.of.sessions_a_year)
+    return lambda s: compute(s.minute, len(s.minute) / s.sessions * s.history.sessions_a_year)
 
 
 _EQUITY = "share of equity"
@@ -124,7 +124,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "count",
             "Y: 252, or 365 where every day has one",
             "calendar",
-            lambda s: s.of.sessions_a_year,
+            lambda s: s.history.sessions_a_year,
         ),
         (
             "cumulative_return",
@@ -148,7 +148,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _USD,
             "V[T − 1]",
             _LEDGER,
-            lambda s: s.of.equity[-1],
+            lambda s: s.history.equity[-1],
         ),
         (
             "mean_daily_return",
@@ -478,7 +478,8 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "Σ notional/mean(V)·Y/S",
             PYFOLIO,
             lambda s: m.ratio(
-                s.traded_usd * s.of.sessions_a_year / s.sessions, float(s.of.equity.mean())
+                s.traded_usd * s.history.sessions_a_year / s.sessions,
+                float(s.history.equity.mean()),
             ),
         ),
         (
@@ -503,7 +504,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _SHARE,
             "costs/V[0]",
             _LEDGER,
-            lambda s: s.cost / s.of.equity[0],
+            lambda s: s.cost / s.history.equity[0],
         ),
         (
             "break_even_cost_bps",
@@ -519,7 +520,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "count",
             "rows of the trade list except splits",
             _LEDGER,
-            lambda s: (s.of.trades["kind"] != "split").sum(),
+            lambda s: (s.history.trades["kind"] != "split").sum(),
         ),
         (
             "orders",
@@ -527,7 +528,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "count",
             "an order given again counts again",
             _LEDGER,
-            lambda s: s.of.orders.given,
+            lambda s: s.history.orders.given,
         ),
         (
             "capped_orders",
@@ -535,7 +536,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "count",
             "> participation",
             _LEDGER,
-            lambda s: s.of.orders.capped,
+            lambda s: s.history.orders.capped,
         ),
         (
             "unfilled_orders",
@@ -543,7 +544,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             "count",
             "nothing traded",
             _LEDGER,
-            lambda s: s.of.orders.unfilled,
+            lambda s: s.history.orders.unfilled,
         ),
         (
             "cancelled_usd",
@@ -551,7 +552,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _USD,
             "asked − filled",
             _LEDGER,
-            lambda s: s.of.orders.cancelled_usd,
+            lambda s: s.history.orders.cancelled_usd,
         ),
         (
             "price_improvement_bps",
@@ -567,7 +568,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             _USD,
             "and cash for fractions",
             _LEDGER,
-            lambda s: s.of.income_usd.sum(),
+            lambda s: s.history.income_usd.sum(),
         ),
         (
             "round_trips",

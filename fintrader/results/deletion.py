@@ -31,9 +31,9 @@ _MARKS = ("manifest.json", "config.yaml", "tournament.json")
 
 
 def describe_loss(runs: RunsFolder, name: str) -> str:
-    """Say what deleting a run would lose, and what stays. Raises RunError when it cannot be deleted
-    (see `delete_run`)."""
-    folder = _deletable(runs, name)
+    """State what deleting a run would lose, and what stays. Raises RunError when it cannot be
+    deleted (see `delete_run`)."""
+    folder = _check_deletable(runs, name)
     files = size = 0
     for above, _, names in os.walk(folder.root):
         files += len(names)
@@ -58,7 +58,7 @@ def delete_run(runs: RunsFolder, name: str) -> None:
     if it is not a run, is at work, is a copy from a store or read-only, or if the ledger is broken.
     """
     sweep(runs)
-    folder = _deletable(runs, name)
+    folder = _check_deletable(runs, name)
     with RunFolder(folder.root).lock():
         _keep_looks(folder)
         grave = runs.root / f"{TOMBSTONE}{name}-{time.time_ns()}"
@@ -88,16 +88,14 @@ def _remove(grave: Path) -> None:
         )
 
 
-def _deletable(runs: RunsFolder, name: str) -> Folder:
+def _check_deletable(runs: RunsFolder, name: str) -> Folder:
     folder = runs.run(name)
     if any(_has_manifest(Folder(above)) for above in (runs.root, *runs.root.parents[:2])):
         raise RunError(f"{folder.root} is part of a run; delete the whole run instead")
     # A run that has lost its manifest still has its lock and another file.
     is_run = folder.exists(".lock") and any(map(folder.exists, _MARKS))
     if not is_run and not _has_manifest(folder):
-        raise RunError(
-            f"{folder.root} does not look like a run's folder; remove it by hand if it is to go"
-        )
+        raise RunError(f"{folder.root} does not look like a run's folder; remove it by hand")
     check_writable(folder)
     if is_locked(folder):
         raise RunError(f"{name} is at work; wait for its end or stop it first")

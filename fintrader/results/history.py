@@ -59,7 +59,7 @@ class AccountHistory:
     """`[T]` dividends, and cash for fractions of a share that splits left, at the bar that begins
     with them."""
     trades: pd.DataFrame
-    """One row a fill (columns: `backtest_files.TRADE_COLUMNS`): `shares` is signed (bought > 0),
+    """One row per fill (columns: `backtest_files.TRADE_COLUMNS`): `shares` is signed (bought > 0),
     `notional_usd` is not; `kind` is `order`, `forced` (the symbol ended, or a margin call), `ruin`
     (the account was closed) or `split` (the change that a split made, at no price)."""
     orders: OrderCounts = field(default_factory=OrderCounts)
@@ -78,7 +78,7 @@ class MetricInputs:
     """Intermediate series of a history that several metrics use, each computed once."""
 
     def __init__(self, history: AccountHistory) -> None:
-        self.of = history
+        self.history = history
         self.daily = m.daily_returns(history.equity, history.session)
         self.index = m.drop_rounding_differences(
             self.daily, m.daily_returns(history.benchmark, history.session)
@@ -92,53 +92,60 @@ class MetricInputs:
     @cached_property
     def sharpe_interval(self) -> Interval:
         """The Sharpe ratio's interval, of daily returns."""
-        return intervals(self.daily, sessions_a_year=self.of.sessions_a_year).sharpe
+        return intervals(self.daily, sessions_a_year=self.history.sessions_a_year).sharpe
 
     @cached_property
     def information_ratio_interval(self) -> Interval:
-        """The information ratio's interval, of daily returns less the portfolio's; without ends
-        where there are none."""
+        """The information ratio's interval, of daily returns less the portfolio's; empty
+        where it is undefined."""
         active = self.daily[:0] if self.portfolio is None else self.daily - self.portfolio
-        return intervals(active, sessions_a_year=self.of.sessions_a_year).sharpe
+        return intervals(active, sessions_a_year=self.history.sessions_a_year).sharpe
 
     @cached_property
     def monthly(self) -> Array:
-        """Return of each calendar month (UTC) the window touches."""
-        ends = m.find_session_ends(self.of.session)
+        """Return of each calendar month (UTC); the ends may be partial."""
+        ends = m.find_session_ends(self.history.session)
         months = (
-            self.of.minutes[ends].astype("datetime64[ns]").astype("datetime64[M]").astype(np.int64)
+            self.history.minutes[ends]
+            .astype("datetime64[ns]")
+            .astype("datetime64[M]")
+            .astype(np.int64)
         )
-        return m.daily_returns(self.of.equity[ends], np.asarray(months), start=self.of.equity[0])
+        return m.daily_returns(
+            self.history.equity[ends], np.asarray(months), start=self.history.equity[0]
+        )
 
     @cached_property
     def minute(self) -> Array:
         """Return of each bar."""
-        return m.simple_returns(self.of.equity)
+        return m.simple_returns(self.history.equity)
 
     @cached_property
     def exposure(self) -> Array:
         """`[T]`: gross value of the positions over equity."""
-        return gross_exposure(self.of.shares, self.of.mark, self.of.equity)
+        return gross_exposure(self.history.shares, self.history.mark, self.history.equity)
 
     @cached_property
     def closing_weights(self) -> Array:
         """`[S, N]`: weights at each session's close."""
-        ends = m.find_session_ends(self.of.session)
-        return weights(self.of.shares[ends], self.of.mark[ends], self.of.equity[ends])
+        ends = m.find_session_ends(self.history.session)
+        return weights(
+            self.history.shares[ends], self.history.mark[ends], self.history.equity[ends]
+        )
 
     @cached_property
     def traded_usd(self) -> float:
-        return float(self.of.turnover_usd.sum())
+        return float(self.history.turnover_usd.sum())
 
     @cached_property
     def cost(self) -> float:
-        return float(self.of.costs_usd.sum())
+        return float(self.history.costs_usd.sum())
 
     @cached_property
     def round_trips(self) -> pd.DataFrame:
         """Profit and holding time of every closed lot (first in, first out): `profit_usd`,
         `minutes`."""
-        return round_trips(self.of.trades)
+        return round_trips(self.history.trades)
 
 
 def weights(shares: Array, mark: Array, equity: Array) -> Array:
@@ -159,8 +166,8 @@ def round_trips(trades: pd.DataFrame) -> pd.DataFrame:
     """Match every reduction of a position with the oldest lots that opened it (FIFO), each with its
     share of costs.
 
-    Returns one row a closed lot: symbol, shares, profit_usd (net of both costs), minutes held, and
-    when it was `opened` and `closed`, in the time zone of `trades`.
+    Returns one row per closed lot: symbol, shares, profit_usd (net of both costs), minutes held,
+    and when it was `opened` and `closed`, in the time zone of `trades`.
     """
     # Each symbol's open lots, oldest first, as shares, price, cost of a share and time.
     open_lots: dict[str, deque[list[float]]] = defaultdict(deque)

@@ -143,8 +143,8 @@ def read_leaderboard(
 ) -> list[LeaderboardRow]:
     """Read the rows of the leaderboard, best first, at most `most`.
 
-    `benchmark`: with the benchmark portfolio before the first pod that scores no higher; it has no
-    rank, and is neither a trial nor a parent.
+    `benchmark`: insert the benchmark portfolio above the pods that do not beat it; it has no rank,
+    and is neither a trial nor a parent.
 
     Raises NotThereError when there is none, DamagedFileError when it cannot be read or is of
     another version.
@@ -168,8 +168,9 @@ def read_pods(path: Path, *, most: int | None = None) -> list[StoredPod]:
 
 
 def read_race(path: Path, *, most: int | None) -> list[RacingPod]:
-    """Read the columns that the page of a race shows, a row a pod by number. Reading all columns of
-    ten thousand pods would take longer than drawing the page. Raises as `read_leaderboard`."""
+    """Read the columns that the page of a race shows, one row per pod by number. Reading all
+    columns of ten thousand pods would take longer than drawing the page. Raises as
+    `read_leaderboard`."""
     return _read_pods(path, RacingPod, most)
 
 
@@ -229,7 +230,7 @@ def lineage(pods: Sequence[StoredPod], pod: str) -> list[LineageStep]:
     return steps
 
 
-def canonical(path: Path) -> str:
+def dump_canonical(path: Path) -> str:
     """Write all content except times, devices and attempts as text: equal for two runs of equal
     seeds."""
     tables: dict[str, Sequence[LeaderboardRow | StoredPod]] = {
@@ -251,13 +252,13 @@ def _read(path: Path, query: str, kind: type[T], most: int | None) -> list[T]:
                 row[name] = None if row[name] is None else json.loads(row[name])
         return [from_json(kind, row) for row in rows]
     except (ValueError, TypeError, RecursionError):
-        raise _damaged(path, "a cell is not valid JSON") from None
+        raise _build_damage_error(path, "a cell is not valid JSON") from None
     except RecordError as error:
-        raise _damaged(path, f"of another version: {error}") from None
+        raise _build_damage_error(path, f"of another version: {error}") from None
 
 
 def read_cells(path: Path, query: str) -> list[dict[str, Any]]:
-    """Read the rows of a query by column. Raises as `read_leaderboard`."""
+    """Read the rows of a query as dictionaries. Raises as `read_leaderboard`."""
     refuse_unsafe_database(path, writes=False)
     if not path.exists():
         raise NotThereError(
@@ -273,10 +274,10 @@ def read_cells(path: Path, query: str) -> list[dict[str, Any]]:
             # The folder is read-only, so there is no writer: the database file alone is complete.
             return _select(f"{place}&immutable=1", query)
     except sqlite3.Error as error:
-        raise _damaged(path, error) from None
+        raise _build_damage_error(path, error) from None
 
 
-def _damaged(path: Path, problem: object) -> DamagedFileError:
+def _build_damage_error(path: Path, problem: object) -> DamagedFileError:
     again = f"rebuild it with `fintrader verify {path.parent} --repair`"
     return DamagedFileError(f"{path} is damaged ({problem}); {again}")
 

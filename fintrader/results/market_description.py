@@ -143,7 +143,7 @@ class Survivorship:
     """Log growth of the survivors less that of `bias_against`; None where that is unknown."""
 
     def describe(self) -> str:
-        """Say in a sentence what is suspect; empty when nothing is, and no member lacks bars."""
+        """State the suspicion in a sentence; empty without one if no member lacks bars."""
         absent = self.members_without_bars
         share = self.member_days_without_bars
         names = ", ".join(absent[:5]) + (", ..." if len(absent) > 5 else "")
@@ -157,12 +157,10 @@ class Survivorship:
             few = f"{gone or 'no'} symbol{'s leave' if gone > 1 else ' leaves'}"
             why = "; ".join(filter(None, (f"{few} in {self.sessions} sessions", lack)))
         if self.bias_per_year is None:
-            size = (
-                "by how much that flatters it is unknown (an index in data.benchmark would show it)"
-            )
+            size = "the bias is unknown (an index in data.benchmark would measure it)"
         else:
             more = f"{self.bias_per_year:+.1%} a year against {self.bias_against}"
-            size = f"in equal weights (which matter too) it grows {more}"
+            size = f"it grows {more}, partly due to its equal weights"
         return f"a list of survivors? {why}; {size}"
 
 
@@ -250,7 +248,7 @@ class Provenance:
             *(trusted for _ in self.trusted_columns[:1]),
         ]
 
-    def changed(self, change: str) -> Provenance:
+    def add_change(self, change: str) -> Provenance:
         """Return a copy with a further change to the market."""
         return replace(self, changes=(*self.changes, change))
 

@@ -60,7 +60,8 @@ def write_notes(folder: Folder, notes: Notes) -> Notes:
         write_json(folder.path(FILE), asdict(notes))
     except OSError as error:
         raise RunError(
-            f"{folder.root.name}: {FILE} cannot be written ({error.strerror}); free space or rights"
+            f"{folder.root.name}: {FILE} cannot be written ({error.strerror}); free space"
+            " or fix permissions"
         ) from None
     return notes
 
@@ -74,7 +75,7 @@ def check_writable(folder: Folder) -> None:
         )
     if not os.access(folder.root, os.W_OK):
         raise RunError(
-            f"{folder.root} may only be read; notes and deletion need the right to write there"
+            f"{folder.root} is read-only; notes and deletion need permission to write there"
         )
 
 

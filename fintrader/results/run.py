@@ -101,7 +101,7 @@ class Run:
 
         Among them, without a rank, the benchmark portfolio.
         """
-        return ranked(read_leaderboard(self._leaderboard(), benchmark=True))
+        return tabulate_leaderboard(read_leaderboard(self._leaderboard(), benchmark=True))
 
     @property
     def pods(self) -> pd.DataFrame:
@@ -243,11 +243,11 @@ class Run:
 
 
 def frame_of(rows: Sequence[object]) -> pd.DataFrame:
-    """Make a table of records, a column a field."""
+    """Make a table of records, one column per field."""
     return pd.DataFrame(list(map(vars, rows)))
 
 
-def ranked(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:
+def tabulate_leaderboard(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:
     """Make a table of a leaderboard's rows. Whole numbers stay integers, although the benchmark
     portfolio's are missing."""
     frame = frame_of(rows)
@@ -320,13 +320,13 @@ class Summary(_Manifest):
 
 
 def summaries(runs: RunsFolder, cache: FileCache) -> list[Summary]:
-    """All runs, the newest first."""
+    """Summarise all runs, the newest first."""
     rows = [summary(folder, cache) for folder in runs.all()]
     return sorted(rows, key=lambda run: (run.created or "", run.name), reverse=True)
 
 
 def summary(folder: Folder, cache: FileCache) -> Summary:
-    """One run. A damaged manifest makes it `broken`; raises nothing but UnsafePathError."""
+    """Summarise a run. A damaged manifest makes it `broken`; raises only UnsafePathError."""
     row = _summary(folder, cache)
     try:
         state = folder.signature(NOTES)
@@ -373,9 +373,9 @@ def stages_now(folder: Folder, run: Summary) -> list[Stage]:
     return read_stages(known, live, alive=run.status == "running")
 
 
-def at_once(run: RunFolder) -> tuple[Summary, list[Stage]] | None:
-    """A run's state and its stages, as of now; None for a folder without a manifest, such as a bare
-    tournament's."""
+def read_state(run: RunFolder) -> tuple[Summary, list[Stage]] | None:
+    """Read a run's state and its stages, as of now; None for a folder without a manifest, such as a
+    bare tournament's."""
     if not run.manifest.is_file():
         return None
     home = Folder(run.root.resolve())

@@ -17,8 +17,8 @@ CHOSEN = ("ensemble", "best")
 """Strategies that the search chose; a look is at their results. The others are baselines."""
 
 
-def stored_result(stored: StoredBacktest) -> str:
-    """Compute `result_hash` of a stored backtest's chosen strategies (without any, of its first
+def hash_stored_result(stored: StoredBacktest) -> str:
+    """Compute `result_hash` of a stored backtest's chosen strategies (if it has none, of its first
     strategy)."""
     daily = stored.daily_returns()
     names = [name for name in CHOSEN if name in daily] or stored.strategies[:1]
@@ -48,7 +48,7 @@ def find_missing_looks(runs_dir: Path | str) -> tuple[list[str], list[str]]:
     return deleted, foreign
 
 
-def union_of_looks(runs: Mapping[str, StoredBacktest]) -> tuple[int, int]:
+def count_looks(runs: Mapping[str, StoredBacktest]) -> tuple[int, int]:
     """Count the trials and looks behind results that are shown together: the trials of all
     searches, each search counted once, and the different results on their windows, including those
     on the ledger. Raises LedgerError for a broken ledger."""
@@ -60,7 +60,7 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> tuple[int, int]:
         known = (context.config_hash, context.data_hash, context.seed)
         search = known if context.config_hash else name
         searches[search] = max(searches.get(search, 0), context.trials or 0)
-        results.add(stored_result(stored))
+        results.add(hash_stored_result(stored))
         key = context.window_key
         own = next((line.look.bars for line in lines if line.look.bars.key == key), None)
         if own is not None:
@@ -71,10 +71,10 @@ def union_of_looks(runs: Mapping[str, StoredBacktest]) -> tuple[int, int]:
 
 def note_shown(stored: StoredBacktest, command: str) -> None:
     """Record a look at a stored backtest that is shown with others, unless the user's ledger has
-    the result. It lacks the result of a run that another user made. Raises LedgerError."""
+    its result, as it has for the user's own runs. Raises LedgerError for a broken ledger."""
     ledger = Ledger()
     known = stored.context
-    result = stored_result(stored)
+    result = hash_stored_result(stored)
     key = known.window_key
     if stored.folder is None or key is None:
         return

@@ -1,8 +1,8 @@
 """Checks of a stored run: configuration, bars, trials, results, seals and the ledger of looks.
 
 Stored totals are not trusted: the caller recounts the trials from the tournaments' files. An edit
-of one file contradicts another file. An edit of all files contradicts the ledger of looks, where
-later lines may belong to other runs.
+of one file contradicts another. A consistent edit of all files contradicts the ledger of looks,
+which other runs share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fintrader.results.backtest_files import (
 )
 from fintrader.results.folders import Folder
 from fintrader.results.run import WINDOWS
-from fintrader.results.stored_looks import stored_result
+from fintrader.results.stored_looks import hash_stored_result
 from fintrader.runs import RunFolder
 from fintrader.verdict.looks import Ledger, Line, explain_missing, look_number
 
@@ -73,8 +73,8 @@ def check_run(
 ) -> Iterator[Check]:
     """Make the checks of a run whose tournaments have finished.
 
-    `trials` of each tournament, recounted, by its folder. `content_of` computes the content hash of
-    a market file from its arrays.
+    `trials`: recounted trials of each tournament, by its folder. `content_of` computes the
+    content hash of a market file from its arrays.
     """
     searches = find_searches(folder)
     yield _check_config(folder, manifest)
@@ -227,7 +227,7 @@ def _check_backtests(folder: RunFolder, manifest: Mapping[str, Any]) -> Check:
     stored = [window for window, _ in _find_backtests(folder)]
     problems = []
     if not stored and manifest.get("stages", {}).get("backtest", {}).get("done"):
-        problems.append("the manifest says that one was made, but there is none: it was deleted")
+        problems.append("the manifest names a backtest, but there is none: it was deleted")
     return Check(
         "backtests",
         "the stored backtests with the stages in manifest.json",
@@ -309,7 +309,7 @@ def _compare_look(
     if line is None:
         return [f"line {number} of the ledger is no look"], 0
     differences = []
-    if line.look.result != stored_result(stored):
+    if line.look.result != hash_stored_result(stored):
         differences.append(f"line {number} of the ledger has another result than the one stored")
     if line.look.trials != stored.context.trials:
         differences.append(f"line {number} of the ledger says {line.look.trials} trials")

@@ -214,7 +214,7 @@ def record_token(objects: ObjectStore, token: int) -> None:
 
 
 def claim(objects: ObjectStore) -> int:
-    """Take the next token, even from a living holder. No other process has or gets the same."""
+    """Take the next token, even from a living holder. No other process ever holds the same."""
     while True:
         token = find_newest_token(objects) + 1
         if _try_claim(objects, token):
@@ -280,8 +280,8 @@ def _wait_for_end(objects: ObjectStore, token: int) -> None:
         if not has_warned and silence > BEAT_SECONDS:
             has_warned = True
             print(
-                f"{objects}: its last holder, on {record.id.host}, is silent; taking over in"
-                f" {LAPSE_SECONDS:g} s",
+                f"{objects}: its last holder, on {record.id.host}, is silent; taking over"
+                f" after {LAPSE_SECONDS:g} s of silence",
                 file=sys.stderr,
             )
         time.sleep(min(0.5, BEAT_SECONDS / 4))

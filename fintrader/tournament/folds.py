@@ -25,7 +25,7 @@ from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, make_age
 from fintrader.agents.checkpoint import add_prefix, select_below
 from fintrader.agents.policy import ActorPolicy
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.joined import JoinedEnv, shares_of
+from fintrader.envs.joined import JoinedEnv, share_accounts
 from fintrader.errors import ConfigError
 from fintrader.market.tensors import MarketTensors
 from fintrader.seeding import derive
@@ -76,8 +76,8 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
     sessions = len(starts)
     if sessions < 2 * folds:
         raise ConfigError(
-            f"tournament.validation_folds: {folds} folds of {sessions} sessions leave one fewer"
-            f" than two; lower it to {max(2, sessions // 2)} or less, or lengthen data.windows"
+            f"tournament.validation_folds: {folds} folds of {sessions} sessions leave a fold"
+            f" of fewer than two; lower it to {max(2, sessions // 2)}, or lengthen data.windows"
         )
     edges = np.append(starts, whole.num_bars)
     least = 1 + (env.episode_bars or 1)
@@ -95,7 +95,7 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
                 " begins at); raise the number of folds, shorten the episode, or lengthen"
                 " data.windows"
             )
-        shares_of(env, [piece.num_bars for piece in pieces])
+        share_accounts(env, [piece.num_bars for piece in pieces])
         blocks.append(Block(pieces, whole.window(int(edges[start]), int(edges[stop]))))
     return blocks
 

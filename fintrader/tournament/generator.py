@@ -177,9 +177,9 @@ class Generator:
         )
 
     def _draw_rivals(self, index: int, leaderboard: Leaderboard) -> tuple[Rival, ...]:
-        """Draw a row of the leaderboard for each team but the first, where `env.traders` asks for
-        them: as in fictitious self-play (Heinrich, Lanctot and Silver, 2015), past policies are
-        drawn evenly."""
+        """Draw a rival from the leaderboard for each team but the first, if `env.traders` asks for
+        it: evenly from past policies, as in fictitious self-play (Heinrich, Lanctot and Silver,
+        2015)."""
         traders = cast(Any, self.env.get("traders"))
         rows = leaderboard.parents
         if not traders or traders["rivals"] != "leaderboard" or not rows:
@@ -221,8 +221,8 @@ PERTURB = 1.25
 
 
 def step_value(space: Space, value: Any, way: int) -> Any:
-    """Multiply (`way` 1) or divide (-1) `value` by PERTURB, or take the next choice, within the
-    range."""
+    """Multiply (`way` 1) or divide (-1) `value` by PERTURB, or take the next or previous
+    choice, within the range."""
     if isinstance(space, tuple):
         number = space.index(value) if value in space else 0
         return space[min(max(number + way, 0), len(space) - 1)]

@@ -42,7 +42,7 @@ class PodTask:
 
 @dataclass(frozen=True)
 class RankTask:
-    """One rank of a pod that spans devices. `pod` names the rank's own device."""
+    """One rank of a pod that spans devices. `pod.device` is the rank's own."""
 
     pod: PodTask
     folder: str

@@ -73,7 +73,7 @@ FROM_OUTSIDE = ("killed", "node")
 """Reasons that are not a pod's fault: the pod is retried without limit."""
 LAUNCHES = 32
 """Most pods started in one turn, so that turns stay short; the next turn follows at once."""
-LINE_A_RESULT = 100
+MOST_PODS_LISTED = 100
 """Largest tournament that prints a line for each result."""
 PACE_SECONDS = 0.05
 """Least seconds between turns; results that arrive meanwhile are made durable together."""
@@ -358,7 +358,7 @@ class Orchestrator:
     def _advance(self) -> None:
         """Apply results and make specs that are due, step by step, each spec after exactly the
         results it needs."""
-        self._make_due()
+        self._make_due_specs()
         while True:
             result = self.pending.take(len(self.leaderboard.applied))
             if result is None:
@@ -370,22 +370,22 @@ class Orchestrator:
             if placement.new and entry.spec.pod not in self._announced:
                 self._announced.add(entry.spec.pod)
                 self._events.append(build_result_event(entry, number, placement))
-            self._make_due()
+            self._make_due_specs()
 
-    def _make_due(self) -> None:
+    def _make_due_specs(self) -> None:
         """Make the specs that are due now."""
         while len(self.specs) < self.settings.pods:
             needs = self.scheduler.count_needed(len(self.specs))
             if needs is None or needs > len(self.leaderboard.applied):
                 return
-            self._make()
+            self._make_spec()
 
-    def _make(self) -> None:
+    def _make_spec(self) -> None:
         spec = self.scheduler.make(len(self.specs), self.leaderboard, self.generator)
         self.specs.append(spec)
         self._drafts.append(spec)
 
-    def _settle(self) -> None:
+    def _store_specs(self) -> None:
         """Store the new specs. An earlier orchestrator's spec of a pod takes precedence."""
         made = self._drafts
         self._drafts = []
@@ -398,13 +398,13 @@ class Orchestrator:
     def _start_pods(self) -> None:
         """Start pods if there is room. `order: arrival` makes specs only now, from the newest
         leaderboard."""
-        self._settle()
+        self._store_specs()
         self.launcher.request(len(self.running) + len(self.waiting) + self._count_unmade())
         vacant = self.launcher.measure_capacity() - len(self.running)
         room = max(0, min(vacant, LAUNCHES))
         for _ in range(min(room - len(self.waiting), self._count_unmade())):
-            self._make()
-        self._settle()
+            self._make_spec()
+        self._store_specs()
         ready = list(islice(filter(self._has_sources, self.waiting), room))
         for spec in ready:
             attempt = self.lost[spec.pod] + 1
@@ -435,7 +435,7 @@ class Orchestrator:
     def _flush(self) -> None:
         """Make this turn durable by one sync of the log, and visible by one transaction of the
         index."""
-        self._settle()
+        self._store_specs()
         self.log.append(*self._events)
         specs, entries = self._indexed
         applied = self.leaderboard.applied
@@ -455,8 +455,8 @@ class Orchestrator:
             last = applied[-1].result
             raise TournamentError(
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} (see"
-                f" {self.store.run.root / 'logs'}); fix it and delete {self.store.run.root} to try"
-                " again"
+                f" {self.store.run.root / 'logs'}); fix the cause and delete {self.store.run.root}"
+                " to try again"
             )
         if self.running or self.finished or self._has_room():
             self._idle_since = None
@@ -475,7 +475,7 @@ class Orchestrator:
         """Print a line for each mishap since `reported`, and for each result of a small tournament;
         all events go to the log."""
         for event in self.log.records[reported:]:
-            is_small = self.settings.pods <= LINE_A_RESULT and isinstance(event, ResultEvent)
+            is_small = self.settings.pods <= MOST_PODS_LISTED and isinstance(event, ResultEvent)
             is_printed = is_small or isinstance(
                 event, LossEvent | DamageEvent | CapacityEvent | NoCapacityEvent
             )

@@ -83,15 +83,15 @@ class Channel:
         self._stream = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
         self._lock = threading.Lock()
-        self._heard = True
+        self._is_connected = True
 
     def send(self, message: Message) -> None:
         """Send a message; dropped when the parent is gone."""
         with self._lock:
-            if not self._heard:
+            if not self._is_connected:
                 return
             try:
                 self._stream.write(json.dumps(to_json(message)) + "\n")
                 self._stream.flush()
             except BrokenPipeError:
-                self._heard = False
+                self._is_connected = False

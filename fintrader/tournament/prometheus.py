@@ -47,7 +47,7 @@ CATALOGUE: dict[str, MetricFamily] = {
         "Pods by state: planned, waiting, running, arrived, done, failed",
         ("run", "state"),
     ),
-    "fintrader_pods_wanted": MetricFamily("gauge", "Pods that the tournament trains in all"),
+    "fintrader_pods_wanted": MetricFamily("gauge", "Pods that the tournament trains in total"),
     "fintrader_capacity_pods": MetricFamily("gauge", "Pods that can run in parallel now"),
     "fintrader_launches": MetricFamily("counter", "Pods started, restarts included"),
     "fintrader_submissions": MetricFamily(
@@ -297,7 +297,7 @@ class Endpoint:
 def read_gpu_memory() -> list[tuple[str, int, int]]:
     """Read index, used bytes and total bytes of each GPU of this machine.
 
-    It asks `nvidia-smi`, which makes no CUDA context here; without it the list is empty.
+    Asks `nvidia-smi`, which makes no CUDA context here; empty without it.
     """
     query = [
         "nvidia-smi",

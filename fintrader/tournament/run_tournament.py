@@ -86,9 +86,9 @@ def run_tournament(
     resume or extend. Returns the event that the log ends with.
 
     `operations` are the waits and retries of pods. `agents` gives the base settings of each
-    algorithm that takes part. `device` narrows `settings.devices` when that is `auto`. `body` names
-    the function that trains a pod, `launcher` starts pods (a `launcher` instance, such as Ray's,
-    brings its own body). `watch` is called at every reconcile. `clock` is real time, or that of a
+    algorithm that takes part. `device` replaces `auto` in `settings.devices`. `body` names
+    the function that trains a pod, `launcher` starts pods with a body of
+    its own. `watch` is called at every reconcile. `clock` is real time, or that of a
     simulated cluster. `inherit` copies pods of an earlier run into the store, as the first parents
     (see `warm_start.inherit`). `title` names the search in its progress.
 
@@ -170,8 +170,8 @@ def replay(source: RunFolder, settings: TournamentSettings, **options: Any) -> F
 def _check_market(
     settings: TournamentSettings, path: Path, env: Any, agents: Sequence[Settings]
 ) -> None:
-    """Raise ConfigError before training when the market is too short for the folds, or an agent
-    to be shrunk has no tilts."""
+    """Raise ConfigError before training when the market is too short for the folds, or when
+    shrinkage needs tilts that an agent lacks."""
     folds = settings.validation_folds
     shrinks = settings.ensemble_shrinkage != "none"
     if not (folds or shrinks):
@@ -209,7 +209,7 @@ def _finish(
 
 def list_changeable(settings: TournamentSettings) -> frozenset[str]:
     """List the settings that a resumed tournament may change: none of them alters a pod that
-    exists. In halving the number of pods does, so it is fixed."""
+    exists. The number of pods is fixed in halving, where it alters them."""
     return _CHANGEABLE - ({"pods"} if settings.order == "halving" else set())
 
 
@@ -240,6 +240,6 @@ def _explain_full_disk(folder: RunFolder) -> Iterator[None]:
         if not full:
             raise
         raise TournamentError(
-            f"{folder.root}: the disk is full; free some space and run the same command again,"
-            " nothing finished is lost"
+            f"{folder.root}: the disk is full; free some space and run the same command again;"
+            " finished pods are kept"
         ) from None

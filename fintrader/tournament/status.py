@@ -14,7 +14,7 @@ from fintrader.files import read_json, read_jsonl, write_json
 from fintrader.results.leaderboard_reader import (
     LeaderboardRow,
     StoredPod,
-    canonical,
+    dump_canonical,
     read_leaderboard,
     read_pods,
 )
@@ -255,7 +255,7 @@ def compare(first: RunFolder, second: RunFolder) -> list[str]:
         right = results_b.get(pod)
         if (left and left.reproducible) != (right and right.reproducible):
             differences.append(f"{pod}: result")
-    if canonical(first.leaderboard) != canonical(second.leaderboard):
+    if dump_canonical(first.leaderboard) != dump_canonical(second.leaderboard):
         differences.append("leaderboard")
     return differences
 

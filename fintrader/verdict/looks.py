@@ -429,7 +429,7 @@ class WindowLooks:
     """Times (UTC) of the first line and the last."""
 
 
-def by_window(lines: Sequence[Line]) -> list[WindowLooks]:
+def summarise_windows(lines: Sequence[Line]) -> list[WindowLooks]:
     """Summarise each window's looks, in order of the first look."""
     places: dict[tuple[str, str], list[Line]] = {}
     for line in lines:

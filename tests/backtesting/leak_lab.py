@@ -21,9 +21,9 @@ from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.lookahead import (
     LookaheadReport,
     compare,
+    draw_policy,
     implausible,
     lookahead,
-    reacting_policy,
 )
 from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.bars.calendar import session_grid
@@ -495,7 +495,7 @@ def with_environment(how):
 
 def find_leaks(market, rebuild, env, cuts):
     """Compare a market with what `rebuild` makes of changed futures, at some bars after training."""
-    policy = reacting_policy(market, 0, env)
+    policy = draw_policy(market, 0, env)
     bars = np.linspace(market.windows.train[1] + 2, market.num_bars - 3, cuts).astype(int).tolist()
     leaks = [leak for cut in bars for leak in compare(market, rebuild(cut), cut, env, policy)]
     return LookaheadReport(tuple(leaks), {"cuts": (cuts, cuts)})

@@ -18,7 +18,7 @@ from fintrader.bars.sources import feeds as feed_module
 from fintrader.config import dump_yaml
 from fintrader.errors import DataError, StorageFullError
 from fintrader.market import columns, reading
-from fintrader.market.bar_source import bar_store
+from fintrader.market.bar_source import open_bar_store
 from fintrader.market.build import build_market, make_market
 from fintrader.market.inspect import check_stored_files
 from fintrader.market.settings import read_settings
@@ -232,7 +232,7 @@ def test_bars_side_files_and_the_store_may_lie_at_a_url(tmp_path):
     assert built[0].parent.name == built[1].parent.name  # the address holds contents and no path
     assert_same_market(*map(MarketTensors.load, built))
     assert MarketTensors.load(built[0]).benchmark_name == "index"
-    store = bar_store(wanted, cache)
+    store = open_bar_store(wanted, cache)
     parquet = [name for name in store.list_names() if name.endswith(".parquet")]
     assert len(parquet) == 2
     assert verify_store(store) == []

@@ -223,7 +223,7 @@ def test_one_space_may_part_columns_but_not_several(days, tmp_path):
     table = days[["ts", *COLUMNS]]
     assert_market(write_csv(tmp_path, table, "AAA.txt", sep=" "), days, tmp_path)
     (tmp_path / "BBB.txt").write_text(table.to_string(index=False))
-    with pytest.raises(BarError, match="several spaces part its columns"):
+    with pytest.raises(BarError, match="separated by several spaces"):
         detect(str(tmp_path / "BBB.txt"))
 
 

@@ -65,7 +65,7 @@ def test_a_full_or_forbidden_disk_is_one_line(number, monkeypatch):
         raise OSError(number, os.strerror(number), "somewhere/file")
 
     monkeypatch.setattr("fintrader.cli.dispatch", refuse)
-    assert f"somewhere/file: {os.strerror(number)}; free space or rights" in complaint("run")
+    assert f"somewhere/file: {os.strerror(number)}; free space, fix permissions" in complaint("run")
 
 
 @pytest.mark.parametrize(

@@ -299,7 +299,7 @@ def test_a_deployment_of_other_terms_is_refused(frozen_run):
         ({"broker": "binance", "feed": "kraken"}, "add --feed binance"),
         ({"broker": "alpaca", "feed": "binance"}, "add --feed alpaca"),
         ({"feed": "binance"}, "trained on bars of files, not of binance"),
-        ({"feed": "binance", "broker": "binance", "limits": {"enforced": False}}, "limits may"),
+        ({"feed": "binance", "broker": "binance", "limits": {"enforced": False}}, "needs limits"),
     ):
         with pytest.raises(DeployError, match=match):
             deployment.run_paper("run", PaperSettings(**chosen))

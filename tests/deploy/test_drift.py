@@ -35,7 +35,7 @@ def made(tmp_path_factory):
 
 def measured(home, bundle):
     with Journal(home / JOURNAL, reading=True) as journal:
-        return drift.measure(journal, bundle, Recorder(bundle, journal).recorded(), FREE)
+        return drift.measure(journal, bundle, Recorder(bundle, journal).build_market(), FREE)
 
 
 @pytest.mark.slow
@@ -64,7 +64,7 @@ def test_a_replay_does_not_drift(made):
 def test_the_recorded_market_is_the_one_that_was_built(made):
     home, bundle, market = made
     with Journal(home / JOURNAL, reading=True) as journal:
-        recorded = Recorder(bundle, journal).recorded()
+        recorded = Recorder(bundle, journal).build_market()
     terms = bundle.env.model_copy(update={"benchmark": "equal_weight"})
     assert benchmark_portfolio(recorded, terms).name == "equal_weight"
     assert recorded.num_bars == market.num_bars

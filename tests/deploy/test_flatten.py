@@ -155,7 +155,7 @@ def test_one_order_that_cannot_be_cancelled_keeps_no_other_position(deployed):
     told = status.read_status(deployed.home)
     assert told.flattening
     assert "not flat yet: 673 S002 left to sell; S002: an order is open" in told.why
-    assert "nothing runs it: start it again" in told.why
+    assert "no process runs it: start it again" in told.why
     deployed.live(5)
     assert deployed.is_flat()
 

@@ -113,7 +113,7 @@ def test_the_drift_is_none_and_status_and_page_say_what_rests(tmp_path):
     for file in tmp_path.glob("journal*"):
         file.unlink()
     journal = replayed(tmp_path, bundle, market)
-    report = measure(journal, bundle, Recorder(bundle, journal).recorded(), FREE)
+    report = measure(journal, bundle, Recorder(bundle, journal).build_market(), FREE)
     assert report.equity.largest_difference_usd == 0.0
     ends = Counter()
     for order in journal.orders().values():

@@ -216,7 +216,7 @@ def events_of(run: RunFolder, kind: str) -> list[dict[str, Any]]:
 
 def everything(run: RunFolder) -> Any:
     """All that must not depend on what happened on the way."""
-    from fintrader.results.leaderboard_reader import canonical
+    from fintrader.results.leaderboard_reader import dump_canonical
     from fintrader.tournament.mirrored_store import open_store
 
     store = open_store(run, find_mirror(run.root))
@@ -226,7 +226,11 @@ def everything(run: RunFolder) -> Any:
         assert store.has_snapshot(result.snapshot), f"{spec.pod}: half a snapshot"
         assert result.spec == spec.digest
     results = {pod: result.reproducible for pod, result in store.read_results().items()}
-    return canonical(run.leaderboard), results, (run.ensemble / "policy.safetensors").read_bytes()
+    return (
+        dump_canonical(run.leaderboard),
+        results,
+        (run.ensemble / "policy.safetensors").read_bytes(),
+    )
 
 
 def acknowledged(run: RunFolder) -> dict[str, bytes]:

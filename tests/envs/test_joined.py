@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.joined import JoinedEnv, shares_of
+from fintrader.envs.joined import JoinedEnv, share_accounts
 from fintrader.errors import EnvError
 from fintrader.seeding import derive
 from tests.factories import make_market
@@ -55,9 +55,9 @@ def test_every_piece_is_the_environment_it_would_be_alone(observation, lookback)
 
 
 def test_accounts_are_shared_out_by_length():
-    assert shares_of(EnvSettings(num_envs=10), [100, 300]) == [3, 7]
-    assert shares_of(EnvSettings(num_envs=10), [1, 100_000]) == [1, 9]
-    assert shares_of(EnvSettings(num_envs=256, start_groups=4), [100, 300]) == [64, 192]
-    assert shares_of(EnvSettings(num_envs=6), [50]) == [6]
+    assert share_accounts(EnvSettings(num_envs=10), [100, 300]) == [3, 7]
+    assert share_accounts(EnvSettings(num_envs=10), [1, 100_000]) == [1, 9]
+    assert share_accounts(EnvSettings(num_envs=256, start_groups=4), [100, 300]) == [64, 192]
+    assert share_accounts(EnvSettings(num_envs=6), [50]) == [6]
     with pytest.raises(EnvError, match="1 group of 1 accounts"):
-        shares_of(EnvSettings(num_envs=1), [50, 50])
+        share_accounts(EnvSettings(num_envs=1), [50, 50])

@@ -164,7 +164,12 @@ def test_a_page_omits_what_returns_do_not_show(tmp_path):
     page = tmp_path / "page.html"
     fintrader.judge(make_returns(), "SPY", trials=1, report=page)
     text = page.read_text()
-    for heading in ("Wealth and drawdown", "Years and months", "In which markets", "Rolling risk"):
+    for heading in (
+        "Wealth and drawdown",
+        "Years and months",
+        "By state of the index",
+        "Rolling risk",
+    ):
         assert f"<h2>{heading}</h2>" in text
     assert "Against SPY</th>" in text
     assert "daily returns less those of SPY." in text

@@ -15,7 +15,7 @@ from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.estimates import estimate, record_of
-from fintrader.pipeline.inputs import missing_inputs, named_files
+from fintrader.pipeline.inputs import find_missing_inputs, list_named_files
 from fintrader.pipeline.run_stages import search
 from fintrader.runs import Manifest
 from tests.engines.runs import TINY, fintrader, write_config
@@ -27,7 +27,7 @@ def config(tmp_path, **changes):
 
 
 def test_nothing_is_missing_of_a_synthetic_market(tmp_path):
-    assert missing_inputs(config(tmp_path)) == []
+    assert find_missing_inputs(config(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_nothing_is_missing_of_a_synthetic_market(tmp_path):
 def test_what_is_missing_is_named(tmp_path, monkeypatch, changes, named):
     for key in ("APCA_API_KEY_ID", "APCA_API_SECRET_KEY"):
         monkeypatch.delenv(key, raising=False)
-    assert any(named in sentence for sentence in missing_inputs(config(tmp_path, **changes)))
+    assert any(named in sentence for sentence in find_missing_inputs(config(tmp_path, **changes)))
 
 
 def test_the_package_of_an_index_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "index_constitution", None)
     ours, theirs = (
-        missing_inputs(config(tmp_path, data={**TINY["data"], "universe": {"members": index}}))
+        find_missing_inputs(config(tmp_path, data={**TINY["data"], "universe": {"members": index}}))
         for index in ("nasdaq100", "dow30")
     )
     assert ours == []
@@ -70,7 +70,7 @@ def test_the_package_of_an_index_is_named(tmp_path, monkeypatch):
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
     (tmp_path / "file").touch()
-    said = missing_inputs(config(tmp_path, cache=str(tmp_path / "file" / "tensors")))
+    said = find_missing_inputs(config(tmp_path, cache=str(tmp_path / "file" / "tensors")))
     assert any(sentence.startswith("cache: ") for sentence in said)
 
 
@@ -78,7 +78,7 @@ def test_another_run_of_that_name_is_told_before_it_starts(tmp_path):
     (tmp_path / "runs" / "run").mkdir(parents=True)
     before = config(tmp_path)
     before.folder.config.write_text("seed: 1\n")
-    assert any("made with other settings" in sentence for sentence in missing_inputs(before))
+    assert any("made with other settings" in sentence for sentence in find_missing_inputs(before))
 
 
 def test_every_file_that_data_settings_name_is_looked_for():
@@ -96,7 +96,7 @@ def test_every_file_that_data_settings_name_is_looked_for():
 
     known = {
         name.removesuffix(".x")
-        for name in named_files(DataSettings(features={"daily": {"x": "y"}}))
+        for name in list_named_files(DataSettings(features={"daily": {"x": "y"}}))
     }
     assert paths(DataSettings) - {"path", "daily", "store"} == known  # folders, too
 

@@ -7,7 +7,7 @@ import pytest
 
 from fintrader.cli import main
 from fintrader.errors import ConfigError, FintraderError, ReportError
-from fintrader.pipeline.backtest_context import portable
+from fintrader.pipeline.backtest_context import select_portable
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.reproduction import (
     check_report,
@@ -66,7 +66,7 @@ def test_a_report_carries_everything_it_was_made_from(finished, report):
     plain = {name: values.by_key() for name, values in stored.metrics.items()}
     assert record["metrics"] == plain  # unrounded
     recipe = record["recipe"]
-    assert recipe["config"] == portable(load_config(finished / "config.yaml"))
+    assert recipe["config"] == select_portable(load_config(finished / "config.yaml"))
     assert "runs_dir" not in recipe["config"]
     assert str(finished.parent) not in element(record)
     assert {name: recipe[name] for name in made_by()} == made_by()

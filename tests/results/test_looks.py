@@ -21,8 +21,8 @@ from fintrader.verdict.looks import (
     LedgerError,
     Look,
     Window,
-    by_window,
     result_hash,
+    summarise_windows,
 )
 from fintrader.verdict.sketch import Curve
 
@@ -104,7 +104,7 @@ def test_only_another_result_on_held_out_bars_is_another_look(tmp_path):
     ]
     lines = Ledger(tmp_path).looks()
     assert len(lines) == 8
-    (told,) = by_window(lines)
+    (told,) = summarise_windows(lines)
     assert (told.looks, told.runs) == (4, ("renamed", "run"))
     assert told.names == ("test", "train", "validation")
 
@@ -350,7 +350,7 @@ def test_another_question_is_counted_apart(tmp_path):
     ledger = Ledger(tmp_path)
     shortfall = replace(look("b"), question="execution shortfall")
     assert numbers(ledger, look("a"), shortfall, look("c")) == [1, 1, 2]
-    assert [(one.question, one.looks) for one in by_window(ledger.looks())] == [
+    assert [(one.question, one.looks) for one in summarise_windows(ledger.looks())] == [
         ("active return", 2),
         ("execution shortfall", 1),
     ]

@@ -97,7 +97,7 @@ def test_a_folder_that_may_only_be_read_says_so(runs, monkeypatch):
         lambda: write_notes(runs.run("demo"), Notes("x")),
         lambda: delete_run(runs, "demo"),
     ):
-        with pytest.raises(RunError, match="may only be read"):
+        with pytest.raises(RunError, match="is read-only"):
             refused()
 
 

@@ -19,7 +19,7 @@ from fintrader.errors import RunError, TournamentError
 from fintrader.progress import LineProgress
 from fintrader.records import to_json
 from fintrader.results.folders import DamagedFileError, NotThereError
-from fintrader.results.leaderboard_reader import canonical, lineage, read_pods
+from fintrader.results.leaderboard_reader import dump_canonical, lineage, read_pods
 from fintrader.results.run import Run
 from fintrader.results.tournament_events import (
     ResultEvent,
@@ -90,19 +90,19 @@ def test_lineage_leads_to_a_founder(race):
 @pytest.mark.parametrize("order", slow_but(0, every=["submission", "arrival"]))
 def test_the_database_is_only_an_index(race, order):
     run = race(pods=7, order=order, workers=3).folder
-    before = canonical(run.leaderboard)
+    before = dump_canonical(run.leaderboard)
     for path in run.root.glob("leaderboard.sqlite*"):
         path.unlink()
     with pytest.raises(NotThereError, match=r"verify .* --repair"):
         read_status(run)
     assert repair(run) == ["leaderboard.sqlite: rebuilt from 7 results"]
-    assert canonical(run.leaderboard) == before
+    assert dump_canonical(run.leaderboard) == before
     with sqlite3.connect(run.leaderboard) as other:  # a version that counted no looks
         other.execute("DROP VIEW leaderboard")
         other.execute("ALTER TABLE entries DROP COLUMN looks")
     other.close()
     assert repair(run) == ["leaderboard.sqlite: rebuilt from 7 results"]
-    assert canonical(run.leaderboard) == before
+    assert dump_canonical(run.leaderboard) == before
     run.leaderboard.write_bytes(b"x" * 9000)
     with pytest.raises(DamagedFileError, match="damaged"):
         read_status(run)
@@ -285,7 +285,9 @@ def test_scaling_down_processes_drains_without_orphans_or_losses(race, tmp_path)
     ]
     assert not [command for command in commands if "fintrader.tournament.pod" in command]
     undisturbed = race("a", pods=6, pool_size=3)
-    assert canonical(result.folder.leaderboard) == canonical(undisturbed.folder.leaderboard)
+    assert dump_canonical(result.folder.leaderboard) == dump_canonical(
+        undisturbed.folder.leaderboard
+    )
 
 
 def test_scale_refuses_nonsense_and_control_survives_damage(race, tmp_path):

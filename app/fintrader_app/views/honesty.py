@@ -36,15 +36,15 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
         with guarded():
             show(present, view, version)
     with guarded():
-        lookahead(folder)
+        show_lookahead(folder)
     with guarded():
-        selection(folder, version)
+        show_selection(folder, version)
     for present in (present_data, present_origin):
         with guarded():
             show(present, view, version)
 
 
-def lookahead(folder: Folder) -> None:
+def show_lookahead(folder: Folder) -> None:
     """Show the look-ahead check: whether values up to a bar depend on later bars."""
     heading("Look-ahead check")
     try:
@@ -89,7 +89,7 @@ def list_entries(values: Any) -> list[str]:
     return list(map(str, values[:200])) if isinstance(values, list) else []
 
 
-def selection(folder: Folder, version: Hashable) -> None:
+def show_selection(folder: Folder, version: Hashable) -> None:
     """Show all trials by their validation score; the winner was chosen from them."""
     try:
         pods = artifacts.load_pods(folder)

@@ -82,7 +82,7 @@ def show_size(market: Market) -> None:
         "Index": plain(known.benchmark_name, 40),
     }
     numbers(cells)
-    text = f"Sessions {days.index[0]} to {days.index[-1]}, days of {market.timezone}"
+    text = f"Sessions {days.index[0]} to {days.index[-1]}, dates in {market.timezone}"
     if known.windows is not None:
         day_of = market.times.tz_convert(market.timezone)
         text += " · " + ", ".join(
@@ -121,7 +121,7 @@ def show_bars(market: Market) -> None:
     rows = market.rows(day)
     column = market.symbols.index(symbol)
     every = (
-        place.segmented_control("Bars a candle", [1, 5, 15], default=5, key="market_candle") or 5
+        place.segmented_control("Bars per candle", [1, 5, 15], default=5, key="market_candle") or 5
     )
     candles = market.candles(symbol, rows, every)
     if candles.empty:
@@ -235,7 +235,7 @@ def plot_heatmap(
     cells: np.ndarray[Any, Any], x: list[str], y: list[str], form: str, unit: str, **look: Any
 ) -> go.Figure:
     """Plot cells of at most 1, the first row on top; `form` formats a cell in its hover text, and
-    `unit` is the title of the colours."""
+    `unit` is the title of the colour bar."""
     figure = go.Figure().add_heatmap(
         z=np.round(cells, 3),
         x=list(map(escape_label, x)),

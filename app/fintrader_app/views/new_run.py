@@ -246,14 +246,14 @@ def check(runs: RunsFolder, draft: dict[str, Any]) -> Any:
     """Check that the draft can start; return it as settings, or None after messages that name field
     and remedy."""
     from fintrader.pipeline.config import RunConfig
-    from fintrader.pipeline.inputs import missing_inputs
+    from fintrader.pipeline.inputs import find_missing_inputs
 
     try:
         settings = validate(RunConfig, copy.deepcopy(draft), "settings")
     except FintraderError as error:
         st.error(describe_error(error), icon=":material/rule:")
         return None
-    missing = missing_inputs(settings)
+    missing = find_missing_inputs(settings)
     for sentence in missing[:MOST_MISSING]:
         st.error(plain(sentence, 500), icon=":material/link_off:")
     if missing:

@@ -37,7 +37,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> Any:
-    """Compute `buffers.gae` where no gradient is needed."""
+    """Compute `buffers.gae`; NotImplemented where a gradient is needed."""
     if rewards.requires_grad or values.requires_grad or next_values.requires_grad:
         return NotImplemented
     columns = to_arrays(rewards, values, next_values, terminated, truncated)

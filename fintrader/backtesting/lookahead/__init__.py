@@ -9,6 +9,6 @@ raise an alarm.
 """
 
 from fintrader.backtesting.lookahead.alarms import Alarm, implausible
-from fintrader.backtesting.lookahead.differences import Leak, compare, reacting_policy
+from fintrader.backtesting.lookahead.differences import Leak, compare, draw_policy
 from fintrader.backtesting.lookahead.prover import lookahead
 from fintrader.backtesting.lookahead.report import LookaheadReport

@@ -58,7 +58,7 @@ def compare(
 
 
 def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int) -> list[Leak]:
-    """Compare every array before `cut` for the symbols of both markets; one leak a column, at its
+    """Compare every array before `cut` for the symbols of both markets; one leak per column, at its
     first differing bar."""
     common = [name for name in market.symbols if name in changed.symbols]
     leaks = []
@@ -173,8 +173,8 @@ def compare_trading(
     return leaks
 
 
-def reacting_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Policy:
-    """Make a policy that is a fixed random function of every column: any changed input changes its
+def draw_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Policy:
+    """Draw a policy, a fixed random function of every column: any changed input changes its
     trades."""
     layout = lay_out(market, env)
     draw = create_generator(seed, "lookahead-policy")
@@ -200,10 +200,10 @@ def _trade(
     seen: list[tuple[int, Tensor]] = []
     interval = env.decision_interval
     wait = cut - 1 - min(_DECISIONS, (cut - 1) // interval) * interval
-    over = account.act(None, wait) if wait else False
+    is_over = account.act(None, wait) if wait else False
     with torch.no_grad():
-        while not over and account.bar < cut:
+        while not is_over and account.bar < cut:
             obs = account.observe()
             seen.append((account.bar, obs))
-            over = account.act(policy(obs))
+            is_over = account.act(policy(obs))
     return account, seen

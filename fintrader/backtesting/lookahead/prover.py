@@ -11,7 +11,7 @@ from typing import Any
 
 from fintrader import files
 from fintrader.backtesting.lookahead.alarms import implausible
-from fintrader.backtesting.lookahead.differences import Leak, compare, find_unmoved, reacting_policy
+from fintrader.backtesting.lookahead.differences import Leak, compare, draw_policy, find_unmoved
 from fintrader.backtesting.lookahead.fresh import FreshBuilds
 from fintrader.backtesting.lookahead.plan import WHOLE, TrialPlan
 from fintrader.backtesting.lookahead.report import LookaheadReport, gather, list_trusted
@@ -125,7 +125,7 @@ class _Search:
         self._build = build
         self._plan = plan
         self._env = env
-        self._policy = reacting_policy(market, seed, env)
+        self._policy = draw_policy(market, seed, env)
         self._progress = progress
         own = market.normalisation if build.settings.features.normalisation is None else None
         self._statistics = None if own is None else json.dumps(to_json(own))

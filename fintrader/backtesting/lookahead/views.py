@@ -59,9 +59,9 @@ def settings_of(
 ) -> DataSettings:
     """Make the (effective) settings of a view of a market whose first and last days are `span`;
     dated files that end at the cut are written to `folder`."""
-    # Faults of a changed future are not faults of the market.
     start = settings.start or span[0]
     end = settings.end or span[1]
+    # Faults of a changed future are not faults of the market.
     values: dict[str, Any] = {"waive": STOPPING}
     if view.last_days is not None:
         train, validation, end = view.last_days

@@ -26,7 +26,7 @@ _FEWEST = 5
 """Fewest symbols from which the market's move is taken, and fewest days for a symbol's usual
 move."""
 _WEEK = 5
-"""No company pays the same dividend twice within so many sessions."""
+"""Sessions within which no company pays the same dividend twice."""
 
 
 def compare_days(
@@ -170,8 +170,8 @@ def _name_excursion(days: Days, day: int, move: float, declared: Events, is_exac
 
 
 def _is_beyond_market(days: Days, day: int, move: float, is_exact: bool) -> bool:
-    """Report whether no market moves so far for a single day. In turmoil, in contrast, the ranges
-    of the days are as wide as the jumps between them."""
+    """Report whether a move is too large for a single day of a market. In turmoil, the ranges of
+    the days are as wide as the jumps between them."""
     reach = np.log(days.high / days.low)
     usual = float(np.median(reach[max(0, day - _AROUND) : day + _AROUND + 1]))
     if days.length > 0:

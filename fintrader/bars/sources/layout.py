@@ -50,8 +50,7 @@ class FilesSettings(Settings):
     """Pattern of the files' names without endings, like `{symbol}_{date}_*`; it may include
     folders, like `{symbol}/{date}`. Files with other names are ignored. With `{symbol}` each file
     contains one symbol, which its name states; without, a column states it; `*{symbol=AAPL}` sets
-    the symbol whatever the name. Text files (.txt, .dat, .asc) are read only if this is set and no
-    other file matches."""
+    the symbol whatever the name. Text files (.txt, .dat, .asc) are read only if this is set."""
     uppercase: bool = False
     """Write symbols in capitals."""
     header: tuple[str, ...] = ()

@@ -42,7 +42,7 @@ def files_of(settings: FilesSettings, path: str) -> list[BarFile]:
     called = [file for file in files if settings.read_name(file.place) is not None]
     if not called:
         raise DataError(
-            f"{path}: no file there is called like {pattern} (data.source.name_pattern); correct"
+            f"{path}: no file there matches {pattern} (data.source.name_pattern); correct"
             f" the pattern: the first file is {files[0].place}"
         )
     return called
@@ -68,9 +68,7 @@ def list_files(path: str, *, text: bool = False) -> list[BarFile]:
     except FileNotFoundError:
         names = []
     except PermissionError:
-        raise DataError(
-            f"{path} may not be read (Permission denied); ask for the right to read it"
-        ) from None
+        raise DataError(f"{path} cannot be read (Permission denied); ask for permission") from None
     except Exception as error:  # cloud clients raise their own; their text may contain secrets
         raise DataError(
             f"{path}: {type(error).__name__}; check the URL, the network and the credentials"

@@ -44,7 +44,7 @@ def to_numpy(value: Any) -> Any:
 
 
 @lru_cache(maxsize=1)
-def built_in_market() -> MarketTensors:
+def make_example_market() -> MarketTensors:
     """Make a market to try the environment: four synthetic stocks, five sessions of minutes, with
     nothing to learn."""
     source = SyntheticSettings(num_symbols=4, num_sessions=5)
@@ -55,8 +55,8 @@ def make_trading_env(
     market: MarketTensors | Path | str | None = None, **options: Any
 ) -> TradingEnv:
     """Make a `TradingEnv` for `gymnasium.make_vec`; without a market it trades
-    `built_in_market()`."""
-    return TradingEnv(built_in_market() if market is None else market, **options)
+    `make_example_market()`."""
+    return TradingEnv(make_example_market() if market is None else market, **options)
 
 
 def require_flat(env: TradingEnv, mode: AutoresetMode, library: str) -> None:
@@ -114,7 +114,7 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
         **options: Any,
     ) -> None:
         """Make the environment with the options of `TradingEnv`: device, seed, record,
-        `cost_bps=5`. Without a market it trades `built_in_market()`.
+        `cost_bps=5`. Without a market it trades `make_example_market()`.
 
         `truncated` reports the episode's end, `terminated` ruin.
         """
@@ -125,7 +125,7 @@ class SingleTradingEnv(gymnasium.Env[Any, Any]):
                 " fintrader.TradingEnv(market, num_envs=64), or gymnasium.make_vec"
             )
         self.vector_env = TradingEnv(
-            built_in_market() if market is None else market,
+            make_example_market() if market is None else market,
             settings,
             num_envs=1,
             autoreset_mode=AutoresetMode.DISABLED,

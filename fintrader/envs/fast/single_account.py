@@ -73,7 +73,7 @@ def decide_and_wait(
     """Order the holdings that an action `[1, A]` float32 asks for, and write them to `desired`
     `[N]`; with an empty action, order towards `desired`; if both are empty, order nothing. Then
     mark every bar up to `stop`, and write the private part of the observation to `seen` `[P]`.
-    Return True if the account is ruined at the end of an interval; it then stays there."""
+    Return True if the account is ruined at the end of an interval; it then keeps that bar."""
     # `decide_each` shares this memory among accounts: allocating it takes as long as a fill.
     work = make_workspace(1, buffers[3].shape[1])
     is_ruined: bool = wait(stop, action, desired, buffers, (prices, rules, log), seen, work)
@@ -178,9 +178,9 @@ def decide_each(
     equity: Any,
 ) -> None:
     """Call `decide_and_wait` for B accounts, whose buffers have B as first axis: actions
-    `[B, 1, N]`, or `[1, 1, N]` for all; account b sets number b to 0. `seen` `[B, P]` and their
-    `equity` `[B, T]`. They share prices, rules and a log that keeps only equity. A ruined account
-    stays as it is."""
+    `[B, 1, N]`, or `[1, 1, N]` for all; account b sets its action in asset b to 0. `seen`
+    `[B, P]` and their `equity` `[B, T]`. They share prices, rules and a log that keeps
+    only equity. A ruined account stays as it is."""
     ints, floats, flags, shares, resting = accounts
     log = shared[2]
     work = make_workspace(1, shares.shape[2])

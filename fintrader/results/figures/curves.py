@@ -106,15 +106,15 @@ def fade_others(figure: go.Figure, strategies: Collection[str]) -> go.Figure:
     return figure
 
 
-def deepest_drawdowns(daily: pd.Series) -> pd.DataFrame:
+def deepest_drawdowns(equity: pd.Series) -> pd.DataFrame:
     """The five deepest drawdowns between session closes, the deepest first: peak, trough, recovery,
     depth, sessions.
 
-    `daily`: the starting capital, then the equity at each session's close (index: time).
+    `equity`: the starting capital, then the equity at each session's close (index: time).
     `Recovered` is None while the peak has not been reached again.
     """
-    times = pd.DatetimeIndex(daily.index)
-    below = drawdowns(simple_returns(daily.to_numpy()))
+    times = pd.DatetimeIndex(equity.index)
+    below = drawdowns(simple_returns(equity.to_numpy()))
     rows = []
     for start, stop in find_episodes(below):  # period k ends at row k + 1
         back = stop < len(below)
@@ -219,7 +219,7 @@ def rolling_figure(
 
 def exposure_figure(exposure: pd.DataFrame) -> go.Figure:
     """Gross value of all positions as a share of equity, at every bar. `exposure`: wide, one column
-    a strategy."""
+    per strategy."""
     figure = draw_lines(exposure, "%{y:.1%}")
     has_names = exposure.shape[1] > 1
     layout(figure, "Exposure", "share of equity", height=280, showlegend=has_names)

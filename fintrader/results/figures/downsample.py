@@ -114,7 +114,7 @@ def _has_lines(trace: Any) -> bool:
 
 
 def _columns(trace: Any) -> dict[str, npt.NDArray[Any]]:
-    """Collect the arrays of a trace with one entry a point, by dotted name: `x`, `customdata`,
+    """Collect the arrays of a trace with one entry per point, by dotted name: `x`, `customdata`,
     `marker.color` ..."""
     size = _size(trace)
     return {

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from fintrader.numerals import chance, count, number_of
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.sections.section import Section
-from fintrader.results.stored_looks import union_of_looks
+from fintrader.results.stored_looks import count_looks
 from fintrader.verdict import LEVEL
 
 
 def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
     """Present which of several results are likely skill as one of all the results looked at."""
-    trials, looks = union_of_looks(runs)
+    trials, looks = count_looks(runs)
     skilled = [name for name, stored in runs.items() if is_skill_among(stored, looks)]
     among = f"among {number_of(looks, 'result')} looked at"
     if skilled:

@@ -87,6 +87,8 @@ def describe_simulation(stored: StoredBacktest) -> str:
     fill = f"fills at the {trading.fill.replace('_', ' ')}"
     if trading.fill == "limit":
         fill = "its limit orders fill in bars that trade through their price"
+    if trading.execution:
+        fill = f"its orders are worked by {trading.execution}"
     share = trading.participation
     volume = "takes any volume" if share == "none" else f"takes up to {share:.0%} of the volume"
     pays = f"pays {trading.cost_bps:g}{spread} basis points a trade"

@@ -209,7 +209,7 @@ def present_periods(view: BacktestView) -> Section:
 
 
 def _returns_table(period: str, returns: pd.DataFrame) -> Table:
-    """Tabulate the compound returns that `periods` makes, a row a year or month."""
+    """Tabulate the compound returns that `periods` makes, one row per year or month."""
     names = list(returns.columns[:-1])
     rows = [
         (str(label), *map(percent, row), count(sessions))
@@ -254,7 +254,7 @@ def present_regimes(view: BacktestView) -> Section | None:
         lines.append(Row(("Mean", *map(percent, worst.mean())), is_main=True))
         columns = ("Day", *map(title_of, view.closest))
         tables.append(Table(columns, lines, f"The index's {len(worst)} worst days"))
-    return Section("regimes", "In which markets", tables=tables, notes=notes)
+    return Section("regimes", "By state of the index", tables=tables, notes=notes)
 
 
 def present_folds(view: BacktestView) -> Section | None:

@@ -103,10 +103,11 @@ def read_agent_settings(spec: PodSpec | Rival) -> Any:
 
 
 def read_env_settings(spec: PodSpec) -> Any:
-    """Read the environment's settings: `EnvSettings`, or `GymnasiumSettings`. Raises ConfigError
-    for a spec of another version."""
-    kind = GymnasiumSettings if spec.is_classic else EnvSettings
-    return validate(kind, spec.env, f"{spec.pod}: env")
+    """Read the environment's settings: `EnvSettings`, without the working of orders, or
+    `GymnasiumSettings`. Raises ConfigError for a spec of another version."""
+    if spec.is_classic:
+        return validate(GymnasiumSettings, spec.env, f"{spec.pod}: env")
+    return validate(EnvSettings, spec.env, f"{spec.pod}: env").at_once()
 
 
 def read_windows(spec: PodSpec, context: PodContext) -> Split | None:

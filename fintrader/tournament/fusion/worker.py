@@ -124,7 +124,7 @@ class Rank:
         self.number = int.from_bytes(known[:8], "big")
         self.fused = load(known[8:]) if known[8:] else None
 
-    def round(self, on_progress: Report) -> None:
+    def run_round(self, on_progress: Report) -> None:
         """Train one round and fuse it."""
         spec = self.spec
         part = split_budget(spec.budget, spec.replicas, spec.fusions, self.exchange.world)
@@ -216,11 +216,11 @@ def run_rank(task: RankTask, channel: Channel) -> None:
             channel.send(RankProgressMessage(share, progress.env_steps, progress.steps_per_second))
 
     for number in itertools.count():
-        due = order(orders, number)
+        due = wait_for_order(orders, number)
         if due == END:
             return
         while rank.number < due:
-            rank.round(on_progress)
+            rank.run_round(on_progress)
             channel.send(RoundMessage(rank.number))
 
 
@@ -232,7 +232,7 @@ def connect(address: str, patience: timedelta) -> Any:
     )
 
 
-def order(orders: Any, number: int) -> int:
+def wait_for_order(orders: Any, number: int) -> int:
     """Wait for order `number`, which comes after the pod's evaluation. Raises RankLost when the
     pod's process is gone."""
     with translate_errors():

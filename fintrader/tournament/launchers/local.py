@@ -109,7 +109,7 @@ class _Worker:
 
 
 class LocalLauncher(Launcher):
-    """Launcher with one spawned process a slot, each with one thread and its
+    """Launcher with one spawned process per slot, each with one thread and its
     `CUDA_VISIBLE_DEVICES`.
 
     A worker outlives its pods. When it dies, only its current pod is lost, and the next pod of that
@@ -166,7 +166,7 @@ class LocalLauncher(Launcher):
         return named[: self._limit]
 
     def resize(self, workers: int | None) -> None:
-        """Set the number of workers; None: one a slot."""
+        """Set the number of workers; None: one per slot."""
         self._limit = workers
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:

@@ -88,7 +88,7 @@ def connect(settings: RaySettings) -> bool:
     """Connect this process to the cluster; False when it was connected already.
 
     Raises TournamentError when no cluster answers, it requires a token that this process lacks, it
-    accepts anyone without being on loopback, or it runs another version.
+    accepts clients without one beyond loopback, or it runs another version.
     """
     if ray.is_initialized():
         return False
@@ -100,8 +100,7 @@ def connect(settings: RaySettings) -> bool:
     manner = probe_authentication(address)
     if manner == "silent":
         raise TournamentError(
-            f"{address} answers, but not as a Ray cluster of this version; is it the head's GCS"
-            " port?"
+            f"{address} answers, but not as a Ray cluster of this version; give the head's GCS port"
         )
     if manner == "closed" and "RAY_AUTH_MODE" not in os.environ:
         # With the token, if there is one, as Ray does.
@@ -302,8 +301,8 @@ class Cluster:
         since = self._asked_since
         if since is not None and time.monotonic() - since > HEAD_SECONDS:
             raise TournamentError(
-                "the head of the Ray cluster is gone; run the same command again on a new cluster, "
-                "nothing finished is lost"
+                "the head of the Ray cluster is gone; run the same command again on a new cluster; "
+                "finished pods are kept"
             )
         self._wake.set()
 

@@ -207,7 +207,8 @@ class RayLauncher(Launcher):
             return {name: pod.progress for name, pod in self._pods.items()}
 
     def check_pods(self) -> None:
-        """Raises TournamentError when the head is gone, or no node can hold a pod for too long."""
+        """Stop pods that hang, that a leaving node runs, or that exceed the limit. Raises
+        TournamentError when the head is gone or no node can hold a pod."""
         self._cluster.refresh()
         nodes = self._cluster.view.nodes
         now = time.monotonic()
@@ -295,7 +296,8 @@ class RayLauncher(Launcher):
         return (
             f"no node of the Ray cluster can hold {what}: it takes {asked}, and nodes"
             f" offer at most {there}; lower --launcher.gpus, --launcher.cpus or"
-            " --launcher.resources, or add nodes and run the same command again"
+            " --launcher.resources (of an evaluator, --launcher.evaluator_cpus or"
+            " --launcher.evaluator_resources), or add nodes and run the same command again"
         )
 
     # --- tasks ------------------------------------------------------------------------------------
@@ -387,16 +389,18 @@ class RayLauncher(Launcher):
                 if self.access.open_store().has_result(result.pod):
                     self._end(pod, result)
                 else:
-                    where = f"{pod.progress.device} stored it where this machine does not see it"
+                    where = f"{pod.progress.device} stored the result elsewhere"
                     self._end(
                         pod,
-                        PodFailure("error", f"{where}; runs_dir must be where all nodes see it"),
+                        PodFailure(
+                            "error", f"{where}; set runs_dir to a folder that all nodes share"
+                        ),
                     )
             case FailureMessage():
                 self._end(pod, PodFailure(message.reason, message.detail))
 
     def _explain_loss(self, pod: _Pod, error: Exception) -> PodFailure:
-        """Translate the error of a pod's process to a failure."""
+        """Translate the error of a pod's process into a failure."""
         reason, detail = explain_error(error)
         if pod.node and pod.node not in self._cluster.view.nodes and reason != "oom":
             reason = "node"
