@@ -229,9 +229,11 @@ def _lay_out(
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(-1, 1)
 
     volumes = column(np.tile(volume, (2, 1)))
-    prices = dict(zip(("open", "high", "low", "close"), map(column, whole), strict=True))
+    bars_of: dict[str, Any] = dict(
+        zip(("open", "high", "low", "close"), map(column, whole), strict=True)
+    )
     return MarketTensors(
-        **prices,
+        **bars_of,
         volume=volumes,
         features=torch.from_numpy(shown.astype(np.float32)).reshape(count, 1, -1),
         context=torch.zeros(count, 0),
