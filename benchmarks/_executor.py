@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.execution.executor import size_part
 from fintrader.market.tensors import MarketTensors
 
 Array = np.ndarray[Any, Any]
@@ -36,8 +37,6 @@ TICK_USD = 0.01
 """As traded, before later splits."""
 CROSSING_BPS = -20.0
 """An order so far beyond the close takes the next open; no order lies farther on the other side."""
-QUANTITY = 1.5
-"""What an action of 1 adds to the logarithm of the quantity."""
 FEATURES = (
     *("return_1", "return_5", "since_arrival", "place_in_bar", "signed_volume"),
     *("volume", "range", "expected_volume", "minute", "volatility", "tick"),
@@ -244,8 +243,7 @@ def place(actions: Tensor, env: TradingEnv, form: str) -> Tensor:
     account = env.account
     held = account.shares[:, 0]
     left = (account.end_bar - account.bar).clamp_min(1)
-    even = torch.maximum(held - SHARES * (left - 1) / HORIZON, held / left)
-    sold = even * torch.exp(QUANTITY * actions[:, 0].double())
+    sold = SHARES * size_part(actions[:, 0].double(), held / SHARES, left, HORIZON)
     worth = (held - sold).clamp_min(0.0) * env.market.close[account.bar, 0].double()
     first, step = FORMS[form]
     price = (first + step * actions[:, 1]) / -CROSSING_BPS

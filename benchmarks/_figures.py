@@ -597,6 +597,37 @@ def _show_cell(costs: str, cell: Named) -> list[str]:
     ]
 
 
+@block("execution")
+def execution(records: Records) -> str:
+    """The targets of the walk-forwards on minutes, carried out in four ways."""
+    parts = []
+    for key, found in records["execution"]["sets"].items():
+        title = SETS[key.partition("/")[0]]
+        head = [f"{title}, {found['sessions']} sessions", *_EXECUTION_HEAD]
+        rows = [[way, *_show_way(one)] for way, one in found["ways"].items()]
+        parts.append(table(head, rows))
+    return "\n\n".join([*parts, sentence(records, "execution")])
+
+
+_EXECUTION_HEAD = (
+    *("return a year", "Sharpe", "less next open, a year (95 %)"),
+    *("slippage, bps", "costs, bps", "fills"),
+)
+
+
+def _show_way(one: Named) -> list[str]:
+    low, high = one["interval"]
+    less = f"{one['less_next_open']:+.2%} ({low:+.2%} to {high:+.2%})"
+    return [
+        *(
+            f"{one['annual_return']:+.1%}",
+            f"{one['sharpe']:.2f}",
+            less if any(one["interval"]) else "–",
+        ),
+        *(f"{one['slippage_bps']:+.2f}", f"{one['cost_bps']:.1f}", f"{one['fills']:,}"),
+    ]
+
+
 @block(*REAL)
 def tasks_real(records: Records) -> str:
     """The agents on real bars, next to ridge and two rules."""
