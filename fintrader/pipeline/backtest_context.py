@@ -69,7 +69,12 @@ def describe_origin(
     """
     env = config.trading
     trained = config.trading if repeat is None else repeat.trained
-    other = [name for name in CONVENTIONS if getattr(env, name) != getattr(trained, name)]
+    # Orders of a training fill at once, whatever `execution` says.
+    other = [
+        name
+        for name in CONVENTIONS
+        if name != "execution" and getattr(env, name) != getattr(trained, name)
+    ]
     own = config if repeat is None else load_config(config.folder.config)
     verb = "run" if title is None else "walkforward"
     recipe: dict[str, Any] = {"verb": verb, "window": window, "config": select_portable(own)}

@@ -12,7 +12,6 @@ from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import files_of
 from fintrader.bars.sources.vendor_settings import AlpacaSettings, CcxtSettings
 from fintrader.config import is_url
-from fintrader.envs.settings import EnvSettings
 from fintrader.errors import ConfigError, DataError, RunError, install_command
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
@@ -38,7 +37,6 @@ def find_missing_inputs(config: RunConfig) -> list[str]:
     return [
         *_check_environment(config),
         *(() if config.is_classic else _check_data(config.data.effective())),
-        *(() if config.is_classic else _check_executor(config.trading)),
         *_check_earlier(config),
         *_check_places(config),
     ]
@@ -91,12 +89,6 @@ def list_named_files(data: DataSettings) -> dict[str, str | None]:
         "features.normalisation": data.features.normalisation,
         **{f"features.daily.{name}": path for name, path in data.features.daily.items()},
     }
-
-
-def _check_executor(env: EnvSettings) -> Iterator[str]:
-    path = "twap" if env.execution is None else env.execution.policy
-    if path != "twap" and not Path(path).is_file():
-        yield f"env.execution.policy: {path}: no such file; give an executor's file, or twap"
 
 
 def _check_earlier(config: RunConfig) -> Iterator[str]:

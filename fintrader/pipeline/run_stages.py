@@ -25,6 +25,7 @@ from fintrader.envs.benchmark import lay_out
 from fintrader.envs.settings import CONVENTIONS, GymnasiumSettings
 from fintrader.envs.trading import engine_for
 from fintrader.errors import BacktestError, ConfigError, RunError
+from fintrader.execution.executor import open_executor
 from fintrader.files import hash_bytes, remove, write_text
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline import classic_stages, evaluation
@@ -225,6 +226,9 @@ def claim(
     if verb == "walkforward":
         # Raises for an environment that is no market, before anything is built.
         assert config.trading
+    worked = None if config.is_classic else config.trading.execution
+    if worked is not None and worked.policy != "twap":
+        open_executor(worked.policy, bars=worked.bars)
     if verb != "train":
         Ledger().lines()  # raises if broken: no look could be counted at the end
     folder = config.folder
@@ -438,7 +442,10 @@ def search(
 
 def _refuse_unfit_agents(config: RunConfig, market: MarketTensors) -> None:
     """Raise ConfigError, before training, for an agent that cannot act in this market or cannot
-    learn with these orders or traders."""
+    learn with these orders or traders; BacktestError for an executor of another market."""
+    worked = config.trading.execution
+    if worked is not None and worked.policy != "twap":
+        open_executor(worked.policy, market.feature_names, worked.bars)
     layout = lay_out(market, config.trading)
     for agent in config.agents:
         head = make_head(layout, agent.head)

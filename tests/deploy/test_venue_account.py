@@ -19,6 +19,7 @@ from tests.quick import slow_but
 
 STOPS = {"clock": "session", "action": "limit", "limit_offset_bps": 30.0, "stop_offset_bps": 60.0}
 QUOTES = {**STOPS, "action": "quote", "stop_offset_bps": None}
+WORKED = {"clock": "session", "execution": {"bars": 3}}
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def check(journal, server):
     assert server.least_cash >= 0.0
 
 
-@pytest.mark.parametrize("env", slow_but(1, every=[STOPS, QUOTES]))
+@pytest.mark.parametrize("env", slow_but(1, every=[STOPS, QUOTES, WORKED]))
 def test_bids_asks_and_stops_trade_a_paper_account(paper, env):
     home, _market, server, live = paper(**env)
     for bars in (11, 26):
@@ -98,7 +99,7 @@ def test_bids_asks_and_stops_trade_a_paper_account(paper, env):
         assert {"canceled", "filled"} <= {row["status"] for row in stops}
         assert {row["time_in_force"] for row in stops} == {"gtc"}
     with Journal(home / JOURNAL, reading=True) as journal:
-        assert len(journal.entries(BarDecision)) == 9
+        assert len(journal.entries(BarDecision)) == (27 if env is WORKED else 9)
         assert any(entry.body.resting for entry in journal.entries(BarDecision))
 
 
