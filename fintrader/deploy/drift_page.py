@@ -165,7 +165,9 @@ def _present_news(report: DriftReport) -> Section:
     else:
         notes.append("No limit cut an order.")
     if report.late_bars:
-        notes.append(f"{report.late_bars:,} bars came late and were not acted on.")
+        notes.append(
+            f"{report.late_bars:,} bars came after the decision at their close, which was made without them."
+        )
     alerts = [(alert.time, alert.kind, alert.text) for alert in report.alerts]
     if alerts:
         columns = ("When", "Alert", "Details")

@@ -228,7 +228,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class LateBars:
-    """Bars that came too late, or again with other numbers, and changed nothing."""
+    """Bars that came after the decision at their close."""
 
     bars: int
     symbols: tuple[str, ...]

@@ -85,11 +85,11 @@ class Recorder:
         """Take in the bars that have come. A bar no newer than the newest of its symbol changes
         no row; the journal keeps it unless it has one of that time."""
         newest = self.since
-        late = self.keep(feed.poll(newest, at), at)
-        odd = late.take(late.ts > newest)
-        if len(odd):
-            names = sorted({odd.symbols[code] for code in odd.symbol.tolist()})
-            self.journal.write(LateBars(len(odd), tuple(names)), at=at)
+        bars = feed.poll(newest, at)
+        late = _list_until(newest, bars) - _list_until(newest, self.keep(bars, at))
+        if late:
+            names = sorted({name for name, _ in late})
+            self.journal.write(LateBars(len(late), tuple(names)), at=at)
 
     def keep(self, bars: Bars, at: int) -> Bars:
         """Take bars in and journal them; return those not newer than the newest of their symbol."""
@@ -153,3 +153,9 @@ class Recorder:
         self.lay_out(first, last)
         self.restore()
         return self.rows.whole(self.grid, first, last)
+
+
+def _list_until(moment: int, bars: Bars) -> set[tuple[str, int]]:
+    """List symbol and start of the bars that began by a moment, ns."""
+    old = bars.take(bars.ts <= moment)
+    return {(bars.symbols[code], ts) for code, ts in zip(old.symbol, old.ts.tolist(), strict=True)}

@@ -10,7 +10,7 @@ from fintrader.backtesting import simulate
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.deploy import control
 from fintrader.deploy.control import JOURNAL
-from fintrader.deploy.entries import BarDecision, Halt
+from fintrader.deploy.entries import BarDecision, Halt, LateBars
 from fintrader.deploy.journal import Journal
 from fintrader.errors import DeployError
 from tests.engines.deployments import (
@@ -75,6 +75,8 @@ def test_a_bar_that_is_late_is_kept_and_not_acted_on(deployed):
     decided = journal.entries(BarDecision)
     assert len(decided) == 17
     assert backtested(bundle, market, journal) >= 4  # everything before it
+    late = [entry.body for entry in journal.entries(LateBars)]
+    assert [(one.bars, one.symbols) for one in late] == 2 * [(1, market.symbols[:1])]
     stored = {(row[0], row[1]) for row in journal.bars(bar, bar + 1)}
     assert (bar, market.symbols[0]) in stored  # and it came into the books, for whoever looks back
 
