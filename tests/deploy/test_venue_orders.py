@@ -16,6 +16,7 @@ from fintrader.deploy.orders import SECOND, OrderRules, order_id
 from fintrader.deploy.reconcile import reconcile
 from fintrader.deploy.venue_orders import VenueExecution
 from tests.engines.alpaca_loopback import TRANSIENT
+from tests.engines.chaos import amount
 from tests.engines.order_driver import OPENED, Boundaries, Crash
 from tests.engines.resting_driver import PRICE, SENDER, Venue, find_problems, trade
 from tests.quick import slow_but
@@ -69,8 +70,8 @@ def kill_at_each(name, root, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "step"), [("alpaca", 1), ("binance", 3)])
-def test_a_kill_at_each_request_trades_no_share_twice(tmp_path, name, step):
+@pytest.mark.parametrize(("name", "step"), [("alpaca", amount(7, 1)), ("binance", amount(17, 3))])
+def test_a_kill_at_many_requests_trades_no_share_twice(tmp_path, name, step):
     kill_at_each(name, tmp_path, step)
 
 

@@ -40,7 +40,8 @@ BROKEN = 9
 def amount(some: int, every: int) -> int:
     """The number of strikes, or the stride between them: `every` of a whole campaign, else `some`.
 
-    A whole campaign takes an hour: FINTRADER_EVERY_STRIKE=1 pytest -k struck tests/tournament
+    A whole campaign takes hours: FINTRADER_EVERY_STRIKE=1 pytest -k struck tests/tournament, and
+    `-k kill_at_many tests/deploy`.
     """
     return every if os.environ.get("FINTRADER_EVERY_STRIKE") else some
 
