@@ -23,6 +23,8 @@ from fintrader.seeding import derive, draw_seed
 
 LEAST_EVALUATION_SEED = 1 << 31
 """Training seeds are below this number, seeds of a tournament's evaluation episodes are not."""
+MOST_STEPS = 100_000
+"""Steps after which an evaluation episode is taken to have no end."""
 
 
 class WorkerEnv:
@@ -199,17 +201,26 @@ def episode_returns(
     """Play `episodes` episodes from fresh resets, equally many of each copy (give or take one), and
     return their undiscounted returns. `seed`: as `WorkerEnv.reset` takes it.
 
-    The first `episodes` to end would over-represent short ones.
+    The first `episodes` to end would over-represent short ones. Raises EnvError for an episode of
+    more than `MOST_STEPS`.
     """
     obs, _ = env.reset(seed=seed)
     running = torch.zeros(env.num_envs, dtype=torch.float64)
+    steps = torch.zeros(env.num_envs, dtype=torch.int64)
     wanted = [len(range(copy, episodes, env.num_envs)) for copy in range(env.num_envs)]
     ended: list[list[float]] = [[] for _ in wanted]
     while any(len(own) < count for own, count in zip(ended, wanted, strict=True)):
         with torch.no_grad():
             obs, reward, terminated, truncated, _ = env.step(policy(obs))
         running += reward.cpu()
+        steps += 1
+        if int(steps.max()) > MOST_STEPS:
+            raise EnvError(
+                f"an episode has not ended after {MOST_STEPS:,} steps; register the environment"
+                " with max_episode_steps"
+            )
         for copy in (terminated | truncated).nonzero().flatten().tolist():
             ended[copy].append(float(running[copy]))
             running[copy] = 0.0
+            steps[copy] = 0
     return [value for own, count in zip(ended, wanted, strict=True) for value in own[:count]]

@@ -112,3 +112,15 @@ def test_short_episodes_do_not_crowd_out_long_ones():
     lengths = [copy.length for copy in env.env.envs]
     assert sorted(set(lengths)) == [1, 5]
     assert returns == [float(length) for length in lengths for _ in range(2)]
+
+
+class Endless(Counter):
+    def step(self, action):
+        return super().step(action)[0], 1.0, False, False, {}
+
+
+def test_an_episode_without_an_end_is_an_error(monkeypatch):
+    monkeypatch.setattr("fintrader.envs.classic.MOST_STEPS", 50)
+    env = WorkerEnv(SyncVectorEnv([Endless] * 2, autoreset_mode=AutoresetMode.SAME_STEP))
+    with pytest.raises(EnvError, match="with max_episode_steps"):
+        episode_returns(env, lambda obs: torch.zeros(len(obs), 1), 2, seed=1)
