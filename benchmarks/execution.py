@@ -8,6 +8,9 @@ and prices (`limit`). The executors are trained on the first fold's training win
 before every test. A limit order fills where the market trades a basis point beyond its price: bars
 have no quotes, so this is an assumption.
 
+The first session of each fold is left out of all figures. In it the accounts buy from cash, which is
+most of what they trade, so that the prices of a few mornings would decide.
+
 `slippage_bps` is the mean distance of a fill from the close at the decision, weighted by notional;
 positive is dearer. `less_next_open` is the mean of the daily returns less those at the next open,
 a year, with 95 % by a paired block bootstrap. These test windows were used before; nothing was
@@ -16,6 +19,7 @@ chosen on them here. Runs are kept in `runs/execution` and gone on with.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,9 +76,9 @@ def carry_out(folds: list[RunFolder], env: EnvSettings, policy: str) -> Backtest
     )
 
 
-def measure(name: str, bars: Path, seed: int) -> Values:
+def measure(name: str, folder: Path, seed: int) -> Values:
     """Walk a set forward, then trade its targets in every way."""
-    config = read_configuration(name, bars, ROOT / "runs" / "execution", seed)
+    config = read_configuration(name, folder, ROOT / "runs" / "execution", seed)
     plain = config.backtest.model_copy(update={"null_model": False, "sensitivity": False})
     home = walk_forward(config.model_copy(update={"backtest": plain}))
     folds = folds_of(RunFolder(home))
@@ -84,11 +88,14 @@ def measure(name: str, bars: Path, seed: int) -> Values:
     ways = list_ways(env, load_windows(folds[0]).train, home, seed)
     found: Values = {}
     first = np.zeros(0)
+    bars = np.cumsum([0, *(test.num_bars for test in tests)])[:-1]
+    sessions = np.cumsum([0, *(len(test.session.unique()) for test in tests)])[:-1]
     for way, policy in ways.items():
         result = carry_out(folds, env, policy)
-        days = np.asarray(result.daily_returns, np.float64)
+        days = np.delete(np.asarray(result.daily_returns, np.float64), sessions)
         first = days if way == NEXT_OPEN else first
-        orders = measure_execution(result, tests)
+        later = result.trades[~result.trades["decision_bar"].isin(bars)]
+        orders = measure_execution(replace(result, trades=later), tests)
         found[way] = {
             "annual_return": m.annual_return(days),
             "sharpe": m.sharpe(days),
