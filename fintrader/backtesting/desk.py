@@ -180,8 +180,9 @@ class Desk:
         return self._account.protect(asset, side * price)
 
     def trail(self, symbol: str, bps: float) -> bool:
-        """Keep a stop this many basis points from the close, then from the best price since: the
-        highest high of a long position or purchase, the lowest low of a short one."""
+        """Keep a stop this many basis points from the best price: the highest high of a long
+        position since now, the lowest low of a short one. Before a position is entered, the stop
+        keeps its distance from the close, or from the limit of the entry if that is worse."""
         asset = self._find(symbol)
         if not 0 < bps < 10_000:
             raise BacktestError(f"{symbol}: a trailing stop needs basis points; got {bps}")
@@ -189,9 +190,13 @@ class Desk:
         if close == 0:
             return False
         side = self._side(asset)
+        limit = self._account.resting[(BIDS if side > 0 else ASKS) * ORDER_ROWS + PRICE, asset]
+        if self._account.held[asset] == 0 and 0 < limit < LARGEST:
+            close = min(close, limit) if side > 0 else max(close, limit)
         is_placed = self.stop(symbol, close * (1 - side * bps / 1e4))
         if is_placed:
-            exits = self._exits.setdefault(asset, Exits(side=side))
+            is_held = bool(self._account.held[asset] * side > 0)
+            exits = self._exits.setdefault(asset, Exits(side=side, is_entered=is_held))
             exits.trail = bps / 1e4
         return is_placed
 
@@ -248,7 +253,8 @@ class Desk:
             held = float(account.held[asset])
             rows = account.resting[:, asset]
             exits.take_profit /= account.split_at(asset)
-            exits.is_entered = exits.is_entered or held * exits.side > 0
+            was_entered = exits.is_entered
+            exits.is_entered = was_entered or held * exits.side > 0
             waits = any(rows[side + LEFT] for side in (0, ORDER_ROWS))
             if held * exits.side <= 0 and (exits.is_entered or not waits):
                 # The position is closed or reversed, or its entry was cancelled.
@@ -259,7 +265,8 @@ class Desk:
                 continue
             if exits.take_profit and held * exits.side > 0:
                 self._take_profit(asset, held, exits.take_profit)
-            if exits.trail and rows[-1] != 0:
+            # Prices before an entry, also in its bar, do not count.
+            if exits.trail and rows[-1] != 0 and was_entered:
                 best = float((market.high if rows[-1] > 0 else market.low)[self.bar, asset])
                 stop = float(np.copysign(best * (1 - np.sign(rows[-1]) * exits.trail), rows[-1]))
                 # A long stop rises, and a short one, which is negative, rises towards 0.

@@ -124,6 +124,25 @@ def test_a_trailing_stop_follows_the_highest_high():
     assert found == [(1, 10.0, 100.0), (5, -10.0, 103.0)]
 
 
+def test_a_trailing_stop_of_an_entry_keeps_its_distance_from_the_entry():
+    """A limit order waits 5 % below the market. Neither the close, nor a high before the entry,
+    carries the stop above the entry's price."""
+    high = (100.0, 104.0, 100.0, 100.0)
+    entry = (100.0, 103.0, 94.0, 95.0)
+    rest = (95.0, 96.0, 94.5, 95.0)
+    market = bars_of(QUIET, high, entry, rest, (93.0, 93.0, 92.0, 92.0), QUIET)
+    stops = []
+
+    def rule(desk):
+        if desk.bar == 0:
+            desk.limit("S000", 10, 95.0)
+            desk.trail("S000", 200)
+        stops.append(desk.working("S000")["stop"])
+
+    assert fills_of(rule, market) == [(2, 10.0, 95.0), (5, -10.0, 100.0)]
+    assert stops[:4] == pytest.approx([93.1, 93.1, 93.1, 0.98 * 96.0])
+
+
 def test_the_bar_that_sets_a_new_high_cannot_reach_the_stop_it_moves():
     """Its high and low are in an unknown order; the stop moves at its close."""
     wild = (100.0, 110.0, 96.0, 100.0)
