@@ -255,11 +255,15 @@ class BacktestAccount:
         reaches its stop until its position is closed."""
         return bool(self.prices[asset] > 0 and abs(self.resting[-1, asset]) < LARGEST)
 
+    def splits_at(self, bar: int) -> Array:
+        """Return the numbers of new shares `[N]` for one old share at a bar; 1 without a split."""
+        splits: Array = self._prices.splits[self._prices.event_row[bar]]
+        return splits
+
     def split_at(self, asset: int, bar: int | None = None) -> float:
-        """Return the number of new shares for one old share at a bar, by default the present one; 1
-        without a split."""
-        at = self.bar if bar is None else bar
-        return float(self._prices.splits[self._prices.event_row[at], asset])
+        """Return the number of an asset's new shares for an old one at a bar, by default the
+        present one."""
+        return float(self.splits_at(self.bar if bar is None else bar)[asset])
 
     def place(self, asset: int, side: int, shares: float, price: float) -> bool:
         """Replace an asset's bid (side 0) or ask (side 1) by an order for signed shares at a price

@@ -51,7 +51,7 @@ class ParentOrder(NamedTuple):
         first = int(np.searchsorted(minutes, self.seen, side="right"))
         split = np.ones_like(self.goal)
         for bar in range(first, account.bar + 1):
-            split *= [account.split_at(asset, bar) for asset in range(len(split))]
+            split *= account.splits_at(bar)
         return ParentOrder(
             self.goal * split, self.start * split, self.price / split, int(minutes[account.bar])
         )
