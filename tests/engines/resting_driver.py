@@ -148,8 +148,6 @@ def trade(
     """
     length = 2 * MINUTE * times
     wrong: list[str] = []
-    tail = journal.tail(1)
-    venue.now = max(OPENED, tail[0].time if tail else 0)
     left = iter(range(turns))
 
     def agree(start: bool) -> None:
