@@ -57,6 +57,9 @@ def assert_market(path, days, folder):
             ],
             ["Data", "Otwarcie", "Najwyzszy", "Najnizszy", "Zamkniecie", "Wolumen"],
             ["Data", "Otwarcie", "Max.", "Min.", "Ostatnio", "Wol."],
+            ["Tanggal", "Pembukaan", "Tertinggi", "Terendah", "Terakhir", "Vol."],
+            ["Start Date", "open", "highest", "lowest", "close", "No.of Shares"],
+            ["candle_date_time_utc", "open", "high", "low", "trade_price", "volume"],
             ["date", "open", "high", "low", "close", "volumn"],
             ["날짜", "오픈", "고가", "저가", "종가", "거래량"],
         ],
@@ -200,6 +203,8 @@ def test_times_of_metatrader_count_by_its_servers_clock(tmp_path):
         ("DAT_MT_EURUSD_M1_201710", "EURUSD"),
         ("NIFTY50", "NIFTY50"),
         ("AAPL.scid_BarData", "AAPL"),
+        ("AAPL_INTRA_DAY", "AAPL"),
+        ("0050_TW_daily", "0050_TW"),
         ("AAPL历史数据", "AAPL"),
         ("AAPL Datos históricos", "AAPL"),
         ("downloaded_data_ETH-USD", "ETH-USD"),
@@ -305,6 +310,36 @@ def test_pieces_and_not_their_value_are_the_volume(days, tmp_path):
     value = days.volume * days.close
     table = table.assign(Stuecke=days.volume, Volumen=value)
     assert_market(write_csv(tmp_path, table, "SAP.csv"), days, tmp_path)
+
+
+def test_pieces_of_which_most_are_0_are_the_volume(days, tmp_path):
+    traded = days.assign(volume=days.volume.where(days.index % 4 == 0, 0))
+    table = traded.assign(quoteVolume=traded.volume, volume=traded.volume * traded.close)
+    names = ["ts", *COLUMNS, "quoteVolume"]
+    assert_market(write_csv(tmp_path, table[names], "AAA.csv"), traded, tmp_path)
+
+
+def test_names_of_cells_that_no_row_has_are_cut_off(days, tmp_path):
+    table = days[["ts", *COLUMNS]].assign(split="", dividend="")
+    table.loc[40, "dividend"] = "0.5"
+    path = write_csv(tmp_path, table, "AAA.csv")
+    path.write_text(path.read_text().replace("dividend", "dividend,change,percent", 1))
+    assert_market(path, days, tmp_path)
+
+
+def test_marks_of_finished_bars_are_no_symbols(days, tmp_path):
+    rows = days[["ts", *COLUMNS]].assign(last="true").to_numpy().tolist()
+    (tmp_path / "AAA.json").write_text(json.dumps(rows))
+    assert detect(str(tmp_path / "AAA.json")).symbols == ("AAA",)
+
+
+def test_spaces_may_part_thousands_before_a_decimal_comma(days, tmp_path):
+    text = days[["ts", *COLUMNS]].copy()
+    for name in PRICES:
+        cells = (days[name] + 4000).map("{:,.2f}".format)
+        text[name] = cells.str.translate(str.maketrans(",.", "\u202f,"))
+    shifted = days.assign(open=days.open + 4000, close=days.close + 4000)
+    assert_market(write_csv(tmp_path, text, "AAA.csv", sep=";"), shifted.round(2), tmp_path)
 
 
 def test_years_of_closes_without_volume_are_days_without_trade(days, tmp_path):
@@ -516,8 +551,16 @@ def test_a_first_file_without_volumes_takes_none_from_the_others(days, tmp_path)
 @pytest.mark.parametrize(
     "written",
     slow_but(
-        *range(0, 8, 2),
-        every=["%Y%j", "%a %m/%d/%Y", "%A, %B %d, %Y", "%Y.%m.%dD%H:%M:%S.000000000"],
+        *range(0, 10, 2),
+        every=[
+            "%Y%j",
+            "%y.%m.%d",
+            "%y/%m/%d",
+            "%y-%m-%d",
+            "%a %m/%d/%Y",
+            "%A, %B %d, %Y",
+            "%Y.%m.%dD%H:%M:%S.000000000",
+        ],
     ),
 )
 def test_more_ways_to_write_days_are_known(written, days, tmp_path):
