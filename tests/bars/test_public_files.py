@@ -319,6 +319,17 @@ def test_pieces_of_which_most_are_0_are_the_volume(days, tmp_path):
     assert_market(write_csv(tmp_path, table[names], "AAA.csv"), traded, tmp_path)
 
 
+@pytest.mark.parametrize("sums", ["days", "times"])
+def test_volumes_that_rise_from_bar_to_bar_are_refused(sums, tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 1, 16), 20, 15).assign(volume=100)
+    by = table.ts.dt.date if sums == "days" else table.ts.dt.year
+    table["volume"] = table.volume.groupby(by).cumsum()
+    path = str(write_csv(tmp_path, table, "AAA.csv"))
+    with pytest.raises(BarError, match=r"rise from bar to bar.*--volume none"):
+        detect(path)
+    assert not detect(path, known={"columns": {"volume": "none"}}).has_volume
+
+
 def test_names_of_cells_that_no_row_has_are_cut_off(days, tmp_path):
     table = days[["ts", *COLUMNS]].assign(split="", dividend="")
     table.loc[40, "dividend"] = "0.5"
@@ -340,6 +351,13 @@ def test_spaces_may_part_thousands_before_a_decimal_comma(days, tmp_path):
         text[name] = cells.str.translate(str.maketrans(",.", "\u202f,"))
     shifted = days.assign(open=days.open + 4000, close=days.close + 4000)
     assert_market(write_csv(tmp_path, text, "AAA.csv", sep=";"), shifted.round(2), tmp_path)
+
+
+def test_midnight_in_a_zone_prefers_its_calendar(tmp_path):
+    table = walk_on("BVMF", dt.date(2025, 6, 23), 22, 390, "America/Sao_Paulo")
+    table["ts"] = table.ts.dt.normalize().dt.tz_localize("America/Sao_Paulo")
+    noted = findings(write_csv(tmp_path, table.drop_duplicates("ts"), "IBOV.csv"))["calendar"]
+    assert (noted.value, noted.sure) == ("BVMF", "assumed")
 
 
 def test_years_of_closes_without_volume_are_days_without_trade(days, tmp_path):
@@ -943,7 +961,7 @@ def test_hours_of_no_known_market_ask_for_their_zone(tmp_path):
     days = pd.bdate_range("2024-01-02", periods=30)
     clocks = [*range(545, 620, 5), *range(635, 695, 5), *range(815, 905, 5), *range(1265, 1595, 5)]
     ts = (days.to_numpy()[:, None] + np.array(clocks, dtype="timedelta64[m]")).ravel()
-    table = pd.DataFrame({"datetime": ts, "volume": np.arange(len(ts)) % 50 + 1.0})
+    table = pd.DataFrame({"datetime": ts, "volume": np.arange(len(ts)) * 7 % 50 + 1.0})
     walk = 4000.0 + np.random.default_rng(0).integers(-3, 4, len(ts)).cumsum()
     table = table.assign(**dict.fromkeys(PRICES, walk))
     path = str(write_csv(tmp_path, table, "rb2405.csv"))
