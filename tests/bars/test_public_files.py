@@ -58,6 +58,7 @@ def assert_market(path, days, folder):
             ["Data", "Otwarcie", "Najwyzszy", "Najnizszy", "Zamkniecie", "Wolumen"],
             ["Data", "Otwarcie", "Max.", "Min.", "Ostatnio", "Wol."],
             ["Tanggal", "Pembukaan", "Tertinggi", "Terendah", "Terakhir", "Vol."],
+            ["date", "$open", "$high", "$low", "$close", "$volume"],
             ["Start Date", "open", "highest", "lowest", "close", "No.of Shares"],
             ["candle_date_time_utc", "open", "high", "low", "trade_price", "volume"],
             ["date", "open", "high", "low", "close", "volumn"],

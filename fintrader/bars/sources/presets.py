@@ -78,7 +78,7 @@ SPELLINGS = {
             symbol ticker tic sym instrument instrument_id instrument_name asset ts_code secid
             pair product_id
             contract stock stockid stock_id token token_id coin coin_id asset_id ticker_clean
-            ticker_symbol stock_symbol stock_code code name s tckrsymb $name kürzel wertpapier
+            ticker_symbol stock_symbol stock_code code name s tckrsymb kürzel wertpapier
             股票代码 代码
             종목코드 銘柄コード ric security security_id
             permno stock_symbol codneg nazwa""",
@@ -155,7 +155,8 @@ def plain(column: object) -> str:
 
 @lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
-    name = re.sub(r"^\d+\.\s*", "", name.strip().strip("<>[]*#\"'").lower())  # as in "1. open"
+    name = name.strip().strip("<>[]*#\"'").lower()
+    name = re.sub(r"^(\d+\.\s*|\$)", "", name)  # as in "1. open" and "$open"
     if not re.match(_VOLUME_OF_MONEY, name):
         name = re.sub(rf"(?<=\w)\s*{IN_BRACKETS}$", "", name)
     return re.sub(r"[\s_/-]+", "_", name).rstrip("._")
