@@ -187,6 +187,10 @@ def detect(
     tried = ((zone,) if zone else ZONES) if is_naive else ("UTC",)
     if calendar is None:
         proposal = find_calendar(bars, tried, step, found.spans)
+        home = [one for one in proposal.calendars if timezone_of(one) == midnight != "UTC"]
+        if home and timezone_of(proposal.best.calendar) != midnight:
+            best = propose(bars, home[:1], tried, step, found.spans).best
+            proposal = replace(proposal, best=best, calendars=(proposal.best.calendar,))
         if layout.zoned:
             _refuse_local(found, bars, step, proposal.best)
     else:
@@ -205,6 +209,7 @@ def detect(
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
     _refuse_outside_range(found, bars)
+    _refuse_sums(found, bars)
     if layout.actions:
         said = "these columns are not read; if prices are as traded, write them to a file for"
         found.note("actions", ", ".join(layout.actions), "assumed", f"{said} data.actions")
@@ -907,6 +912,20 @@ def _refuse_outside_range(found: Detection, bars: Bars) -> None:
                 f"{found.path}: in {share:.0%} of the rows the {role} lies outside of low and high,"
                 f" so another column holds it, or only some are adjusted; name it: --{role} COLUMN"
             )
+
+
+def _refuse_sums(found: Detection, bars: Bars) -> None:
+    """Raise BarError if volumes rise from bar to bar, except between days, unless the user named
+    their column."""
+    steps = np.diff(bars.ts)
+    is_near = (np.diff(bars.symbol) == 0) & (steps <= np.median(np.append(steps, 0)))
+    rises = np.diff(bars.volume)[is_near]
+    count = (rises > 0).sum()
+    if count > max(20, 20 * (rises < 0).sum()) and "volume" not in found.known.get("columns", {}):
+        raise BarError(
+            f"{found.path}: volumes rise from bar to bar, as times or the sums of a day do; name"
+            " another column: --volume COLUMN, or --volume none, or write the volume of each bar"
+        )
 
 
 def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:

@@ -62,7 +62,8 @@ _MOST_ABOVE = 12
 """Largest number of lines above a table, such as titles and remarks."""
 _DATES = (
     "%Y- %m- %d|%Y-%m-%d|%m/%d/%Y|%d.%m.%Y|%d/%m/%Y|%Y%m%d|%Y.%m.%d|%Y/%m/%d|%m/%d/%y|%d/%m/%y"
-    "|%d.%m.%y|%d-%m-%y|%m-%d-%y|%d-%m-%Y|%m-%d-%Y|%d-%b-%Y|%d-%b-%y|%d/%b/%Y|%b-%d-%Y|%Y%m%dT"
+    "|%y/%m/%d|%y.%m.%d|%y-%m-%d|%d.%m.%y|%d-%m-%y|%m-%d-%y|%d-%m-%Y|%m-%d-%Y|%d-%b-%Y|%d-%b-%y"
+    "|%d/%b/%Y|%b-%d-%Y|%Y%m%dT"
     "|%Y%m%d.0|%Y_%m_%d|%Y年%m月%d日|%Y년 %m월 %d일|%d %b %Y|%d %b %y|%b %d %Y|%b %d, %Y|%B %d, %Y"
     "|%d %B %Y|%a %m/%d/%Y|%a, %d %b %Y|%a %b %d %Y|%A, %B %d, %Y"
 )
@@ -78,6 +79,7 @@ _COUNTED = {
 """Number of digits -> formats of dates and times without separators, joined by |."""
 _LEVELS = "', '"
 """Text between two levels of a pandas column in Parquet: `('Open', 'AAPL')`."""
+_NO_TICKER = r"^[-+]?\d*[.,]\d|%|^(?:[Tt]rue|[Ff]alse)$"
 _TICKER = r"[A-Z][A-Za-z0-9./-]*"
 _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = split_words("adj adjusted unadj raw bid ask mid time")
@@ -339,9 +341,10 @@ def _read_csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
 
 
 def _names_fields(row: Sequence[str], width: int) -> bool:
-    """Report whether the cells of a line `row` name at least three known fields, and all cells
-    after the first `width` cells are empty."""
-    return len(_FIELDS.intersection(map(plain, row))) > 2 and not any(row[width:])
+    """Report whether the first `width` cells of a line `row` name all fields, or at least three of
+    them if all other cells are empty."""
+    count = len(_FIELDS.intersection(map(plain, row[:width])))
+    return count > (4 if any(row[width:]) else 2)
 
 
 def _mend_names(names: list[str], rows: Sequence[list[str]], width: int) -> list[str]:
@@ -382,7 +385,7 @@ def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
 def _find_decimal(rows: Sequence[Sequence[str]]) -> str:
     """Return the decimal sign, point or comma, of the numbers in the `rows` below the first one."""
     body = [cell.strip().rstrip("KMBT% ") for row in rows[1:50] for cell in row]
-    commas = [cell for cell in body if re.fullmatch(r"-?\d+(\.\d{3})*,\d+", cell)]
+    commas = [cell for cell in body if re.fullmatch(r"-?\d+([.\s]\d{3})*,\d+", cell)]
     # The comma in 1,234 may separate thousands. It is a decimal sign if the file also has numbers
     # like 12345, without a separator of thousands.
     is_clear = any(not re.fullmatch(r"-?\d{1,3},\d{3}", cell) for cell in commas) or any(
@@ -808,7 +811,7 @@ def _is_turnover(own: pd.Series[float], close: pd.Series[float], pieces: pd.Seri
     `close` does. All three are `[R]` numbers of the same rows."""
     ratio = np.log((own / pieces)[own * pieces > 0])
     rest = ratio - np.log(close)
-    return bool(len(ratio) > max(9, 0.8 * len(own)) and rest.std() < 0.5 * ratio.std())
+    return bool(len(ratio) > max(9, 0.8 * (own > 0).sum()) and rest.std() < 0.5 * ratio.std())
 
 
 def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
@@ -988,7 +991,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
             found.setdefault("ts", column)
         elif cells.str.contains(_WHOLE_DATE).all():
             found.setdefault("date", column)
-        elif {*cells} != {""} and not cells.str.contains(r"^[-+]?\d*[.,]\d|%").any():
+        elif (cells != "").mean() > 0.9 and not cells.str.contains(_NO_TICKER).any():
             names.append(column)
     # A column that contains only one usual word, such as NASDAQ, has no symbols.
     names = [one for one in names if text[one].nunique() > 1 or not _is_noise(text[one].iloc[0])]
@@ -1287,7 +1290,7 @@ _WORDS = re.compile(
     "alpaca|alphavantage|nymex|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
     "candlestick|coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|"
     "历史数据|scid|bardata|forex|"
-    "full|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
+    "full|intra|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
     "nse|bse|szse|datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"
     "kucoin|last|metatrader|mexc|mid|min|minute|minutes|mt4|mt5|nasdaq|nyse|oanda|ohlc|ohlcv|"
     "okx|polygon|price|prices|quandl|quotes|raw|spot|stock|stocks|stooq|tiingo|trade|trades|"
@@ -1431,6 +1434,9 @@ def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
     before = places.index(chosen[0]) - 1 if chosen[0] in places else -1
     if before >= 0 and all(re.fullmatch(MONEY, word, re.I) for word in columns[chosen[0]]):
         chosen = [places[before], *chosen]  # as in BTC-USD and BTC-EUR
+    code = -1 if differing else chosen[0] - 2
+    if code in even and all(re.fullmatch(r"(?!19|20|1440)\d{4}", word) for word in columns[code]):
+        chosen = [code, *chosen]  # as in 2330_TW
     called = "".join(itertools.chain.from_iterable(columns))
     if not places and re.search(r"(?i)\d{10}|^(downloads?|export|table|chart|results)$", called):
         raise BarError(

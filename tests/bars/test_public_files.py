@@ -57,6 +57,10 @@ def assert_market(path, days, folder):
             ],
             ["Data", "Otwarcie", "Najwyzszy", "Najnizszy", "Zamkniecie", "Wolumen"],
             ["Data", "Otwarcie", "Max.", "Min.", "Ostatnio", "Wol."],
+            ["Tanggal", "Pembukaan", "Tertinggi", "Terendah", "Terakhir", "Vol."],
+            ["date", "$open", "$high", "$low", "$close", "$volume"],
+            ["Start Date", "open", "highest", "lowest", "close", "No.of Shares"],
+            ["candle_date_time_utc", "open", "high", "low", "trade_price", "volume"],
             ["date", "open", "high", "low", "close", "volumn"],
             ["날짜", "오픈", "고가", "저가", "종가", "거래량"],
         ],
@@ -200,6 +204,8 @@ def test_times_of_metatrader_count_by_its_servers_clock(tmp_path):
         ("DAT_MT_EURUSD_M1_201710", "EURUSD"),
         ("NIFTY50", "NIFTY50"),
         ("AAPL.scid_BarData", "AAPL"),
+        ("AAPL_INTRA_DAY", "AAPL"),
+        ("0050_TW_daily", "0050_TW"),
         ("AAPL历史数据", "AAPL"),
         ("AAPL Datos históricos", "AAPL"),
         ("downloaded_data_ETH-USD", "ETH-USD"),
@@ -305,6 +311,54 @@ def test_pieces_and_not_their_value_are_the_volume(days, tmp_path):
     value = days.volume * days.close
     table = table.assign(Stuecke=days.volume, Volumen=value)
     assert_market(write_csv(tmp_path, table, "SAP.csv"), days, tmp_path)
+
+
+def test_pieces_of_which_most_are_0_are_the_volume(days, tmp_path):
+    traded = days.assign(volume=days.volume.where(days.index % 4 == 0, 0))
+    table = traded.assign(quoteVolume=traded.volume, volume=traded.volume * traded.close)
+    names = ["ts", *COLUMNS, "quoteVolume"]
+    assert_market(write_csv(tmp_path, table[names], "AAA.csv"), traded, tmp_path)
+
+
+@pytest.mark.parametrize("sums", ["days", "times"])
+def test_volumes_that_rise_from_bar_to_bar_are_refused(sums, tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 1, 16), 20, 15).assign(volume=100)
+    by = table.ts.dt.date if sums == "days" else table.ts.dt.year
+    table["volume"] = table.volume.groupby(by).cumsum()
+    path = str(write_csv(tmp_path, table, "AAA.csv"))
+    with pytest.raises(BarError, match=r"rise from bar to bar.*--volume none"):
+        detect(path)
+    assert not detect(path, known={"columns": {"volume": "none"}}).has_volume
+
+
+def test_names_of_cells_that_no_row_has_are_cut_off(days, tmp_path):
+    table = days[["ts", *COLUMNS]].assign(split="", dividend="")
+    table.loc[40, "dividend"] = "0.5"
+    path = write_csv(tmp_path, table, "AAA.csv")
+    path.write_text(path.read_text().replace("dividend", "dividend,change,percent", 1))
+    assert_market(path, days, tmp_path)
+
+
+def test_marks_of_finished_bars_are_no_symbols(days, tmp_path):
+    rows = days[["ts", *COLUMNS]].assign(last="true").to_numpy().tolist()
+    (tmp_path / "AAA.json").write_text(json.dumps(rows))
+    assert detect(str(tmp_path / "AAA.json")).symbols == ("AAA",)
+
+
+def test_spaces_may_part_thousands_before_a_decimal_comma(days, tmp_path):
+    text = days[["ts", *COLUMNS]].copy()
+    for name in PRICES:
+        cells = (days[name] + 4000).map("{:,.2f}".format)
+        text[name] = cells.str.translate(str.maketrans(",.", "\u202f,"))
+    shifted = days.assign(open=days.open + 4000, close=days.close + 4000)
+    assert_market(write_csv(tmp_path, text, "AAA.csv", sep=";"), shifted.round(2), tmp_path)
+
+
+def test_midnight_in_a_zone_prefers_its_calendar(tmp_path):
+    table = walk_on("BVMF", dt.date(2025, 6, 23), 22, 390, "America/Sao_Paulo")
+    table["ts"] = table.ts.dt.normalize().dt.tz_localize("America/Sao_Paulo")
+    noted = findings(write_csv(tmp_path, table.drop_duplicates("ts"), "IBOV.csv"))["calendar"]
+    assert (noted.value, noted.sure) == ("BVMF", "assumed")
 
 
 def test_years_of_closes_without_volume_are_days_without_trade(days, tmp_path):
@@ -516,8 +570,16 @@ def test_a_first_file_without_volumes_takes_none_from_the_others(days, tmp_path)
 @pytest.mark.parametrize(
     "written",
     slow_but(
-        *range(0, 8, 2),
-        every=["%Y%j", "%a %m/%d/%Y", "%A, %B %d, %Y", "%Y.%m.%dD%H:%M:%S.000000000"],
+        *range(0, 10, 2),
+        every=[
+            "%Y%j",
+            "%y.%m.%d",
+            "%y/%m/%d",
+            "%y-%m-%d",
+            "%a %m/%d/%Y",
+            "%A, %B %d, %Y",
+            "%Y.%m.%dD%H:%M:%S.000000000",
+        ],
     ),
 )
 def test_more_ways_to_write_days_are_known(written, days, tmp_path):
@@ -900,7 +962,7 @@ def test_hours_of_no_known_market_ask_for_their_zone(tmp_path):
     days = pd.bdate_range("2024-01-02", periods=30)
     clocks = [*range(545, 620, 5), *range(635, 695, 5), *range(815, 905, 5), *range(1265, 1595, 5)]
     ts = (days.to_numpy()[:, None] + np.array(clocks, dtype="timedelta64[m]")).ravel()
-    table = pd.DataFrame({"datetime": ts, "volume": np.arange(len(ts)) % 50 + 1.0})
+    table = pd.DataFrame({"datetime": ts, "volume": np.arange(len(ts)) * 7 % 50 + 1.0})
     walk = 4000.0 + np.random.default_rng(0).integers(-3, 4, len(ts)).cumsum()
     table = table.assign(**dict.fromkeys(PRICES, walk))
     path = str(write_csv(tmp_path, table, "rb2405.csv"))

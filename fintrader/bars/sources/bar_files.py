@@ -518,7 +518,7 @@ def _is_prose(line: str, delimiter: str) -> bool:
     or date."""
     fields = [field.strip(' "') for field in line.split(delimiter)]
     has_numbers = any(re.fullmatch(r"[-+.:/\d]+", field) for field in fields)
-    return not has_numbers and re.match(r'["#\s]*([^\W\d]+[ :：]|$)', line) is not None
+    return not has_numbers and re.match(r'["#\s]*([^\W\d]+[ :：、]|$)', line) is not None
 
 
 def _unpack(file: BarFile) -> Any:

@@ -65,19 +65,20 @@ SPELLINGS = {
     role: split_words(words)
     for role, words in {
         "ts": """
-            ts timestamp datetime date_time unix unix_timestamp open_time opentime starttime
-            window_start ts_event gmt_time utc_time local_time timestamp_utc datetime_utc date_utc
-            date_gmt trade_time bar_time begins_at begin time start start_time date trade_date t
+            ts candle_date_time_utc timestamp datetime date_time unix unix_timestamp open_time
+            opentime starttime window_start ts_event gmt_time utc_time local_time timestamp_utc
+            datetime_utc date_utc date_gmt trade_time bar_time begins_at begin time start start_time date trade_date t
             datum_zeit zeitpunkt zeit traddt date1 close_time closetime endtime end_time dtyyyymmdd fecha
             data дата tarih 日期 时间 交易日期 日付 日付け 일자 날짜 dates datadate starttimestamp
             gregorian_date
             datenum timebarstart time_period_start snapped_at datpre timestamp_ms timestamp_us
-            timestamp_ns unix_ms epoch _time date_ymd bar_start bar_end candle_begin_time ticks""",
+            timestamp_ns unix_ms epoch _time date_ymd bar_start bar_end candle_begin_time ticks
+            start_date tanggal""",
         "symbol": """
             symbol ticker tic sym instrument instrument_id instrument_name asset ts_code secid
             pair product_id
             contract stock stockid stock_id token token_id coin coin_id asset_id ticker_clean
-            ticker_symbol stock_symbol stock_code code name s tckrsymb $name kürzel wertpapier
+            ticker_symbol stock_symbol stock_code code name s tckrsymb kürzel wertpapier
             股票代码 代码
             종목코드 銘柄コード ric security security_id
             permno stock_symbol codneg nazwa""",
@@ -87,32 +88,33 @@ SPELLINGS = {
             始値
             first_trade_price firsttradeprice openprc openingskoers kurs_otwarcia preabe
             stock_price_open mid.o o_mid mid_o mid_open bidopen openbid open_bid bid_open
-            bid.o bid_o""",
+            bid.o bid_o pembukaan""",
         "high": """
             high h px_high high_price highprice highpx highest_price hghpric hoch höchst máxima
             máximo maxima massimo plus_haut najwyzszy najwyższy highfixed max макс yüksek haut 高
             最高 最高价 最高價 고가 高値
             hightradeprice askhi hoog kurs_max premax tageshoch mid.h h_mid mid_h mid_high
-            stock_price_high bidhigh highbid high_bid bid_high bid.h bid_h""",
+            stock_price_high bidhigh highbid high_bid bid_high bid.h bid_h highest tertinggi""",
         "low": """
             low l px_low low_price lowprice lowpx lowest_price lwpric tief tiefst mínima mínimo
             minima minimo plus_bas najnizszy najniższy lowfixed min мин düşük bas 低
             最低 最低价 最低價 저가 安値
             lowtradeprice bidlo laag kurs_min premin tagestief mid.l l_mid mid_l mid_low
-            stock_price_low bidlow lowbid low_bid bid_low bid.l bid_l""",
+            stock_price_low bidlow lowbid low_bid bid_low bid.l bid_l lowest terendah""",
         "close": """
             close c px_close close_last close_price closeprice closingpx closing_price clspric
             schluss schlusskurs fechamento cierre zamkniecie zamknięcie clot closefixed
             settle settlement_price 收盘 收盘价 收盤價 종가 終値 last latest last_price px_last
             zuletzt último ultimo dernier ostatnio şimdi цена price
             lasttradeprice prc slotkoers kurs_zamknięcia preult mid.c c_mid mid_c mid_close
-            stock_price_close bidclose closebid close_bid bid_close bid.c bid_c""",
+            stock_price_close bidclose closebid close_bid bid_close bid.c bid_c trade_price
+            terakhir""",
         "volume": """
             volume vol v px_volume total_volume totalvolumetraded volume_traded trade_volume
             tickvol tick_volume tickvolume total_trade_quantity total_traded_quantity tottrdqty
             ttl_trd_qnty ttltradgvol shares_traded volumefrom volumen wolumen wol capacity stück
             объём hac number_of_shares size 交易量 成交量 成交股數 거래량 出来高
-            total_ticks quatot umsatz_in_stück stock_volume qty quantity""",
+            total_ticks quatot umsatz_in_stück stock_volume qty quantity no.of_shares""",
     }.items()
 }
 """Role of a column -> its usual names, as `plain` returns them; earlier names have precedence. The
@@ -139,7 +141,9 @@ words in brackets change the meaning of the column, as in `High (52w)`."""
 _VOLUME_OF_MONEY = rf"vol.*[(（]({MONEY})[)）]$"
 """Pattern of the name of a volume in money, such as `Volume (USD)`. `plain` keeps its unit, because
 the column does not count shares."""
-IN_UTC = split_words("gmt_time utc_time timestamp_utc datetime_utc date_utc date_gmt")
+IN_UTC = split_words(
+    "gmt_time utc_time timestamp_utc datetime_utc date_utc date_gmt candle_date_time_utc"
+)
 """Names of columns of times that are in UTC."""
 
 
@@ -151,7 +155,8 @@ def plain(column: object) -> str:
 
 @lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
-    name = re.sub(r"^\d+\.\s*", "", name.strip().strip("<>[]*#\"'").lower())  # as in "1. open"
+    name = name.strip().strip("<>[]*#\"'").lower()
+    name = re.sub(r"^(\d+\.\s*|\$)", "", name)  # as in "1. open" and "$open"
     if not re.match(_VOLUME_OF_MONEY, name):
         name = re.sub(rf"(?<=\w)\s*{IN_BRACKETS}$", "", name)
     return re.sub(r"[\s_/-]+", "_", name).rstrip("._")
