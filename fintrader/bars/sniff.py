@@ -876,6 +876,12 @@ def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
     return cells[~is_empty(cells)]
 
 
+def _counts_time(numbers: pd.Series[float]) -> bool:
+    """Report whether numbers look like seconds, or smaller units, since 1970."""
+    is_sorted = numbers.is_monotonic_increasing or numbers.is_monotonic_decreasing
+    return bool(is_sorted and numbers.min() > 3e8)
+
+
 def _find_roles_by_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     """Return our name -> column for columns without names, by their cells: four adjacent columns
     look like prices, and others look like times, dates or symbols. `given`: columns that the user
@@ -986,6 +992,10 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     volume, as text; `numeric`: all columns of numbers; `first`: the first column of the file."""
     found: Roles = {}
     names: list[Any] = []
+    # Of several counted times, such as a bar's start, end and publication, the earliest is its start.
+    clocks = [one for one in text if one in numeric and _counts_time(numeric[one])]
+    clocks.sort(key=lambda one: numeric[one].iloc[0])
+    text = text.drop(columns=clocks[1:])
     for column, cells in text.items():
         if cells.str.fullmatch(_CLOCK_CELL).all() and column != first:
             found.setdefault("ts", column)
@@ -1304,7 +1314,7 @@ _DATE = r"(?:19|20)\d\d-?[01]\d-?[0-3]\d"
 _NOISE = re.compile(
     rf"{_DATE}|\d\d\.\d\d\.(?:19|20)\d\d|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"
     r"|\d{1,4}|\d{10,}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t)|[mhdw]\d{0,3}|tick"
-    r"|PT?\d+[MHDW]",
+    r"|PT?\d+[MHDW]|(?:minute|hour|day)s?_\d+",
     re.IGNORECASE,
 )
 """Pattern of dates, other numbers and bar lengths in file names that are not symbols."""

@@ -173,6 +173,19 @@ def test_json_as_vendors_write_it(tmp_path):
     assert settings.header[:6] == ("ts", *COLUMNS)
 
 
+def test_the_earliest_of_several_counted_times_is_the_start(tmp_path):
+    """Poloniex's lists: low, high, open, close, volumes, publication, interval, start and end."""
+    first = TABLE[TABLE.ticker == "AAA"]
+    lists = []
+    for stamp, row in zip(stamps_of(first), first[COLUMNS].to_numpy(), strict=True):
+        opened, high, low, close, volume = map(float, row)
+        start = int(stamp) // 10**6
+        times = [start + 60_000, close, "MINUTE_1", start, start + 59_999]
+        lists.append([low, high, opened, close, close * volume, volume, *times])
+    (tmp_path / "AAA.json").write_text(json.dumps(lists))
+    check_detected(tmp_path / "AAA.json", first)
+
+
 def of_days(rows):
     """Rows below their day, then below their symbol, with the minute alone in each."""
     minute = rows.ts.dt.strftime("%H:%M")
