@@ -1,4 +1,4 @@
-"""Strategies that ask a policy: a module of fintrader, a model of another library, or a callable."""
+"""Strategies that ask a policy: fintrader's own, a model of another library, or a callable."""
 
 from __future__ import annotations
 

@@ -187,10 +187,7 @@ def detect(
     tried = ((zone,) if zone else ZONES) if is_naive else ("UTC",)
     if calendar is None:
         proposal = find_calendar(bars, tried, step, found.spans)
-        home = [one for one in proposal.calendars if timezone_of(one) == midnight != "UTC"]
-        if home and timezone_of(proposal.best.calendar) != midnight:
-            best = propose(bars, home[:1], tried, step, found.spans).best
-            proposal = replace(proposal, best=best, calendars=(proposal.best.calendar,))
+        proposal = _prefer(midnight, proposal, found, bars, step)
         if layout.zoned:
             _refuse_local(found, bars, step, proposal.best)
     else:
@@ -912,6 +909,15 @@ def _refuse_outside_range(found: Detection, bars: Bars) -> None:
                 f"{found.path}: in {share:.0%} of the rows the {role} lies outside of low and high,"
                 f" so another column holds it, or only some are adjusted; name it: --{role} COLUMN"
             )
+
+
+def _prefer(midnight: str, proposal: Proposal, found: Detection, bars: Bars, step: int) -> Proposal:
+    """Prefer a calendar of the zone whose midnights are the times of daily bars."""
+    home = [one for one in proposal.calendars if timezone_of(one) == midnight != "UTC"]
+    if not home or timezone_of(proposal.best.calendar) == midnight:
+        return proposal
+    best = propose(bars, home[:1], ("UTC",), step, found.spans).best
+    return replace(proposal, best=best, calendars=(proposal.best.calendar,))
 
 
 def _refuse_sums(found: Detection, bars: Bars) -> None:

@@ -876,10 +876,17 @@ def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
     return cells[~is_empty(cells)]
 
 
-def _counts_time(numbers: pd.Series[float]) -> bool:
-    """Report whether numbers look like seconds, or smaller units, since 1970."""
-    is_sorted = numbers.is_monotonic_increasing or numbers.is_monotonic_decreasing
-    return bool(is_sorted and numbers.min() > 3e8)
+def _drop_later_clocks(text: pd.DataFrame, numeric: pd.DataFrame) -> pd.DataFrame:
+    """Drop all but the earliest of several columns that count time since 1970, such as a bar's
+    start, end and publication."""
+
+    def counts(numbers: pd.Series[float]) -> bool:
+        is_sorted = numbers.is_monotonic_increasing or numbers.is_monotonic_decreasing
+        return bool(is_sorted and numbers.min() > 3e8)
+
+    clocks = [one for one in text if one in numeric and counts(numeric[one])]
+    clocks.sort(key=lambda one: numeric[one].iloc[0])
+    return text.drop(columns=clocks[1:])
 
 
 def _find_roles_by_content(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
@@ -992,10 +999,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     volume, as text; `numeric`: all columns of numbers; `first`: the first column of the file."""
     found: Roles = {}
     names: list[Any] = []
-    # Of several counted times, such as a bar's start, end and publication, the earliest is its start.
-    clocks = [one for one in text if one in numeric and _counts_time(numeric[one])]
-    clocks.sort(key=lambda one: numeric[one].iloc[0])
-    text = text.drop(columns=clocks[1:])
+    text = _drop_later_clocks(text, numeric)
     for column, cells in text.items():
         if cells.str.fullmatch(_CLOCK_CELL).all() and column != first:
             found.setdefault("ts", column)

@@ -195,7 +195,8 @@ def draw_orders(market: MarketTensors, bars: int, *, seed: int = 0) -> MarketTen
         )
     if len(which) > MOST_ORDERS:
         chosen = np.sort(random.choice(len(which), MOST_ORDERS, replace=False))
-        which, asset = which[chosen], asset[chosen]
+        which = which[chosen]
+        asset = asset[chosen]
     rows = lives[which]
     return _lay_out(market, rows, np.broadcast_to(asset[:, None], rows.shape))
 
@@ -229,11 +230,12 @@ def _lay_out(
         return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).reshape(-1, 1)
 
     volumes = column(np.tile(volume, (2, 1)))
-    bars_of: dict[str, Any] = dict(
-        zip(("open", "high", "low", "close"), map(column, whole), strict=True)
-    )
+    first, highest, lowest, last = map(column, whole)
     return MarketTensors(
-        **bars_of,
+        open=first,
+        high=highest,
+        low=lowest,
+        close=last,
         volume=volumes,
         features=torch.from_numpy(shown.astype(np.float32)).reshape(count, 1, -1),
         context=torch.zeros(count, 0),
