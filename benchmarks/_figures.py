@@ -617,10 +617,10 @@ _EXECUTION_HEAD = (
 
 def _show_way(one: Named) -> list[str]:
     low, high = one["interval"]
-    less = f"{one['less_next_open']:+.2%} ({low:+.2%} to {high:+.2%})"
+    less = f"{100 * one['less_next_open']:+.2f} % ({100 * low:+.2f} to {100 * high:+.2f})"
     return [
         *(
-            f"{one['annual_return']:+.1%}",
+            f"{100 * one['annual_return']:+.1f} %",
             f"{one['sharpe']:.2f}",
             less if any(one["interval"]) else "–",
         ),
