@@ -48,7 +48,7 @@ def train_executor(
     """Train an executor by PPO on the orders of a window of bars, from `draw_orders`.
 
     settings: costs, `participation` and `limit_margin_bps` of orders, and their bars
-    (`execution.bars`). form: `market` decides the sizes of parts that fill at the next open,
+    (`env.execution.bars`). form: `market` decides the sizes of parts that fill at the next open,
     `limit` also their prices. Returns a policy to be stored by `save_policy`, for
     `env.execution.policy`.
 
