@@ -16,6 +16,7 @@ from fintrader.numerals import (
     format_interval,
     is_short,
     number,
+    number_of,
     percent,
     ratio,
     usd,
@@ -58,6 +59,13 @@ BASELINES = (
 """Strategies shown for comparison, which no search chose."""
 REFERENCES = ("oracle",)
 """Strategies with knowledge of the future: shown, but neither a result nor a baseline."""
+_LIMITS = {
+    "weight": "the weight of a symbol",
+    "gross": "the sum of all positions",
+    "order": "the size of an order",
+    "turnover": "a session's turnover",
+}
+"""What a deployment's limits that cut orders bound, by their names."""
 _ORDER = ("ensemble", "best", "ridge", "buy_and_hold", "equal_weight", "benchmark")
 
 
@@ -149,11 +157,18 @@ def describe_limits(outcome: LimitedOutcome | None) -> str:
     """State the result within a deployment's limits; empty where it was not simulated."""
     if outcome is None:
         return ""
-    by = ", ".join(f"{name} {count(times)} times" for name, times in sorted(outcome.cut.items()))
-    orders = f"orders cut by {by}" if by else "no order was cut"
-    halted = f", halted: {outcome.halted}" if outcome.halted else ""
+    cuts = (
+        f"{number_of(times, 'time')} by the limit on {_LIMITS.get(name, name)}"
+        for name, times in sorted(outcome.cut.items())
+    )
+    by = ", ".join(cuts)
+    orders = f"Its orders were cut {by}." if by else "None of its orders was cut."
     returned = percent(outcome.cumulative_return, signed=True)
-    return f"Within a deployment's limits the ensemble made {returned} ({orders}){halted}."
+    text = f"Within a deployment's limits the ensemble made {returned}. {orders}"
+    if outcome.halted:
+        text += f" Then trading halted ({outcome.halted.replace('%', ' %')}): nothing is ordered"
+        text += " and the positions stay, until a person resumes it."
+    return text
 
 
 def verdict_words(text: str | None) -> str:
@@ -285,6 +300,14 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
         if sides
         else ""
     )
+    returns = {rival: metrics[rival].cumulative_return or 0.0 for rival in metrics}
+    ahead = [
+        f"{rival_name(rival)} ({percent(theirs, signed=True)})"
+        for rival, theirs in sorted(returns.items(), key=lambda pair: -pair[1])
+        if theirs > returned and rival in BASELINES and rival not in ("ridge", portfolio)
+    ]
+    if ahead:
+        text += f" Ahead of it: {', '.join(ahead)}."
     low = own.information_ratio_low
     high = own.information_ratio_high
     if low is not None and high is not None:

@@ -131,7 +131,11 @@ def archive(**members):
         ("empty.csv", b"", "cannot be read"),
         ("noise.parquet", bytes(range(256)), "cannot be read"),
         ("dates.csv", b"date,returns\nsoon,0.1\nlater,0.2\n", "no column of dates"),
-        ("twice.csv", b"date,returns\n2024-01-31,0.01\n2024-01-31,0.01\n", "occurs twice"),
+        (
+            "twice.csv",
+            b"date,returns\n2024-01-31,0.01\n2024-01-31,0.02\n",
+            "twice.csv: 2024-01-31 occurs twice",
+        ),
         ("three.csv", write(make_returns(sessions=130).assign(other=0.0)), "has 3 columns"),
         ("policy.zip", archive(policy_pth=b""), "is a model"),
         ("../../up.csv", b"date\n2024-01-31\n", "Up.csv has one column"),

@@ -172,7 +172,18 @@ def test_the_edges_have_their_own_sentences(template):
         pair(template, theirs - 0.01 + np.random.default_rng(1).normal(0, 0.002, 40), theirs),
         trials=3,
     )
-    assert losing.text.startswith("Not distinguishable from luck: behind equal weight by 39.98 %")
+    assert losing.text.startswith("Behind its benchmark: behind equal weight by 39.98 %")
+    assert "(opposite side p < 0.001 at a level of 3.04 %, looks not counted" in losing.text
+    assert losing.state == "behind"
+    assert not losing.is_likely_skill
+    assert from_json(Verdict, json.loads(dump_json(to_json(losing)))) == losing
+    # Earlier versions stored another state and sentence; both stay readable.
+    older = replace(losing, state="not_told_from_luck")
+    assert from_json(Verdict, json.loads(dump_json(to_json(older)))) == older
+    risen = theirs - theirs.mean() + 0.002
+    noise = np.random.default_rng(2).normal(0, 1e-4, 40)
+    geared = assess(pair(template, 1.5 * risen - 7e-4 + noise, risen), trials=3)
+    assert geared.text.startswith("Behind its beta: ahead of equal weight")
     assert "in the window" in losing.text
     assert "a year" not in losing.text
     assert "Its alpha is negative" in losing.text

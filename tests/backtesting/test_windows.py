@@ -162,7 +162,10 @@ def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
     assert "a universe of survivors" in without.caveats
     assert {"no embargo between the windows"} <= {*without.caveats}
     for verdict in (tests.judge(1), stored.verdict):
-        assert any(one.startswith("a universe of survivors, which may") for one in verdict.caveats)
+        assert any(
+            one.startswith("a universe of survivors, whose unknown bias may")
+            for one in verdict.caveats
+        )
         assert {
             "no embargo between the windows",
             "1.5% of the rows left out, outside of the sessions of XNAS",

@@ -3,13 +3,12 @@ before any number."""
 
 from __future__ import annotations
 
-from fintrader.numerals import DASH, count, number_of, percent, period_name, ratio, usd
+from fintrader.numerals import count, number_of, percent, period_name, ratio, usd
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
     describe_limits,
     describe_planted,
     describe_standing,
-    statistic,
     window_words,
 )
 from fintrader.results.market_description import Provenance
@@ -153,5 +152,9 @@ def describe_costs(stored: StoredBacktest, main: str) -> str:
             text += f"; before costs {before}, after costs {percent(returned, signed=True)}"
     if own.turnover is not None:
         text += f"; turnover {ratio(own.turnover, 1)} × equity a year"
-    even = statistic("break_even_cost_bps", own.break_even_cost_bps)
-    return text + ("." if even == DASH else f", no profit left at {even} a traded dollar.")
+    even = own.break_even_cost_bps
+    if even is None:
+        return f"{text}."
+    if even <= 0:
+        return f"{text}; it made no profit even before costs."
+    return f"{text}; costs of {percent(even / 1e4)} of the traded value would leave no profit."
