@@ -13,7 +13,8 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,14 +77,15 @@ def read_record(
         # A column takes precedence over a file.
         is_file = benchmark not in (CASH, *map(str, columns))
         rival = read_benchmark(benchmark, path, trust) if is_file else benchmark
-    record = make_record(
-        content.values,
-        name=content.name,
-        benchmark=rival,
-        kind=kind or content.kind,
-        column=column if isinstance(content.values, pd.DataFrame) else None,
-        sessions_a_year=sessions_a_year,
-    )
+    with _name_file(path):
+        record = make_record(
+            content.values,
+            name=content.name,
+            benchmark=rival,
+            kind=kind or content.kind,
+            column=column if isinstance(content.values, pd.DataFrame) else None,
+            sessions_a_year=sessions_a_year,
+        )
     notes = content.notes + record.notes
     caveats = content.caveats + record.caveats
     return replace(record, notes=notes, caveats=caveats)
@@ -120,13 +122,12 @@ def read_weights(
         )
     note = f"Weights are traded at the next date's price, at a cost of {cost_bps:g} bps."
     free = () if cost_bps else ("trading free of costs",)
-    return replace(
-        record, holdings=held, notes=(*record.notes, note), caveats=free + record.caveats
-    )
+    return replace(record, holdings=held, notes=(note,), caveats=free + record.caveats)
 
 
 def _read_matrix(path: Path | str) -> pd.DataFrame:
-    frame, _ = to_frame(read_file(path).values)
+    with _name_file(path):
+        frame, _ = to_frame(read_file(path).values)
     return frame.apply(lambda cells: read_numbers(cells)[0])
 
 
@@ -138,8 +139,21 @@ def read_benchmark(path: str, source: Path | str, trust: bool = False) -> pd.Dat
             " these, or cash"
         )
     content = read_file(path, trust=trust)
-    frame, _ = to_frame(content.values)
+    with _name_file(path):
+        frame, _ = to_frame(content.values)
     return frame.set_axis([content.name], axis=1) if len(frame.columns) == 1 else frame
+
+
+@contextmanager
+def _name_file(path: Path | str) -> Iterator[None]:
+    """Begin the message of an error with the file's name."""
+    try:
+        yield
+    except ReturnsError as error:
+        name = Path(path).name
+        stem = re.escape(name.split(".")[0])
+        text = re.sub(rf"^{stem}(?=:| has )", lambda _: name, str(error))
+        raise ReturnsError(text if text.startswith(name) else f"{name}: {text}") from None
 
 
 def read_file(path: Path | str, *, column: str | None = None, trust: bool = False) -> ReturnsFile:
@@ -191,7 +205,7 @@ def read_table(path: Path | str) -> pd.DataFrame:
     frame = pd.read_csv(path, sep=max("\t;|,", key=head.count), header=header)
     if not len(frame.columns) > 1:
         raise ReturnsError(
-            f"{Path(path).name} has one column; give dates and values, with a header"
+            f"{Path(path).name} has one column; give dates and values, in two columns"
         )
     return frame
 

@@ -14,11 +14,21 @@ from numpy.typing import NDArray
 
 from fintrader.errors import ReturnsError
 from fintrader.metrics import Array
+from fintrader.numerals import number_of
 from fintrader.verdict.weights_account import WeightedAccount
 
 Kind = Literal["returns", "percent", "log", "equity"]
 """Values of a series: returns (0.01 is 1 %), the same in per cent, log returns, or equity."""
 CASH = "cash"
+READ_AS: dict[Kind, str] = {
+    "returns": "returns, where 0.01 is 1 %",
+    "percent": "per cent, where 1 is 1 %",
+    "log": "log returns",
+    "equity": "equity, where the first row is the starting capital",
+}
+PROFITS = ("pnl", "p&l", "profit", "profits", "net_profit", "profit_abs", "daily_pnl")
+"""Columns that usually hold money."""
+IN_MONEY = "add profits in money to the capital, and give the account's value: kind=equity"
 RETURNS = ("returns", "return", "ret", "strategy_returns", "daily_return", "daily_returns")
 EQUITY = (
     "equity",
@@ -43,6 +53,8 @@ DATES = (
     "index",
     "unnamed: 0",
 )
+REPEATED = "repeated"
+"""Attribute of a table with the number of its rows that were left out."""
 PERIODS = {12: (26, 35), 26: (13, 16), 52: (5, 9)}
 """Periods a year, and the days between their ends."""
 EVERY_DAY = 0.05
@@ -87,7 +99,7 @@ class TrackRecord:
         if not least >= -1:
             raise ReturnsError(
                 f"{self.name}: a return of {least:g} is a loss of more than 100 %; if these are per"
-                " cent, say so: kind=percent"
+                f" cent, say so (kind=percent); {IN_MONEY}"
             )
 
     @property
@@ -117,22 +129,22 @@ def make_record(
     frame, implied = to_frame(values)
     rival: Any = None
     rival_name = CASH
+    notes = list[str]()
     if isinstance(benchmark, str) and benchmark != CASH:
         if benchmark not in frame:
             raise ReturnsError(
                 f"benchmark {benchmark!r} is no column; there are {_list(frame.columns)}"
             )
         rival_name = benchmark
-        rival = _read_rival(frame.pop(benchmark), None, kind)
+        rival = _read_rival(frame.pop(benchmark), None, kind, notes)
     elif benchmark is not None and not isinstance(benchmark, str):
         other, other_kind = to_frame(benchmark)
         rival = _pick(other, None, "the benchmark")
         rival_name = str(rival.name)
-        rival = _read_rival(rival, other_kind, kind)
+        rival = _read_rival(rival, other_kind, kind, notes)
     series = _pick(frame, column, name or "the table")
     name = name or str(series.name)
-    notes = list[str]()
-    ours = to_returns(series, kind or implied, name)
+    ours = to_returns(series, kind or implied, name, notes)
     bars = len(ours)
     ours = _by_session(ours)
     days = _dates_of(ours)
@@ -145,6 +157,10 @@ def make_record(
         days = days + pd.offsets.MonthEnd(0)
         ours.index = days
         notes.append("Months dated by their first day are moved to their last.")
+    if REPEATED in frame.attrs:
+        notes.append(
+            f"{number_of(frame.attrs[REPEATED], 'row')} left out, equal to an earlier one."
+        )
     if len(ours) < bars:
         notes.append("Returns within a day were compounded to one a day.")
     theirs = 0.0 if rival is None else match_periods(_by_session(rival), days, rival_name)
@@ -170,16 +186,18 @@ def make_record(
     )
 
 
-def _read_rival(cells: pd.Series, implied: Kind | None, kind: Kind | None) -> pd.Series:
+def _read_rival(
+    cells: pd.Series, implied: Kind | None, kind: Kind | None, notes: list[str]
+) -> pd.Series:
     """Read a benchmark's values by their own kind; if that is unclear, by the strategy's."""
     name = str(cells.name)
     try:
-        return to_returns(cells, implied, name)
+        return to_returns(cells, implied, name, notes)
     except ReturnsError as error:
         if kind is None:
             problem = str(error).partition(";")[0]
             raise ReturnsError(f"{problem}; give the benchmark as returns or prices") from None
-        return to_returns(cells, kind, name)
+        return to_returns(cells, kind, name, notes)
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -221,9 +239,17 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
     absent = int(np.isnat(frame.index.to_numpy()).sum())
     if absent:
         raise ReturnsError(f"{absent} rows have no date; remove them")
-    if frame.index.duplicated().any():
-        twice = frame.index[frame.index.duplicated()][0]
-        raise ReturnsError(f"{twice} occurs twice; give one row a date, for one strategy at a time")
+    is_repeated = frame.reset_index().duplicated().to_numpy()
+    if is_repeated.any():
+        frame = frame[~is_repeated]
+        frame.attrs[REPEATED] = int(is_repeated.sum())
+    twice = frame.index[frame.index.duplicated()].unique()
+    if len(twice):
+        raise ReturnsError(
+            f"{str(twice[0]).removesuffix(' 00:00:00')} occurs twice, with different values"
+            f" ({number_of(len(twice), 'such date')}); give one row a date, for one strategy at a"
+            " time"
+        )
     return frame.sort_index(), kind
 
 
@@ -319,8 +345,11 @@ def read_numbers(cells: pd.Series) -> tuple[pd.Series, bool]:
     return numbers.astype(np.float64), is_percent
 
 
-def to_returns(cells: pd.Series, kind: Kind | None, name: str) -> pd.Series:
-    """Make simple returns of a series of values by date. Raises ReturnsError."""
+def to_returns(
+    cells: pd.Series, kind: Kind | None, name: str, notes: list[str] | None = None
+) -> pd.Series:
+    """Make simple returns of a series of values by date; add a line on the reading to `notes`.
+    Raises ReturnsError."""
     if kind is not None and kind not in get_args(Kind):
         raise ReturnsError(f"kind={kind!r}: choose one of {', '.join(get_args(Kind))}")
     numbers, is_percent = read_numbers(cells)
@@ -330,8 +359,12 @@ def to_returns(cells: pd.Series, kind: Kind | None, name: str) -> pd.Series:
     if np.isinf(numbers).any():
         raise ReturnsError(f"{name}: a value is infinite; leave it empty if it is not known")
     if is_percent:
-        return numbers / 100
+        kind = "percent"
+    if kind is None and str(cells.name).lower() in PROFITS:
+        raise ReturnsError(f"{name}: is {cells.name} a return (kind=returns)? If not, {IN_MONEY}")
     kind = kind or find_kind(numbers.dropna().to_numpy(), name)
+    if notes is not None:
+        notes.append(f"Column {cells.name}: values read as {READ_AS[kind]}.")
     if kind == "equity":
         numbers = numbers.dropna()
         if not (numbers[:-1] > 0).all():
@@ -359,7 +392,7 @@ def find_kind(values: Array, name: str) -> Kind:
         )
     if typical > 0.05 or values.min() < -1:
         raise ReturnsError(
-            f"{unclear} returns or per cent; say which: kind=returns or kind=percent"
+            f"{unclear} returns or per cent; say which: kind=returns or kind=percent; {IN_MONEY}"
         )
     return "returns"
 
@@ -383,7 +416,8 @@ def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
     if len(dates) < 2:
         raise ReturnsError("too few dates; give at least two returns")
     days = (dates[-1] - dates[0]).days
-    gap = np.median(np.diff(dates.to_numpy()) / np.timedelta64(1, "D"))
+    gaps = np.diff(dates.to_numpy()) / np.timedelta64(1, "D")
+    gap = np.median(gaps)
     rate = (len(dates) - 1) / days * 365.25
     least = np.bincount(dates.day_of_week, minlength=7).min()
     found = 365 if least > EVERY_DAY * len(dates) else 252
@@ -393,9 +427,10 @@ def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
         if stated:
             return 0
         raise ReturnsError(
-            f"{len(dates)} dates in {days} days are no daily, weekly or monthly returns; give a"
-            " return for each period, 0 where nothing was held, or say how many such periods a"
-            " year has (sessions_a_year=)"
+            f"{len(dates)} dates in {days} days are no daily, weekly or monthly returns (longest"
+            f" gap: {gaps.max():.0f} days from {dates[gaps.argmax()]:%Y-%m-%d}); give a return for"
+            " each period, 0 where nothing was held, or say how many such periods a year has"
+            " (sessions_a_year=)"
         )
     return found
 
