@@ -272,7 +272,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestContext) -> str:
-    """Compare the main strategy with ridge and with its benchmark portfolio, also with chance.
+    """Compare the main strategy with ridge, its benchmark portfolio, the baselines ahead of it, and
+    chance.
 
     Empty if none of these is known, and for a baseline.
     """
@@ -289,6 +290,10 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
         "ridge": metrics.get("ridge", NO_METRICS).cumulative_return,
         f"its benchmark portfolio, {rival_name(portfolio)}": benchmark,
     }
+    for other in BASELINES[1:]:
+        theirs = metrics.get(other, NO_METRICS).cumulative_return
+        if other != portfolio and theirs is not None and theirs > returned:
+            rivals[rival_name(other)] = theirs
     sides = []
     for rival, theirs in rivals.items():
         if theirs is not None:
@@ -300,14 +305,6 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
         if sides
         else ""
     )
-    returns = {rival: metrics[rival].cumulative_return or 0.0 for rival in metrics}
-    ahead = [
-        f"{rival_name(rival)} ({percent(theirs, signed=True)})"
-        for rival, theirs in sorted(returns.items(), key=lambda pair: -pair[1])
-        if theirs > returned and rival in BASELINES and rival not in ("ridge", portfolio)
-    ]
-    if ahead:
-        text += f" Ahead of it: {', '.join(ahead)}."
     low = own.information_ratio_low
     high = own.information_ratio_high
     if low is not None and high is not None:

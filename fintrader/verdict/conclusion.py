@@ -186,7 +186,7 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
         where += f", {sign}{excess} once its beta of {ratio(alpha.beta)} is hedged"
     chosen = _describe_choice(judged)
     look = evidence.look
-    nth = "looks not counted" if look is None else f"{_spell_ordinal(look)} look at this window"
+    nth = "looks not counted" if look is None else f"look {look} at this window"
     side = p_equals(alpha.p_value)
     is_behind = _is_behind(evidence, alpha)
     if is_behind:
@@ -290,13 +290,3 @@ def describe_search(selection: Selection) -> str:
     if selection.null_model is not None and selection.null_model.is_as_good:
         sentences.append("The same search found as much without information")
     return ". ".join(sentences) + "."
-
-
-def _spell_ordinal(number: int) -> str:
-    words = ("", "first", "second", "third")
-    if number < len(words):
-        return words[number]
-    ending = (
-        "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    )
-    return f"{number}{ending}"

@@ -108,7 +108,7 @@ def read_weights(
     if benchmark is None:
         rival = marks.pct_change(fill_method=None).mean(axis=1).iloc[1:].rename("equal weight")
     elif benchmark in marks:
-        rival = to_returns(marks[benchmark].dropna(), "equity", benchmark).rename(benchmark)
+        rival = to_returns(marks[benchmark].dropna(), "equity", benchmark, []).rename(benchmark)
     elif benchmark != CASH:
         rival = read_benchmark(benchmark, prices)
     held = hold_weights(targets, marks, cost_bps)

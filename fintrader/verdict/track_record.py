@@ -239,7 +239,7 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
     absent = int(np.isnat(frame.index.to_numpy()).sum())
     if absent:
         raise ReturnsError(f"{absent} rows have no date; remove them")
-    is_repeated = frame.reset_index().duplicated().to_numpy()
+    is_repeated = frame.reset_index(names="(index)").duplicated().to_numpy()
     if is_repeated.any():
         frame = frame[~is_repeated]
         frame.attrs[REPEATED] = int(is_repeated.sum())
@@ -345,9 +345,7 @@ def read_numbers(cells: pd.Series) -> tuple[pd.Series, bool]:
     return numbers.astype(np.float64), is_percent
 
 
-def to_returns(
-    cells: pd.Series, kind: Kind | None, name: str, notes: list[str] | None = None
-) -> pd.Series:
+def to_returns(cells: pd.Series, kind: Kind | None, name: str, notes: list[str]) -> pd.Series:
     """Make simple returns of a series of values by date; add a line on the reading to `notes`.
     Raises ReturnsError."""
     if kind is not None and kind not in get_args(Kind):
@@ -363,8 +361,7 @@ def to_returns(
     if kind is None and str(cells.name).lower() in PROFITS:
         raise ReturnsError(f"{name}: is {cells.name} a return (kind=returns)? If not, {IN_MONEY}")
     kind = kind or find_kind(numbers.dropna().to_numpy(), name)
-    if notes is not None:
-        notes.append(f"Column {cells.name}: values read as {READ_AS[kind]}.")
+    notes.append(f"Column {cells.name}: values read as {READ_AS[kind]}.")
     if kind == "equity":
         numbers = numbers.dropna()
         if not (numbers[:-1] > 0).all():

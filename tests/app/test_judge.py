@@ -80,7 +80,7 @@ def test_the_same_file_is_one_look_and_another_is_a_second(judge_page):
     press(judge_page((FILE, write(frame))))
     press(judge_page((FILE, write(frame))))
     test = press(judge_page((FILE, write(frame + 0.0001))))
-    assert "second look at this window" in "".join(one.label for one in test.expander)
+    assert "look 2 at this window" in "".join(one.label for one in test.expander)
 
 
 def test_the_command_on_the_page_does_the_same(judge_page, tmp_path, monkeypatch, capsys):
@@ -95,7 +95,7 @@ def test_the_command_on_the_page_does_the_same(judge_page, tmp_path, monkeypatch
     main(command.split())
     printed = capsys.readouterr().out
     assert "stated to be held out" in printed
-    assert "first look" in printed, "the page had counted this result"
+    assert "look 1" in printed, "the page had counted this result"
 
 
 def test_a_benchmark_comes_from_a_second_file(judge_page):

@@ -56,7 +56,7 @@ def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(temp
     noise = rng.normal(0, 0.004, 250)
     lucky = assess(pair(template, theirs + noise - noise.mean() + 1e-4, theirs), trials=80, look=1)
     assert lucky.text.startswith("Not distinguishable from luck: ahead of equal weight by 2.5")
-    assert "first look at this window" in lucky.text
+    assert "look 1 at this window" in lucky.text
     assert (
         "With 250 sessions the test has 80 % power only above an information ratio of 2."
         in lucky.text
@@ -93,7 +93,7 @@ def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(template):
     assert third.evidence.alpha.p_value == p_value
     assert third.evidence.level == pytest.approx(0.00338, rel=1e-2)
     assert not third.is_likely_skill
-    assert "third look at this window" in third.text
+    assert "look 3 at this window" in third.text
 
 
 def test_optimistic_fills_and_free_trading_get_no_good_verdict(template):

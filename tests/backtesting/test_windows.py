@@ -265,8 +265,8 @@ def test_looks_are_stated_only_if_counted(tmp_path, monkeypatch, caplog):
 
     first = counted(1.0)
     second = counted(0.9)
-    assert "first look at this window" in first.judge(1).text
-    assert "second look at this window" in second.judge(1).text
+    assert "look 1 at this window" in first.judge(1).text
+    assert "look 2 at this window" in second.judge(1).text
     assert second.judge(1).evidence.level == pytest.approx(0.05 * 6 / math.pi**2 / 4)
 
 

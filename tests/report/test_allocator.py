@@ -152,7 +152,8 @@ def test_rules_ahead_are_named_and_intervals_are_losses_only_as_a_whole(stored):
         name: replace(NO_METRICS, cumulative_return=value) for name, value in returns.items()
     }
     words = describe_standing(metrics, replace(stored.context, portfolio="equal_weight"))
-    assert words.endswith("(+0.50 %). Ahead of it: vol targeted (+20.55 %).")
+    assert words.endswith("equal weight (+0.50 %) and below vol targeted (+20.55 %).")
+    assert "momentum" not in words
     cells = ("-7.11 to 11.73", "-134.79 to -34.59", "-0.10 %", "0.10 %")
     page = Table.of(("a", "b", "c", "d", "e"), [("row", *cells)]).to_html()
     assert re.findall('class="neg">([^<]*)<', page) == ["-134.79 to -34.59", "-0.10 %"]

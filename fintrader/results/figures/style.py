@@ -163,16 +163,16 @@ def note_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) 
 
 
 def draw_lines(
-    curves: pd.DataFrame, hover: str, main: str | None = None, growth: pd.Series | None = None
+    curves: pd.DataFrame, hover: str, main: str | None = None, wealth: pd.DataFrame | None = None
 ) -> go.Figure:
     """Draw at most MOST_LINES columns as lines: `main` (by default the first column), the thickest,
-    then the two of highest `growth` (one may be an oracle), then those that tables rank highest.
-    The figure's note names the columns left out. Baselines are dashed or dotted."""
+    then the two whose `wealth` grew most (one may be an oracle), then those that tables rank
+    highest. The figure's note names the columns left out. Baselines are dashed or dotted."""
     figure = go.Figure()
     names = [str(name) for name in curves.columns]
     main = main or names[0]
     # Cash, a flat line, comes last.
-    best = () if growth is None else growth.nlargest(2).index
+    best = () if wealth is None else (wealth.iloc[-1] / wealth.iloc[0]).nlargest(2).index
     ranked = sorted(
         in_order(names), key=lambda name: (name != main, name not in best, name == "cash")
     )

@@ -67,13 +67,11 @@ def describe_simulation(stored: StoredBacktest) -> str:
     context = stored.context
     days = stored.on_clock(stored.market_timezone).minutes  # whatever the page's time zone
     counted = f"{count(len(days))} bars in " if len(days) > len(stored.ends) + 1 else ""
-    look = context.look  # each further look weakens the test
-    nth = "" if look is None else "first look" if look <= 1 else f"look {count(look)}"
     parts = [
         window_words(context.window) if context.window and context.trading else "",
         f"{days[0]:%d %b %Y} to {days[-1]:%d %b %Y}",
         f"{counted}{number_of(len(stored.ends), period_name(stored.sessions_a_year))}",
-        nth and f"{nth} at this window",
+        f"look {context.look} at this window" if context.look else "",
     ]
     text = ", ".join(filter(None, parts))
     trading = context.trading
