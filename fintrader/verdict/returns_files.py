@@ -13,8 +13,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,18 +76,17 @@ def read_record(
         # A column takes precedence over a file.
         is_file = benchmark not in (CASH, *map(str, columns))
         rival = read_benchmark(benchmark, path, trust) if is_file else benchmark
-    with _name_file(path):
-        record = make_record(
-            content.values,
-            name=content.name,
-            benchmark=rival,
-            kind=kind or content.kind,
-            column=column if isinstance(content.values, pd.DataFrame) else None,
-            sessions_a_year=sessions_a_year,
-        )
+    record = make_record(
+        content.values,
+        name=Path(path).name,  # in errors
+        benchmark=rival,
+        kind=kind or content.kind,
+        column=column if isinstance(content.values, pd.DataFrame) else None,
+        sessions_a_year=sessions_a_year,
+    )
     notes = content.notes + record.notes
     caveats = content.caveats + record.caveats
-    return replace(record, notes=notes, caveats=caveats)
+    return replace(record, name=content.name, notes=notes, caveats=caveats)
 
 
 def read_weights(
@@ -126,8 +124,7 @@ def read_weights(
 
 
 def _read_matrix(path: Path | str) -> pd.DataFrame:
-    with _name_file(path):
-        frame, _ = to_frame(read_file(path).values)
+    frame, _ = to_frame(read_file(path).values, Path(path).name)
     return frame.apply(lambda cells: read_numbers(cells)[0])
 
 
@@ -139,21 +136,8 @@ def read_benchmark(path: str, source: Path | str, trust: bool = False) -> pd.Dat
             " these, or cash"
         )
     content = read_file(path, trust=trust)
-    with _name_file(path):
-        frame, _ = to_frame(content.values)
+    frame, _ = to_frame(content.values, Path(path).name)
     return frame.set_axis([content.name], axis=1) if len(frame.columns) == 1 else frame
-
-
-@contextmanager
-def _name_file(path: Path | str) -> Iterator[None]:
-    """Begin the message of an error with the file's name."""
-    try:
-        yield
-    except ReturnsError as error:
-        name = Path(path).name
-        stem = re.escape(name.split(".")[0])
-        text = re.sub(rf"^{stem}(?=:| has )", lambda _: name, str(error))
-        raise ReturnsError(text if text.startswith(name) else f"{name}: {text}") from None
 
 
 def read_file(path: Path | str, *, column: str | None = None, trust: bool = False) -> ReturnsFile:

@@ -126,7 +126,7 @@ def make_record(
 
     Raises ReturnsError, which names the argument that helps.
     """
-    frame, implied = to_frame(values)
+    frame, implied = to_frame(values, name or "the table")
     rival: Any = None
     rival_name = CASH
     notes = list[str]()
@@ -138,7 +138,7 @@ def make_record(
         rival_name = benchmark
         rival = _read_rival(frame.pop(benchmark), None, kind, notes)
     elif benchmark is not None and not isinstance(benchmark, str):
-        other, other_kind = to_frame(benchmark)
+        other, other_kind = to_frame(benchmark, "the benchmark")
         rival = _pick(other, None, "the benchmark")
         rival_name = str(rival.name)
         rival = _read_rival(rival, other_kind, kind, notes)
@@ -148,7 +148,7 @@ def make_record(
     bars = len(ours)
     ours = _by_session(ours)
     days = _dates_of(ours)
-    usual = count_sessions_a_year(days, sessions_a_year)
+    usual = count_sessions_a_year(days, sessions_a_year, name)
     year = sessions_a_year or usual
     caveats = list[str]()
     if abs(year - usual) > usual / 3:
@@ -203,9 +203,9 @@ def _read_rival(
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
+def to_frame(values: Any, name: str = "the table") -> tuple[pd.DataFrame, Kind | None]:
     """Make a table of numbers by date, ascending; also the kind of its values, if their type
-    implies it. Raises ReturnsError."""
+    implies it. `name`: its name in errors. Raises ReturnsError."""
     kind: Kind | None = None
     if isinstance(values, pd.Series) and "_equity_curve" in values.index:  # backtesting.py
         values = values["_equity_curve"][["Equity"]]
@@ -226,19 +226,21 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
             f" arrays (dates, values) of one length, not as {type(values).__name__}"
         )
     if values.empty:
-        raise ReturnsError("the table is empty; give a row for each date")
+        raise ReturnsError(f"{name} is empty; give a row for each date")
     frame = values.set_axis([str(column).strip() for column in values.columns], axis=1)
     if frame.columns.has_duplicates:
-        raise ReturnsError(f"two columns have one name ({_list(frame.columns)}); rename one")
+        raise ReturnsError(
+            f"{name}: two columns have one name ({_list(frame.columns)}); rename one"
+        )
     if not isinstance(frame.index, pd.DatetimeIndex | pd.PeriodIndex):
-        frame = _index_by_date(frame)
+        frame = _index_by_date(frame, name)
     if isinstance(frame.index, pd.PeriodIndex):
         frame.index = frame.index.to_timestamp(how="end").normalize()
     if _dates_of(frame).tz is not None:
         frame = frame.tz_localize(None)  # keeps the local day
     absent = int(np.isnat(frame.index.to_numpy()).sum())
     if absent:
-        raise ReturnsError(f"{absent} rows have no date; remove them")
+        raise ReturnsError(f"{name}: {absent} rows have no date; remove them")
     is_repeated = frame.reset_index(names="(index)").duplicated().to_numpy()
     if is_repeated.any():
         frame = frame[~is_repeated]
@@ -246,7 +248,7 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
     twice = frame.index[frame.index.duplicated()].unique()
     if len(twice):
         raise ReturnsError(
-            f"{str(twice[0]).removesuffix(' 00:00:00')} occurs twice, with different values"
+            f"{name}: {str(twice[0]).removesuffix(' 00:00:00')} occurs twice, with different values"
             f" ({number_of(len(twice), 'such date')}); give one row a date, for one strategy at a"
             " time"
         )
@@ -260,7 +262,7 @@ def _join_arrays(values: Any) -> Any:
     return pd.Series(np.asarray(values[1]), np.asarray(values[0]), name="returns")
 
 
-def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
+def _index_by_date(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """Take the index, or a column, that holds dates as the index."""
     if not pd.api.types.is_numeric_dtype(frame.index):
         frame = frame.reset_index(names="(index)")
@@ -271,7 +273,7 @@ def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
             frame = frame.drop(columns=[column, "(index)"], errors="ignore")
             return frame.set_axis(dates)
     raise ReturnsError(
-        f"no column of dates among {_list(frame.columns)}; give the dates as the index, or in a"
+        f"{name}: no column of dates among {_list(frame.columns)}; give the dates as the index, or in a"
         " column called date, each written as 2024-01-31"
     )
 
@@ -406,12 +408,12 @@ def _by_session(returns: pd.Series) -> pd.Series:
     return (1 + returns).groupby(_dates_of(returns).normalize()).prod(min_count=1) - 1
 
 
-def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
+def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None, name: str) -> int:
     """Infer the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. For other
     periods, and if many dates are missing, raises ReturnsError, or returns 0 if a number is
     `stated`."""
     if len(dates) < 2:
-        raise ReturnsError("too few dates; give at least two returns")
+        raise ReturnsError(f"{name}: too few dates; give at least two returns")
     days = (dates[-1] - dates[0]).days
     gaps = np.diff(dates.to_numpy()) / np.timedelta64(1, "D")
     gap = np.median(gaps)
@@ -424,8 +426,8 @@ def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
         if stated:
             return 0
         raise ReturnsError(
-            f"{len(dates)} dates in {days} days are no daily, weekly or monthly returns (longest"
-            f" gap: {gaps.max():.0f} days from {dates[gaps.argmax()]:%Y-%m-%d}); give a return for"
+            f"{name}: {len(dates)} dates in {days} days are no daily, weekly or monthly returns (longest"
+            f" gap: {gaps.max():.0f} days from {dates[int(gaps.argmax())]:%Y-%m-%d}); give a return for"
             " each period, 0 where nothing was held, or say how many such periods a year has"
             " (sessions_a_year=)"
         )

@@ -435,7 +435,7 @@ AS_CSV = "save dates and returns as CSV"
 ODD = {
     "empty.csv": ("", "No columns.*" + AS_CSV),
     "blank.csv": ("\n\n", "No columns.*" + AS_CSV),
-    "header.csv": ("date,r\n", "the table is empty"),
+    "header.csv": ("date,r\n", "^header.csv is empty"),
     "one.csv": (to_text(RETURNS[:1]), "give at least two returns"),
     "words.csv": (to_text(RETURNS, "much"), "'much'.*is no number"),
     "formula.csv": (to_text(RETURNS, "=1+1"), "'=1[+]1'.*is no number"),
