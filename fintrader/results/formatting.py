@@ -283,22 +283,15 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
     returned = own.cumulative_return
     if not is_result(name) or returned is None or portfolio is None:
         return ""
-    benchmark = metrics.get(portfolio, NO_METRICS).cumulative_return
-    if portfolio == "cash":  # some backtests have no row for it
-        benchmark = 0.0
-    rivals = {
-        "ridge": metrics.get("ridge", NO_METRICS).cumulative_return,
-        f"its benchmark portfolio, {rival_name(portfolio)}": benchmark,
-    }
-    for other in BASELINES[1:]:
-        theirs = metrics.get(other, NO_METRICS).cumulative_return
-        if other != portfolio and theirs is not None and theirs > returned:
-            rivals[rival_name(other)] = theirs
     sides = []
-    for rival, theirs in rivals.items():
-        if theirs is not None:
+    for rival in dict.fromkeys(("ridge", portfolio, *BASELINES)):
+        theirs = metrics.get(rival, NO_METRICS).cumulative_return
+        if rival == portfolio == "cash":  # some backtests have no row for it
+            theirs = 0.0
+        if theirs is not None and (theirs > returned or rival in ("ridge", portfolio)):
             side = "below" if returned < theirs else "above" if returned > theirs else "level with"
-            sides.append(f"{side} {rival} ({percent(theirs, signed=True)})")
+            place = "its benchmark portfolio, " if rival == portfolio else ""
+            sides.append(f"{side} {place}{rival_name(rival)} ({percent(theirs, signed=True)})")
     text = (
         f"Net of costs, {title_of(name)} ({percent(returned, signed=True)}) is"
         f" {' and '.join(sides)}."

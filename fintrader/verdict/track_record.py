@@ -273,8 +273,8 @@ def _index_by_date(frame: pd.DataFrame, name: str) -> pd.DataFrame:
             frame = frame.drop(columns=[column, "(index)"], errors="ignore")
             return frame.set_axis(dates)
     raise ReturnsError(
-        f"{name}: no column of dates among {_list(frame.columns)}; give the dates as the index, or in a"
-        " column called date, each written as 2024-01-31"
+        f"{name}: no column of dates among {_list(frame.columns)}; give the dates as the index, or"
+        " in a column called date, each written as 2024-01-31"
     )
 
 
@@ -426,9 +426,9 @@ def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None, name: str
         if stated:
             return 0
         raise ReturnsError(
-            f"{name}: {len(dates)} dates in {days} days are no daily, weekly or monthly returns (longest"
-            f" gap: {gaps.max():.0f} days from {dates[int(gaps.argmax())]:%Y-%m-%d}); give a return for"
-            " each period, 0 where nothing was held, or say how many such periods a year has"
+            f"{name}: {len(dates)} dates in {days} days are no daily, weekly or monthly returns"
+            f" (longest gap: {gaps.max():.0f} days from {dates[int(gaps.argmax())]:%Y-%m-%d}); give"
+            " a return for each period, 0 where nothing was held, or say how many such periods a year has"
             " (sessions_a_year=)"
         )
     return found
