@@ -428,8 +428,8 @@ def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None, name: str
         raise ReturnsError(
             f"{name}: {len(dates)} dates in {days} days are no daily, weekly or monthly returns"
             f" (longest gap: {gaps.max():.0f} days from {dates[int(gaps.argmax())]:%Y-%m-%d}); give"
-            " a return for each period, 0 where nothing was held, or say how many such periods a year"
-            " has (sessions_a_year=)"
+            " a return for each period, 0 where nothing was held, or say how many such periods a"
+            " year has (sessions_a_year=)"
         )
     return found
 
