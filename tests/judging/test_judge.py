@@ -14,7 +14,8 @@ from fintrader.cli import main
 from fintrader.errors import BacktestError
 from fintrader.numerals import probability
 from fintrader.records import from_json, to_json
-from fintrader.report.judged import PrintedVerdict
+from fintrader.report.judged import PrintedVerdict, tabulate_record
+from fintrader.results.sections import BacktestView, present_curves
 from fintrader.verdict.alpha import level_of_look
 from fintrader.verdict.judge import judge_record
 from fintrader.verdict.looks import HOME, Ledger
@@ -295,3 +296,10 @@ def test_a_page_of_months_speaks_of_months(tmp_path):
     assert "New months would confirm it" in words
     assert "Distribution of monthly returns" in words
     assert re.findall(r"(?i)[^.]*\b(?:daily|sessions?)\b[^.]*", words) == []
+
+
+def test_returns_without_a_capital_are_drawn_in_multiples():
+    record = read(make_returns(120))
+    view = BacktestView.of(tabulate_record(record, judge_record(record, trials=1), None))
+    equity = present_curves(view).figures[0].draw()
+    assert equity.layout.yaxis.title.text == "multiple of the start"
