@@ -43,8 +43,11 @@ def score(value: Any) -> str:
 
 
 def probability(value: Any) -> str:
-    """A probability that is no p-value: 0.9512 as `0.95`."""
-    return ratio(value)
+    """A probability that is no p-value: 0.9512 as `0.95`; none is rounded to certainty."""
+    finite = number(value)
+    if finite is None or 0.005 <= finite < 0.995:
+        return ratio(value)
+    return "< 0.01" if finite < 0.5 else "> 0.99"
 
 
 def chance(value: Any) -> str:
@@ -57,6 +60,11 @@ def p_equals(value: Any) -> str:
     """A p-value where it is named: `p = 0.012`, `p < 0.001`."""
     text = chance(value)
     return f"p {text}" if text.startswith("<") else f"p = {text}"
+
+
+def significance(value: float) -> str:
+    """A level of significance: 0.0304 as `3.04 %`, smaller ones with three digits too."""
+    return f"{100 * value:.3g} %" if value >= 1e-6 else "below 0.0001 %"
 
 
 def format_interval(low: Any, high: Any) -> str:

@@ -150,7 +150,11 @@ def _flag_survivors(
     if tested is not None and tested.p_value <= evidence.level:
         return []
     scale, over = span(len(cut), year)
-    return [f"a universe of survivors, which may add {percent(scale * bound)} {over}"]
+    most = percent(scale * bound)
+    return [
+        f"a universe of survivors, whose unknown bias may add at most {most} {over} (by the spread"
+        " of the symbols' growth)"
+    ]
 
 
 def _pair_active_weights(

@@ -54,7 +54,8 @@ def measure_execution(
     share = np.divide(
         np.abs(shares) / scale, volume, out=np.full_like(price, np.nan), where=volume > 0
     )
-    kind = np.searchsorted(list(CLASSES), share)  # NaN sorts last
+    # A fill at an edge rounds to either side of it. NaN sorts last.
+    kind = np.searchsorted(list(CLASSES), share * (1 - 1e-9))
     classes = [*CLASSES.values(), NO_VOLUME]
     groups = [
         _summarise(name, kind == k, share, notional, slipped, cost)

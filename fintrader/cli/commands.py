@@ -241,6 +241,7 @@ class LooksOptions(Settings):
 
 def looks(argv: list[str]) -> None:
     """Show the ledger of looks, and each window's next level."""
+    from fintrader.numerals import significance
     from fintrader.results.stored_looks import find_missing_looks
     from fintrader.verdict.alpha import level_of_look
     from fintrader.verdict.claims import list_registrations
@@ -266,7 +267,7 @@ def looks(argv: list[str]) -> None:
             "universe": _describe_universe(one.bars.symbols),
             **({} if one.question == ACTIVE_RETURN else {"question": one.question}),
             "looks": one.looks,
-            "next level": f"{level_of_look(one.looks + 1):.2%}",
+            "next level": significance(level_of_look(one.looks + 1)),
             "runs": ", ".join(one.runs),
             "first": one.first[:16].replace("T", " "),
             "last": one.last[:16].replace("T", " "),

@@ -101,6 +101,7 @@ def judge(argv: list[str]) -> None:
         page = options.out or Path(re.sub(r"[^\w-]+", "_", record.name) + "-verdict.html")
         if page.suffix != ".html":
             raise ConfigError(f"--out {page}: give the page a name that ends in .html")
+        replaced = ", replaced" if page.exists() else ""
         command = shlex.join(["fintrader", "judge", *argv])
         from fintrader.report.judged import judge as judge_returns
 
@@ -119,13 +120,14 @@ def judge(argv: list[str]) -> None:
         raise ReturnsError(_name_options(str(error))) from None
     for note in record.notes:
         print(note)
-    print(f"The page: {page.resolve()}")
+    print(f"The page{replaced}: {page.resolve()}")
 
 
 def register(argv: list[str]) -> None:
     """Register a claim on a file of returns or on the files of a strategy; print its digest."""
     source, rest = take_argument("judge register", "SOURCE", argv)
     options = parse(RegisterOptions(), rest, "judge register")
+    from fintrader.numerals import significance
     from fintrader.verdict import claims
     from fintrader.verdict.alpha import level_of_look
 
@@ -148,9 +150,9 @@ def register(argv: list[str]) -> None:
     behind = source if until else f"FILE --strategy {source}"
     if options.benchmark:
         behind += f" --benchmark {options.benchmark}"
-    level = level_of_look(1) / found.sharing
+    level = significance(level_of_look(1) / found.sharing)
     print(f"Claim {found.digest}")
-    print(f"{claim.describe()}. Its first look has a level of {level:.2%}.")
+    print(f"{claim.describe()}. Its first look has a level of {level}.")
     print("Publish the digest where its date is certain, and judge the returns of the window with:")
     print(f"  fintrader judge {behind} --claim {found.digest[: claims.SHOWN]}")
 

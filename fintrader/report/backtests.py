@@ -32,6 +32,7 @@ from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import BacktestError, check_keywords
 from fintrader.market.tensors import MarketTensors, Split
+from fintrader.numerals import significance
 from fintrader.report.html import write_report
 from fintrader.report.judged import PrintedVerdict
 from fintrader.report.recipe import made_by
@@ -39,6 +40,7 @@ from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
 from fintrader.results.tabulation import tabulate
+from fintrader.verdict.alpha import level_of_look
 from fintrader.verdict.judge import read_trials
 from fintrader.verdict.looks import HELD_OUT, count_look
 
@@ -314,9 +316,16 @@ class Backtests(Mapping[str, BacktestResult]):
         )
         sessions = len(result.daily_returns)
         note = f"; {self.name} {result.note}" if result.note else ""
+        counted = ""
+        if self.look is not None:
+            stricter = significance(level_of_look(self.look + 1))
+            counted = (
+                f"\nLook {self.look} at this window, on the ledger (fintrader looks); the next one"
+                f" has a level of {stricter}."
+            )
         return (
             f"{first} to {last}, {sessions} sessions, net of {self.settings.cost_bps:g} bps a"
-            f" trade{note}"
+            f" trade{note}{counted}"
         )
 
 

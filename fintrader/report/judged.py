@@ -18,6 +18,7 @@ from fintrader.results.formatting import is_result
 from fintrader.results.sections import evidence_table, search_table
 from fintrader.results.table import render_notice
 from fintrader.results.tabulation import tabulate
+from fintrader.verdict.alpha import SHORTEST
 from fintrader.verdict.claims import find_registration, restrict
 from fintrader.verdict.judge import judge_record, look_of, read_trials
 from fintrader.verdict.looks import DAY, count_look
@@ -87,7 +88,9 @@ def judge(
     registration = None if claim is None else find_registration(claim)
     if registration is not None:
         record = restrict(record, registration, strategy)
-    look, _ = count_look(look_of(record, command, registration))
+    look = None
+    if len(record.returns) >= SHORTEST:  # fewer are not tested: there is no result to count
+        look, _ = count_look(look_of(record, command, registration))
     verdict = judge_record(
         record,
         trials=number,

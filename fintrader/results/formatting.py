@@ -16,6 +16,7 @@ from fintrader.numerals import (
     format_interval,
     is_short,
     number,
+    number_of,
     percent,
     ratio,
     usd,
@@ -58,6 +59,13 @@ BASELINES = (
 """Strategies shown for comparison, which no search chose."""
 REFERENCES = ("oracle",)
 """Strategies with knowledge of the future: shown, but neither a result nor a baseline."""
+_LIMITS = {
+    "weight": "the weight of a symbol",
+    "gross": "the sum of all positions",
+    "order": "the size of an order",
+    "turnover": "a session's turnover",
+}
+"""What a deployment's limits that cut orders bound, by their names."""
 _ORDER = ("ensemble", "best", "ridge", "buy_and_hold", "equal_weight", "benchmark")
 
 
@@ -149,11 +157,18 @@ def describe_limits(outcome: LimitedOutcome | None) -> str:
     """State the result within a deployment's limits; empty where it was not simulated."""
     if outcome is None:
         return ""
-    by = ", ".join(f"{name} {count(times)} times" for name, times in sorted(outcome.cut.items()))
-    orders = f"orders cut by {by}" if by else "no order was cut"
-    halted = f", halted: {outcome.halted}" if outcome.halted else ""
+    cuts = (
+        f"{number_of(times, 'time')} by the limit on {_LIMITS.get(name, name)}"
+        for name, times in sorted(outcome.cut.items())
+    )
+    by = ", ".join(cuts)
+    orders = f"Its orders were cut {by}." if by else "None of its orders was cut."
     returned = percent(outcome.cumulative_return, signed=True)
-    return f"Within a deployment's limits the ensemble made {returned} ({orders}){halted}."
+    text = f"Within a deployment's limits the ensemble made {returned}. {orders}"
+    if outcome.halted:
+        text += f" Then trading halted ({outcome.halted.replace('%', ' %')}): nothing is ordered"
+        text += " and the positions stay, until a person resumes it."
+    return text
 
 
 def verdict_words(text: str | None) -> str:
@@ -257,7 +272,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestContext) -> str:
-    """Compare the main strategy with ridge and with its benchmark portfolio, also with chance.
+    """Compare the main strategy with ridge, its benchmark portfolio, the baselines ahead of it, and
+    chance.
 
     Empty if none of these is known, and for a baseline.
     """
@@ -267,18 +283,15 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
     returned = own.cumulative_return
     if not is_result(name) or returned is None or portfolio is None:
         return ""
-    benchmark = metrics.get(portfolio, NO_METRICS).cumulative_return
-    if portfolio == "cash":  # some backtests have no row for it
-        benchmark = 0.0
-    rivals = {
-        "ridge": metrics.get("ridge", NO_METRICS).cumulative_return,
-        f"its benchmark portfolio, {rival_name(portfolio)}": benchmark,
-    }
     sides = []
-    for rival, theirs in rivals.items():
-        if theirs is not None:
+    for rival in dict.fromkeys(("ridge", portfolio, *BASELINES)):
+        theirs = metrics.get(rival, NO_METRICS).cumulative_return
+        if rival == portfolio == "cash":  # some backtests have no row for it
+            theirs = 0.0
+        if theirs is not None and (theirs > returned or rival in ("ridge", portfolio)):
             side = "below" if returned < theirs else "above" if returned > theirs else "level with"
-            sides.append(f"{side} {rival} ({percent(theirs, signed=True)})")
+            place = "its benchmark portfolio, " if rival == portfolio else ""
+            sides.append(f"{side} {place}{rival_name(rival)} ({percent(theirs, signed=True)})")
     text = (
         f"Net of costs, {title_of(name)} ({percent(returned, signed=True)}) is"
         f" {' and '.join(sides)}."

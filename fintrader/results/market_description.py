@@ -157,7 +157,10 @@ class Survivorship:
             few = f"{gone or 'no'} symbol{'s leave' if gone > 1 else ' leaves'}"
             why = "; ".join(filter(None, (f"{few} in {self.sessions} sessions", lack)))
         if self.bias_per_year is None:
-            size = "the bias is unknown (an index in data.benchmark would measure it)"
+            size = (
+                "the bias is unknown (an index in data.benchmark would measure it; a verdict names"
+                " the most that it may add, by the spread of the symbols' growth)"
+            )
         else:
             more = f"{self.bias_per_year:+.1%} a year against {self.bias_against}"
             size = f"it grows {more}, partly due to its equal weights"

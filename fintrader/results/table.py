@@ -112,7 +112,9 @@ class Table:
             note = f'<span class="note">{html.escape(row.note)}</span>' if row.note else ""
             cells = [f'<th scope="row">{html.escape(row.cells[0])}{note}</th>']
             for style, cell in zip(styles[1:], row.cells[1:], strict=True):
-                loss = ' class="neg"' if not style and cell.startswith("-") else style
+                # An interval is a loss where both of its ends are.
+                is_loss = all(end.startswith("-") for end in cell.split(" to "))
+                loss = ' class="neg"' if not style and is_loss else style
                 cells.append(f"<td{loss}>{html.escape(cell)}</td>")
             kind = ' class="main"' if row.is_main else ""
             lines.append(f"<tr{kind}>{''.join(cells)}</tr>")

@@ -18,6 +18,7 @@ from fintrader.numerals import (
     period_name,
     probability,
     ratio,
+    significance,
     span,
 )
 from fintrader.verdict import LEVEL
@@ -147,7 +148,8 @@ def _conclude(judged: Verdict) -> tuple[State, list[str]]:
             sentence = f"Nothing to judge: beyond its beta to {rival} its returns never varied."
         return "no_verdict", [sentence]
     sessions = number_of(alpha.sessions, period_name(judged.sessions_a_year))
-    return "likely_skill" if judged.shows_skill else "not_told_from_luck", [
+    missed: State = "behind" if _is_behind(evidence, alpha) else "not_told_from_luck"
+    return "likely_skill" if judged.shows_skill else missed, [
         _describe_finding(judged, alpha, rival),
         f"With {sessions} the test has {percent(ev.POWER, 0)} power only"
         f" above an information ratio of {ratio(alpha.visible, 1)}; this strategy's is"
@@ -184,8 +186,14 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
         where += f", {sign}{excess} once its beta of {ratio(alpha.beta)} is hedged"
     chosen = _describe_choice(judged)
     look = evidence.look
-    nth = "looks not counted" if look is None else f"{_spell_ordinal(look)} look at this window"
-    tested = f"{p_equals(alpha.p_value)} at a level of {evidence.level:.3g}, {nth}, {chosen}"
+    nth = "looks not counted" if look is None else f"look {look} at this window"
+    side = p_equals(alpha.p_value)
+    is_behind = _is_behind(evidence, alpha)
+    if is_behind:
+        side = f"opposite side {p_equals(1 - alpha.p_value)}"
+    tested = f"{side} at a level of {significance(evidence.level)}, {nth}, {chosen}"
+    if is_behind:
+        return f"Behind its {'beta' if is_ahead else 'benchmark'}: {where} ({tested})."
     if alpha.p_value > evidence.level:
         return f"Not distinguishable from luck: {where} ({tested})."
     if not is_ahead:
@@ -194,6 +202,11 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
         named = " and with ".join(judged.caveats)
         return f"Cannot be believed as it stands, with {named}: {where} ({tested})."
     return f"Unlikely to be luck: {where} ({tested})."
+
+
+def _is_behind(evidence: Evidence, alpha: AlphaTest) -> bool:
+    """Test the opposite side, down to the smallest p-value that the bootstrap resolves."""
+    return 1 - alpha.p_value + 1 / (1 + ev.REPEATS) <= evidence.level
 
 
 def _describe_choice(judged: Verdict) -> str:
@@ -228,7 +241,7 @@ def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
     condition = "any earlier look at these bars would have lowered its level"
     if evidence.look is not None:
         stricter_by = ev.level_of_look(evidence.look + 1) / ev.level_of_look(evidence.look)
-        stricter = f"{evidence.level * stricter_by:.3g}"
+        stricter = significance(evidence.level * stricter_by)
         condition = f"another look at this window has a level of {stricter}"
     unit = period_name(judged.sessions_a_year)
     lines.append(f"New {unit}s would confirm it; {condition}.")
@@ -277,13 +290,3 @@ def describe_search(selection: Selection) -> str:
     if selection.null_model is not None and selection.null_model.is_as_good:
         sentences.append("The same search found as much without information")
     return ". ".join(sentences) + "."
-
-
-def _spell_ordinal(number: int) -> str:
-    words = ("", "first", "second", "third")
-    if number < len(words):
-        return words[number]
-    ending = (
-        "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    )
-    return f"{number}{ending}"

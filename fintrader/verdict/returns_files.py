@@ -78,7 +78,7 @@ def read_record(
         rival = read_benchmark(benchmark, path, trust) if is_file else benchmark
     record = make_record(
         content.values,
-        name=content.name,
+        name=Path(path).name,  # in errors
         benchmark=rival,
         kind=kind or content.kind,
         column=column if isinstance(content.values, pd.DataFrame) else None,
@@ -86,7 +86,7 @@ def read_record(
     )
     notes = content.notes + record.notes
     caveats = content.caveats + record.caveats
-    return replace(record, notes=notes, caveats=caveats)
+    return replace(record, name=content.name, notes=notes, caveats=caveats)
 
 
 def read_weights(
@@ -106,7 +106,7 @@ def read_weights(
     if benchmark is None:
         rival = marks.pct_change(fill_method=None).mean(axis=1).iloc[1:].rename("equal weight")
     elif benchmark in marks:
-        rival = to_returns(marks[benchmark].dropna(), "equity", benchmark).rename(benchmark)
+        rival = to_returns(marks[benchmark].dropna(), "equity", benchmark, []).rename(benchmark)
     elif benchmark != CASH:
         rival = read_benchmark(benchmark, prices)
     held = hold_weights(targets, marks, cost_bps)
@@ -120,13 +120,11 @@ def read_weights(
         )
     note = f"Weights are traded at the next date's price, at a cost of {cost_bps:g} bps."
     free = () if cost_bps else ("trading free of costs",)
-    return replace(
-        record, holdings=held, notes=(*record.notes, note), caveats=free + record.caveats
-    )
+    return replace(record, holdings=held, notes=(note,), caveats=free + record.caveats)
 
 
 def _read_matrix(path: Path | str) -> pd.DataFrame:
-    frame, _ = to_frame(read_file(path).values)
+    frame, _ = to_frame(read_file(path).values, Path(path).name)
     return frame.apply(lambda cells: read_numbers(cells)[0])
 
 
@@ -138,7 +136,7 @@ def read_benchmark(path: str, source: Path | str, trust: bool = False) -> pd.Dat
             " these, or cash"
         )
     content = read_file(path, trust=trust)
-    frame, _ = to_frame(content.values)
+    frame, _ = to_frame(content.values, Path(path).name)
     return frame.set_axis([content.name], axis=1) if len(frame.columns) == 1 else frame
 
 
@@ -191,7 +189,7 @@ def read_table(path: Path | str) -> pd.DataFrame:
     frame = pd.read_csv(path, sep=max("\t;|,", key=head.count), header=header)
     if not len(frame.columns) > 1:
         raise ReturnsError(
-            f"{Path(path).name} has one column; give dates and values, with a header"
+            f"{Path(path).name} has one column; give dates and values, in two columns"
         )
     return frame
 

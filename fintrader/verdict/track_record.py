@@ -14,11 +14,21 @@ from numpy.typing import NDArray
 
 from fintrader.errors import ReturnsError
 from fintrader.metrics import Array
+from fintrader.numerals import number_of
 from fintrader.verdict.weights_account import WeightedAccount
 
 Kind = Literal["returns", "percent", "log", "equity"]
 """Values of a series: returns (0.01 is 1 %), the same in per cent, log returns, or equity."""
 CASH = "cash"
+READ_AS: dict[Kind, str] = {
+    "returns": "returns, where 0.01 is 1 %",
+    "percent": "per cent, where 1 is 1 %",
+    "log": "log returns",
+    "equity": "equity, where the first row is the starting capital",
+}
+PROFITS = ("pnl", "p&l", "profit", "profits", "net_profit", "profit_abs", "daily_pnl")
+"""Columns that usually hold money."""
+IN_MONEY = "add profits in money to the capital, and give the account's value: kind=equity"
 RETURNS = ("returns", "return", "ret", "strategy_returns", "daily_return", "daily_returns")
 EQUITY = (
     "equity",
@@ -43,6 +53,8 @@ DATES = (
     "index",
     "unnamed: 0",
 )
+REPEATED = "repeated"
+"""Attribute of a table with the number of its rows that were left out."""
 PERIODS = {12: (26, 35), 26: (13, 16), 52: (5, 9)}
 """Periods a year, and the days between their ends."""
 EVERY_DAY = 0.05
@@ -87,7 +99,7 @@ class TrackRecord:
         if not least >= -1:
             raise ReturnsError(
                 f"{self.name}: a return of {least:g} is a loss of more than 100 %; if these are per"
-                " cent, say so: kind=percent"
+                f" cent, say so (kind=percent); {IN_MONEY}"
             )
 
     @property
@@ -114,29 +126,29 @@ def make_record(
 
     Raises ReturnsError, which names the argument that helps.
     """
-    frame, implied = to_frame(values)
+    frame, implied = to_frame(values, name or "the table")
     rival: Any = None
     rival_name = CASH
+    notes = list[str]()
     if isinstance(benchmark, str) and benchmark != CASH:
         if benchmark not in frame:
             raise ReturnsError(
                 f"benchmark {benchmark!r} is no column; there are {_list(frame.columns)}"
             )
         rival_name = benchmark
-        rival = _read_rival(frame.pop(benchmark), None, kind)
+        rival = _read_rival(frame.pop(benchmark), None, kind, notes)
     elif benchmark is not None and not isinstance(benchmark, str):
-        other, other_kind = to_frame(benchmark)
+        other, other_kind = to_frame(benchmark, "the benchmark")
         rival = _pick(other, None, "the benchmark")
         rival_name = str(rival.name)
-        rival = _read_rival(rival, other_kind, kind)
+        rival = _read_rival(rival, other_kind, kind, notes)
     series = _pick(frame, column, name or "the table")
     name = name or str(series.name)
-    notes = list[str]()
-    ours = to_returns(series, kind or implied, name)
+    ours = to_returns(series, kind or implied, name, notes)
     bars = len(ours)
     ours = _by_session(ours)
     days = _dates_of(ours)
-    usual = count_sessions_a_year(days, sessions_a_year)
+    usual = count_sessions_a_year(days, sessions_a_year, name)
     year = sessions_a_year or usual
     caveats = list[str]()
     if abs(year - usual) > usual / 3:
@@ -145,6 +157,10 @@ def make_record(
         days = days + pd.offsets.MonthEnd(0)
         ours.index = days
         notes.append("Months dated by their first day are moved to their last.")
+    if REPEATED in frame.attrs:
+        notes.append(
+            f"{number_of(frame.attrs[REPEATED], 'row')} left out, equal to an earlier one."
+        )
     if len(ours) < bars:
         notes.append("Returns within a day were compounded to one a day.")
     theirs = 0.0 if rival is None else match_periods(_by_session(rival), days, rival_name)
@@ -170,24 +186,26 @@ def make_record(
     )
 
 
-def _read_rival(cells: pd.Series, implied: Kind | None, kind: Kind | None) -> pd.Series:
+def _read_rival(
+    cells: pd.Series, implied: Kind | None, kind: Kind | None, notes: list[str]
+) -> pd.Series:
     """Read a benchmark's values by their own kind; if that is unclear, by the strategy's."""
     name = str(cells.name)
     try:
-        return to_returns(cells, implied, name)
+        return to_returns(cells, implied, name, notes)
     except ReturnsError as error:
         if kind is None:
             problem = str(error).partition(";")[0]
             raise ReturnsError(f"{problem}; give the benchmark as returns or prices") from None
-        return to_returns(cells, kind, name)
+        return to_returns(cells, kind, name, notes)
 
 
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
+def to_frame(values: Any, name: str = "the table") -> tuple[pd.DataFrame, Kind | None]:
     """Make a table of numbers by date, ascending; also the kind of its values, if their type
-    implies it. Raises ReturnsError."""
+    implies it. `name`: its name in errors. Raises ReturnsError."""
     kind: Kind | None = None
     if isinstance(values, pd.Series) and "_equity_curve" in values.index:  # backtesting.py
         values = values["_equity_curve"][["Equity"]]
@@ -208,22 +226,32 @@ def to_frame(values: Any) -> tuple[pd.DataFrame, Kind | None]:
             f" arrays (dates, values) of one length, not as {type(values).__name__}"
         )
     if values.empty:
-        raise ReturnsError("the table is empty; give a row for each date")
+        raise ReturnsError(f"{name} is empty; give a row for each date")
     frame = values.set_axis([str(column).strip() for column in values.columns], axis=1)
     if frame.columns.has_duplicates:
-        raise ReturnsError(f"two columns have one name ({_list(frame.columns)}); rename one")
+        raise ReturnsError(
+            f"{name}: two columns have one name ({_list(frame.columns)}); rename one"
+        )
     if not isinstance(frame.index, pd.DatetimeIndex | pd.PeriodIndex):
-        frame = _index_by_date(frame)
+        frame = _index_by_date(frame, name)
     if isinstance(frame.index, pd.PeriodIndex):
         frame.index = frame.index.to_timestamp(how="end").normalize()
     if _dates_of(frame).tz is not None:
         frame = frame.tz_localize(None)  # keeps the local day
     absent = int(np.isnat(frame.index.to_numpy()).sum())
     if absent:
-        raise ReturnsError(f"{absent} rows have no date; remove them")
-    if frame.index.duplicated().any():
-        twice = frame.index[frame.index.duplicated()][0]
-        raise ReturnsError(f"{twice} occurs twice; give one row a date, for one strategy at a time")
+        raise ReturnsError(f"{name}: {absent} rows have no date; remove them")
+    is_repeated = frame.reset_index(names="(index)").duplicated().to_numpy()
+    if is_repeated.any():
+        frame = frame[~is_repeated]
+        frame.attrs[REPEATED] = int(is_repeated.sum())
+    twice = frame.index[frame.index.duplicated()].unique()
+    if len(twice):
+        raise ReturnsError(
+            f"{name}: {str(twice[0]).removesuffix(' 00:00:00')} occurs twice, with different values"
+            f" ({number_of(len(twice), 'such date')}); give one row a date, for one strategy at a"
+            " time"
+        )
     return frame.sort_index(), kind
 
 
@@ -234,7 +262,7 @@ def _join_arrays(values: Any) -> Any:
     return pd.Series(np.asarray(values[1]), np.asarray(values[0]), name="returns")
 
 
-def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
+def _index_by_date(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """Take the index, or a column, that holds dates as the index."""
     if not pd.api.types.is_numeric_dtype(frame.index):
         frame = frame.reset_index(names="(index)")
@@ -245,8 +273,8 @@ def _index_by_date(frame: pd.DataFrame) -> pd.DataFrame:
             frame = frame.drop(columns=[column, "(index)"], errors="ignore")
             return frame.set_axis(dates)
     raise ReturnsError(
-        f"no column of dates among {_list(frame.columns)}; give the dates as the index, or in a"
-        " column called date, each written as 2024-01-31"
+        f"{name}: no column of dates among {_list(frame.columns)}; give the dates as the index, or"
+        " in a column called date, each written as 2024-01-31"
     )
 
 
@@ -319,8 +347,9 @@ def read_numbers(cells: pd.Series) -> tuple[pd.Series, bool]:
     return numbers.astype(np.float64), is_percent
 
 
-def to_returns(cells: pd.Series, kind: Kind | None, name: str) -> pd.Series:
-    """Make simple returns of a series of values by date. Raises ReturnsError."""
+def to_returns(cells: pd.Series, kind: Kind | None, name: str, notes: list[str]) -> pd.Series:
+    """Make simple returns of a series of values by date; add a line on the reading to `notes`.
+    Raises ReturnsError."""
     if kind is not None and kind not in get_args(Kind):
         raise ReturnsError(f"kind={kind!r}: choose one of {', '.join(get_args(Kind))}")
     numbers, is_percent = read_numbers(cells)
@@ -330,8 +359,11 @@ def to_returns(cells: pd.Series, kind: Kind | None, name: str) -> pd.Series:
     if np.isinf(numbers).any():
         raise ReturnsError(f"{name}: a value is infinite; leave it empty if it is not known")
     if is_percent:
-        return numbers / 100
+        kind = "percent"
+    if kind is None and str(cells.name).lower() in PROFITS:
+        raise ReturnsError(f"{name}: is {cells.name} a return (kind=returns)? If not, {IN_MONEY}")
     kind = kind or find_kind(numbers.dropna().to_numpy(), name)
+    notes.append(f"Column {cells.name}: values read as {READ_AS[kind]}.")
     if kind == "equity":
         numbers = numbers.dropna()
         if not (numbers[:-1] > 0).all():
@@ -359,7 +391,7 @@ def find_kind(values: Array, name: str) -> Kind:
         )
     if typical > 0.05 or values.min() < -1:
         raise ReturnsError(
-            f"{unclear} returns or per cent; say which: kind=returns or kind=percent"
+            f"{unclear} returns or per cent; say which: kind=returns or kind=percent; {IN_MONEY}"
         )
     return "returns"
 
@@ -376,14 +408,15 @@ def _by_session(returns: pd.Series) -> pd.Series:
     return (1 + returns).groupby(_dates_of(returns).normalize()).prod(min_count=1) - 1
 
 
-def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
+def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None, name: str) -> int:
     """Infer the periods a year from ascending dates: 365 or 252 for days, 52, 26 or 12. For other
     periods, and if many dates are missing, raises ReturnsError, or returns 0 if a number is
     `stated`."""
     if len(dates) < 2:
-        raise ReturnsError("too few dates; give at least two returns")
+        raise ReturnsError(f"{name}: too few dates; give at least two returns")
     days = (dates[-1] - dates[0]).days
-    gap = np.median(np.diff(dates.to_numpy()) / np.timedelta64(1, "D"))
+    gaps = np.diff(dates.to_numpy()) / np.timedelta64(1, "D")
+    gap = np.median(gaps)
     rate = (len(dates) - 1) / days * 365.25
     least = np.bincount(dates.day_of_week, minlength=7).min()
     found = 365 if least > EVERY_DAY * len(dates) else 252
@@ -393,8 +426,9 @@ def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None) -> int:
         if stated:
             return 0
         raise ReturnsError(
-            f"{len(dates)} dates in {days} days are no daily, weekly or monthly returns; give a"
-            " return for each period, 0 where nothing was held, or say how many such periods a"
+            f"{name}: {len(dates)} dates in {days} days are no daily, weekly or monthly returns"
+            f" (longest gap: {gaps.max():.0f} days from {dates[int(gaps.argmax())]:%Y-%m-%d}); give"
+            " a return for each period, 0 where nothing was held, or say how many such periods a"
             " year has (sessions_a_year=)"
         )
     return found

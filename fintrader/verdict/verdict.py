@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-State = Literal["likely_skill", "not_told_from_luck", "no_verdict"]
+State = Literal["likely_skill", "behind", "not_told_from_luck", "no_verdict"]
 """`likely_skill`: ahead of the benchmark portfolio, with an alpha significantly above 0 at this
 look's level, and without a caveat. `no_verdict`: the window allows no conclusion, or there was
-nothing to test. `not_told_from_luck`: everything else, a bankrupt account included."""
+nothing to test. `behind`: its alpha is significantly below 0 at the same level; earlier versions
+stored `not_told_from_luck`. That is everything else, a bankrupt account included."""
 ACTIVE_RETURN = "active return"
 """The usual question: is the strategy ahead of its benchmark? Looks are counted by question."""
 HELD_OUT = "test"

@@ -80,7 +80,7 @@ def test_the_same_file_is_one_look_and_another_is_a_second(judge_page):
     press(judge_page((FILE, write(frame))))
     press(judge_page((FILE, write(frame))))
     test = press(judge_page((FILE, write(frame + 0.0001))))
-    assert "second look at this window" in "".join(one.label for one in test.expander)
+    assert "look 2 at this window" in "".join(one.label for one in test.expander)
 
 
 def test_the_command_on_the_page_does_the_same(judge_page, tmp_path, monkeypatch, capsys):
@@ -95,7 +95,7 @@ def test_the_command_on_the_page_does_the_same(judge_page, tmp_path, monkeypatch
     main(command.split())
     printed = capsys.readouterr().out
     assert "stated to be held out" in printed
-    assert "first look" in printed, "the page had counted this result"
+    assert "look 1" in printed, "the page had counted this result"
 
 
 def test_a_benchmark_comes_from_a_second_file(judge_page):
@@ -131,7 +131,11 @@ def archive(**members):
         ("empty.csv", b"", "cannot be read"),
         ("noise.parquet", bytes(range(256)), "cannot be read"),
         ("dates.csv", b"date,returns\nsoon,0.1\nlater,0.2\n", "no column of dates"),
-        ("twice.csv", b"date,returns\n2024-01-31,0.01\n2024-01-31,0.01\n", "occurs twice"),
+        (
+            "twice.csv",
+            b"date,returns\n2024-01-31,0.01\n2024-01-31,0.02\n",
+            "twice.csv: 2024-01-31 occurs twice",
+        ),
         ("three.csv", write(make_returns(sessions=130).assign(other=0.0)), "has 3 columns"),
         ("policy.zip", archive(policy_pth=b""), "is a model"),
         ("../../up.csv", b"date\n2024-01-31\n", "Up.csv has one column"),

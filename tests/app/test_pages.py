@@ -67,7 +67,7 @@ ANSWERS = {
     "tournament": "leads with a score of",
     "pod": "number 1 of",
     "market": "of the bars have a trade",
-    "compare": "can be distinguished from luck",
+    "compare": "No likely skill in",
 }
 """Page -> words of its answer; the others' is the verdict."""
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -107,6 +109,16 @@ def test_execution_is_what_a_loop_over_fills_says(events):
     assert found.cost_usd == pytest.approx(orders["cost_usd"].sum())
     assert found.total.cost_bps == pytest.approx(1e4 * found.cost_usd / found.total.notional_usd)
     assert sum(row.notional_usd for row in found.groups) == pytest.approx(found.total.notional_usd)
+
+
+def test_a_fill_at_the_limit_is_not_above_it():
+    market = make_market(200, 4, session_bars=20, volume=3e3)
+    result = simulate(noisy_policy(4), market, EnvSettings(cost_bps=5), name="ensemble")
+    shares = result.trades["shares"] * (1 + 1e-12)
+    rounded = replace(result, trades=result.trades.assign(shares=shares))
+    names = [group.participation for group in measure_execution(rounded, [market]).groups]
+    assert "5 to 10 %" in names
+    assert "above 10 %" not in names
 
 
 def test_factors_are_what_sorting_says():

@@ -56,7 +56,7 @@ def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(temp
     noise = rng.normal(0, 0.004, 250)
     lucky = assess(pair(template, theirs + noise - noise.mean() + 1e-4, theirs), trials=80, look=1)
     assert lucky.text.startswith("Not distinguishable from luck: ahead of equal weight by 2.5")
-    assert "first look at this window" in lucky.text
+    assert "look 1 at this window" in lucky.text
     assert (
         "With 250 sessions the test has 80 % power only above an information ratio of 2."
         in lucky.text
@@ -93,7 +93,7 @@ def test_what_was_tried_is_no_matter_of_the_verdict_and_each_look_is(template):
     assert third.evidence.alpha.p_value == p_value
     assert third.evidence.level == pytest.approx(0.00338, rel=1e-2)
     assert not third.is_likely_skill
-    assert "third look at this window" in third.text
+    assert "look 3 at this window" in third.text
 
 
 def test_optimistic_fills_and_free_trading_get_no_good_verdict(template):
@@ -172,7 +172,18 @@ def test_the_edges_have_their_own_sentences(template):
         pair(template, theirs - 0.01 + np.random.default_rng(1).normal(0, 0.002, 40), theirs),
         trials=3,
     )
-    assert losing.text.startswith("Not distinguishable from luck: behind equal weight by 39.98 %")
+    assert losing.text.startswith("Behind its benchmark: behind equal weight by 39.98 %")
+    assert "(opposite side p < 0.001 at a level of 3.04 %, looks not counted" in losing.text
+    assert losing.state == "behind"
+    assert not losing.is_likely_skill
+    assert from_json(Verdict, json.loads(dump_json(to_json(losing)))) == losing
+    # Earlier versions stored another state and sentence; both stay readable.
+    older = replace(losing, state="not_told_from_luck")
+    assert from_json(Verdict, json.loads(dump_json(to_json(older)))) == older
+    risen = theirs - theirs.mean() + 0.002
+    noise = np.random.default_rng(2).normal(0, 1e-4, 40)
+    geared = assess(pair(template, 1.5 * risen - 7e-4 + noise, risen), trials=3)
+    assert geared.text.startswith("Behind its beta: ahead of equal weight")
     assert "in the window" in losing.text
     assert "a year" not in losing.text
     assert "Its alpha is negative" in losing.text

@@ -162,7 +162,10 @@ def test_the_data_of_a_market_are_a_reservation_in_every_door(tmp_path):
     assert "a universe of survivors" in without.caveats
     assert {"no embargo between the windows"} <= {*without.caveats}
     for verdict in (tests.judge(1), stored.verdict):
-        assert any(one.startswith("a universe of survivors, which may") for one in verdict.caveats)
+        assert any(
+            one.startswith("a universe of survivors, whose unknown bias may")
+            for one in verdict.caveats
+        )
         assert {
             "no embargo between the windows",
             "1.5% of the rows left out, outside of the sessions of XNAS",
@@ -262,8 +265,8 @@ def test_looks_are_stated_only_if_counted(tmp_path, monkeypatch, caplog):
 
     first = counted(1.0)
     second = counted(0.9)
-    assert "first look at this window" in first.judge(1).text
-    assert "second look at this window" in second.judge(1).text
+    assert "look 1 at this window" in first.judge(1).text
+    assert "look 2 at this window" in second.judge(1).text
     assert second.judge(1).evidence.level == pytest.approx(0.05 * 6 / math.pi**2 / 4)
 
 

@@ -12,7 +12,10 @@ import pytest
 import fintrader
 from fintrader.cli import main
 from fintrader.errors import BacktestError
+from fintrader.numerals import probability
 from fintrader.records import from_json, to_json
+from fintrader.report.judged import PrintedVerdict, tabulate_record
+from fintrader.results.sections import BacktestView, present_curves
 from fintrader.verdict.alpha import level_of_look
 from fintrader.verdict.judge import judge_record
 from fintrader.verdict.looks import HOME, Ledger
@@ -144,6 +147,50 @@ def test_looks_are_counted_by_what_the_benchmark_did(tmp_path, monkeypatch):
     assert "looks not counted" in fintrader.judge(frame, "SPY", trials=1).text
 
 
+def test_a_window_too_short_for_a_test_spends_no_look(tmp_path, monkeypatch):
+    monkeypatch.setenv(HOME, str(tmp_path))
+    frame = make_returns()
+    short = fintrader.judge(frame[:11], "SPY", trials=1)
+    assert short.text.startswith("Too short to tell: 11 sessions")
+    assert short.evidence.look is None
+    assert Ledger().looks() == ()
+    assert fintrader.judge(frame[:12], "SPY", trials=1).evidence.look == 1
+
+
+def test_a_strategy_behind_its_benchmark_is_called_so_and_levels_are_per_cent():
+    behind = judge_record(read(make_returns(edge=-0.002)), trials=40)
+    assert behind.state == "behind"
+    assert behind.text.startswith("Behind its benchmark: behind SPY by ")
+    table = repr(PrintedVerdict(**vars(behind)))
+    assert "0.076 %" in behind.text
+    assert "its level is 0.076 %, of 5 % for all looks together, divided by 40 trials" in " ".join(
+        table.split()
+    ).replace(" one; ", " one; ")
+    assert judge_record(read(make_returns(edge=0.002)), is_held_out=True).is_likely_skill
+    tiny = judge_record(read(make_returns(edge=0.0)), trials=10**9)
+    assert "at a level of below 0.0001 %" in tiny.text
+    assert probability(0.9999) == "> 0.99"
+    assert probability(0.001) == "< 0.01"
+    assert probability(0.95) == "0.95"
+
+
+def test_the_command_says_how_it_read_the_file_and_that_it_replaced_a_page(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    make_returns(120)[["mine"]].to_csv("own.csv")
+    outputs = []
+    for _ in range(2):
+        main(["judge", "own.csv", "--trials", "2"])
+        outputs.append(capsys.readouterr().out)
+    for out in outputs:
+        assert "Column mine: values read as returns, where 0.01 is 1 %." in out
+    assert f"The page: {tmp_path}" in outputs[0]
+    assert f"The page, replaced: {tmp_path}" in outputs[1]
+    page = (tmp_path / "own-verdict.html").read_text()
+    assert "Column mine: values read as returns" in page
+
+
 def test_the_door_prints_three_sentences_and_a_table(tmp_path):
     verdict = fintrader.judge(
         make_returns()["mine"], benchmark=make_returns()["SPY"], trials="unknown"
@@ -249,3 +296,10 @@ def test_a_page_of_months_speaks_of_months(tmp_path):
     assert "New months would confirm it" in words
     assert "Distribution of monthly returns" in words
     assert re.findall(r"(?i)[^.]*\b(?:daily|sessions?)\b[^.]*", words) == []
+
+
+def test_returns_without_a_capital_are_drawn_in_multiples():
+    record = read(make_returns(120))
+    view = BacktestView.of(tabulate_record(record, judge_record(record, trials=1), None))
+    equity = present_curves(view).figures[0].draw()
+    assert equity.layout.yaxis.title.text == "multiple of the start"

@@ -93,7 +93,11 @@ def test_per_cent_logs_and_bars_of_minutes_are_returns_of_days():
     times = [day + pd.Timedelta(hours=hour) for day in DAYS for hour in (10, 15)]
     record = make_record(pd.Series(np.repeat(half.to_numpy(), 2), pd.DatetimeIndex(times)))
     assert same(record)
-    assert record.notes == ("Returns within a day were compounded to one a day.",)
+    read_as = "Column mine: values read as returns, where 0.01 is 1 %."
+    assert record.notes == (
+        read_as.replace("mine", "returns"),
+        "Returns within a day were compounded to one a day.",
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
     np.testing.assert_allclose(make_record(both, benchmark="SPY", kind="percent").benchmark, INDEX)
     shorter = make_record(RETURNS, benchmark=INDEX[50:])
     assert same(shorter, RETURNS[50:])
-    assert shorter.notes == ("50 of 300 dates lack a value and are left out.",)
+    assert shorter.notes[-1] == "50 of 300 dates lack a value and are left out."
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,15 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
         (RETURNS[::60], {"sessions_a_year": None}, "sessions_a_year=", {"sessions_a_year": 4}),
         (RETURNS[:1], {}, "give at least two returns", None),
         (RETURNS.to_numpy(), {}, "with dates, or as a pair of arrays", None),
-        (pd.concat([RETURNS, RETURNS[:1]]), {}, "occurs twice", None),
+        (
+            pd.concat([RETURNS, RETURNS[:2] + 0.01]),
+            {},
+            r"2021-01-04 occurs twice, with different values \(2 such dates\)",
+            None,
+        ),
+        (RETURNS * 2e5, {}, "returns or per cent.*add profits in money to the capital", None),
+        (RETURNS.rename("PnL"), {}, "is PnL a return.*kind=returns", {"kind": "returns"}),
+        ((RETURNS * 2e5).rename("pnl"), {}, "add profits in money.*kind=equity", None),
         (pd.concat([RETURNS, RETURNS], axis=1), {}, "two columns have one name", None),
         (RETURNS[:0], {}, "the table is empty", None),
         ((DAYS, RETURNS[:9]), {}, "a pair of arrays .dates, values. of one length", None),
@@ -423,7 +435,7 @@ AS_CSV = "save dates and returns as CSV"
 ODD = {
     "empty.csv": ("", "No columns.*" + AS_CSV),
     "blank.csv": ("\n\n", "No columns.*" + AS_CSV),
-    "header.csv": ("date,r\n", "the table is empty"),
+    "header.csv": ("date,r\n", "^header.csv is empty"),
     "one.csv": (to_text(RETURNS[:1]), "give at least two returns"),
     "words.csv": (to_text(RETURNS, "much"), "'much'.*is no number"),
     "formula.csv": (to_text(RETURNS, "=1+1"), "'=1[+]1'.*is no number"),
@@ -431,13 +443,22 @@ ODD = {
     "infinite.csv": (to_text(RETURNS.replace(RETURNS.iloc[3], np.inf)), "a value is infinite"),
     "minus.csv": (to_text(RETURNS.replace(RETURNS.iloc[3], -np.inf)), "a value is infinite"),
     "overflow.csv": (to_text(1e305 * to_equity(RETURNS)), "a value is infinite"),
-    "twice.csv": (to_text(RETURNS) + to_text(RETURNS[:1], header="")[1:], "occurs twice"),
+    "twice.csv": (
+        to_text(RETURNS) + to_text(RETURNS[:1] + 0.1, header="")[1:],
+        r"^twice.csv: 2021-01-04 occurs twice, with different values \(1 such date\)",
+    ),
     "total.csv": (to_text(RETURNS) + "Total,0.2\n", "no column of dates among date, r"),
     "footer.csv": (to_text(RETURNS) + "\n,\n", "1 rows have no date; remove them"),
     "numbered.csv": (RETURNS.reset_index(drop=True).to_csv(), "no column of dates"),
-    "alone.csv": (RETURNS.to_csv(index=False), "has one column; give dates and values"),
+    "alone.csv": (
+        RETURNS.to_csv(index=False),
+        "has one column; give dates and values, in two columns",
+    ),
     "page.csv": ("<!DOCTYPE html><html><body>Sign in</body></html>", "has one column"),
-    "gap.csv": (to_text(LATE), "give a return for each period, 0 where nothing was held"),
+    "gap.csv": (
+        to_text(LATE),
+        r"^gap.csv: .*longest gap: 368 days from 2021-07-30.*0 where nothing was held",
+    ),
     "quarters.csv": (to_text(RETURNS.resample("QE").mean()), "sessions_a_year="),
     "percent.csv": (to_text(RETURNS * 20), "kind=returns or kind=percent"),
     "ruined.csv": (to_text(LOSING), "end the file there or, if these are returns"),
@@ -462,6 +483,25 @@ ODD = {
     "none.json": ('{"strategy": {}}', AS_CSV),
     "part.json": ('{"strategy": {"A": {"trades": [{"profit_abs": 1}]}}}', AS_CSV),
 }
+
+
+def test_equal_rows_are_dropped_with_a_line_and_the_reading_is_named(tmp_path):
+    path = tmp_path / "own.csv"
+    cases = {
+        "returns": (RETURNS, "returns, where 0.01 is 1 %"),
+        "nav": (to_equity(RETURNS), "equity, where the first row is the starting capital"),
+    }
+    for column, (values, meaning) in cases.items():
+        twice = pd.concat([values, values[5:6], values[9:10]]).rename(column)
+        twice.to_csv(path, index_label="date")
+        record = read_record(path)
+        assert same(record)
+        assert record.notes[0] == f"Column {column}: values read as {meaning}."
+        assert record.notes[1] == "2 rows left out, equal to an earlier one."
+    path.write_text(
+        "date,r\n" + "".join(f"{day},{100 * value:.9f} %\n" for day, value in RETURNS.items())
+    )
+    assert read_record(path).notes == ("Column r: values read as per cent, where 1 is 1 %.",)
 
 
 @pytest.mark.parametrize("name", ODD)

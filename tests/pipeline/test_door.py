@@ -89,6 +89,10 @@ def test_backtests_are_a_mapping_that_prints_the_papers_table(tests, market):
     assert list(tests) == ["equal", "buy_and_hold", "equal_weight", "benchmark"]
     lines = str(tests).splitlines()
     assert "net of 20 bps a trade" in lines[0]
+    assert tests.look == 1
+    assert lines.pop(1) == (
+        "Look 1 at this window, on the ledger (fintrader looks); the next one has a level of 0.76 %."
+    )
     assert lines[1].split("  ")[0] == "Strategy"
     paper, (short, heading, *active) = lines[2 : 2 + len(tests)], lines[2 + len(tests) :]
     assert "below 63 sessions" in short

@@ -14,6 +14,7 @@ from fintrader.envs import EnvSettings
 from fintrader.pipeline import evaluation
 from fintrader.pipeline.backtest_context import add_data
 from fintrader.progress import SILENT
+from fintrader.results.context import LimitedOutcome
 from fintrader.results.formatting import describe_limits
 from tests.engines.deployments import frozen
 
@@ -30,8 +31,17 @@ def test_folds_are_chained_and_what_bound_is_counted(tmp_path_factory, monkeypat
     assert found.cumulative_return == pytest.approx(grown[0] * grown[1] - 1)
     assert found.cut["order"] == sum(noted.counts["order"] for _, noted in apart) > 0
     said = describe_limits(found)
-    assert "order" in said
+    times = found.cut["order"]
+    assert f"{times} times by the limit on the size of an order" in said
     assert "halted" not in said
+    halted = "lost 10.3% since its peak; the limit is 10.0%"
+    said = describe_limits(LimitedOutcome(0.1884, {"gross": 21, "order": 1}, halted, {}))
+    assert said == (
+        "Within a deployment's limits the ensemble made +18.84 %. Its orders were cut 21 times by"
+        " the limit on the sum of all positions, 1 time by the limit on the size of an order. Then"
+        " trading halted (lost 10.3 % since its peak; the limit is 10.0 %): nothing is ordered and"
+        " the positions stay, until a person resumes it."
+    )
     assert describe_limits(None) == ""
 
 

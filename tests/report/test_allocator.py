@@ -1,5 +1,6 @@
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from fintrader.report.recipe import read_record
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results.analysis import Variation
 from fintrader.results.context import BacktestContext
+from fintrader.results.formatting import describe_standing
 from fintrader.results.market_description import (
     MarketSource,
     PlantedDrift,
@@ -24,11 +26,13 @@ from fintrader.results.market_description import (
     Survivorship,
 )
 from fintrader.results.sections import BacktestView, present_curves
+from fintrader.results.sections.comparison import present_comparison
 from fintrader.results.sections.opening import (
     describe_costs,
     describe_survivorship,
 )
-from fintrader.results.strategy_metrics import StrategyMetrics
+from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
+from fintrader.results.table import Table
 from tests.engines.policies import idle_policy, noisy_policy
 from tests.factories import make_market
 
@@ -118,6 +122,10 @@ def test_survivorship_and_costs_in_words(stored):
     suspect = replace(measured, ended=0, left_the_list=0, survivors_only=True)
     words = describe_survivorship(replace(real, survivorship=suspect))
     assert "no symbol leaves in 250 sessions" in words
+    unknown = replace(suspect, bias_per_year=None)
+    words = describe_survivorship(replace(real, survivorship=unknown))
+    assert "the bias is unknown" in words
+    assert "a verdict names the most that it may add" in words
     assert describe_survivorship(Provenance()).startswith("not known")
     own = stored.metrics["ensemble"]
     words = describe_costs(stored, "ensemble")
@@ -128,6 +136,32 @@ def test_survivorship_and_costs_in_words(stored):
         f"before costs {percent(own['cumulative_return'] + own['cost_share'], signed=True)}"
         in words
     )
+    for bps, end in {
+        722.891: "; costs of 7.23 % of the traded value would leave no profit.",
+        -47.88: "; it made no profit even before costs.",
+    }.items():
+        changed = replace(own, break_even_cost_bps=bps)
+        shown = SimpleNamespace(context=stored.context, metrics_of={"ensemble": changed}.get)
+        assert describe_costs(shown, "ensemble").endswith(end)
+
+
+def test_rules_ahead_are_named_and_intervals_are_losses_only_as_a_whole(stored):
+    returns = {"ensemble": 0.01, "ridge": 0.0, "equal_weight": 0.005, "vol_targeted": 0.2055}
+    returns["momentum"] = -0.02
+    metrics = {
+        name: replace(NO_METRICS, cumulative_return=value) for name, value in returns.items()
+    }
+    words = describe_standing(metrics, replace(stored.context, portfolio="equal_weight"))
+    assert words.endswith("equal weight (+0.50 %) and below vol targeted (+20.55 %).")
+    assert "momentum" not in words
+    cells = ("-7.11 to 11.73", "-134.79 to -34.59", "-0.10 %", "0.10 %")
+    page = Table.of(("a", "b", "c", "d", "e"), [("row", *cells)]).to_html()
+    assert re.findall('class="neg">([^<]*)<', page) == ["-134.79 to -34.59", "-0.10 %"]
+
+
+def test_a_comparison_calls_no_run_lucky_that_is_not(stored):
+    title = present_comparison({"one": stored, "two": stored}).title
+    assert title.startswith("No likely skill in 2 runs among ")
 
 
 def test_the_parts_of_the_active_profit_are_in_the_report(page, stored):

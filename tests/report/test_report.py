@@ -85,7 +85,9 @@ def test_charts_hold_what_was_simulated():
     left_out = set(results) - {
         trace["name"].replace(" ", "_").lower() for trace in charts["equity"]["data"]
     }
-    assert left_out == {"cash", "benchmark"}, "the latter is drawn under the name Index"
+    assert left_out == {"vol_targeted", "benchmark"}, "the latter is drawn under the name Index"
+    best = max(results, key=lambda name: results[name].equity[-1])
+    assert best == "cash", "the best line is drawn, cash too"
     assert "Index" in {trace["name"] for trace in charts["equity"]["data"]}
     assert "8 of 9 are drawn; left out, but in the tables: Cash." in page
     assert len(charts["costs"]["data"][0]["y"]) == 3

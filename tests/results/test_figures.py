@@ -93,6 +93,28 @@ def test_wealth_and_drawdown_share_the_dates_of_one_chart():
     assert figure["layout"]["yaxis2"]["tickformat"] == ".1%"
 
 
+def test_the_best_line_is_drawn_whatever_its_name():
+    days = pd.bdate_range("2024-01-01", periods=3, tz="UTC")
+    names = ["ensemble", "best", "ridge", "buy_and_hold", "equal_weight", "benchmark"]
+    names += ["momentum", "inverse_volatility", "minimum_variance", "cash", "vol_targeted"]
+    curves = pd.DataFrame({name: [100.0, 101.0, 102.0] for name in names}, days)
+    curves["vol_targeted"] *= [1.0, 1.1, 1.2]
+    returns = curves.pct_change().iloc[1:]
+    drawn = [
+        figures.equity_figure(curves),
+        figures.equity_figure(curves, relative=True),
+        figures.drawdown_figure(curves),
+        figures.rolling_figure(
+            returns, "volatility", main="ensemble", window=2, sessions_a_year=252
+        ),
+    ]
+    for figure in drawn:
+        shown = [trace.name for trace in figure.data]
+        assert "Vol targeted" in shown
+        assert len(shown) == 8
+        assert shown == [trace.name for trace in drawn[0].data]
+
+
 def test_slots_are_means_of_simple_returns_on_the_markets_own_clock():
     """Two Mondays in Tokyo: 09:00 to 10:00 in quarters of an hour, then a lunch break, then
     12:30."""

@@ -51,14 +51,14 @@ def equity_figure(
     lines = textwrap.wrap(escape_label(notice, 500), 100)
     title = f"Equity<br><sup>{'<br>'.join(lines)}</sup>" if notice else "Equity"
     if not relative:
-        figure = layout(draw_lines(curves, "%{y:$,.0f}", main), title, "USD")
+        figure = layout(draw_lines(curves, "%{y:$,.0f}", main, curves), title, "USD")
         if not lines:
             return figure.update_layout(margin_t=84)
         # The legend begins below the notice, however many lines it takes.
         return figure.update_layout(
             title_y=0.96, title_yanchor="top", margin_t=64 + 20 * len(lines)
         )
-    figure = draw_lines(curves / curves.iloc[0], "%{y:.3f} ×", main)
+    figure = draw_lines(curves / curves.iloc[0], "%{y:.3f} ×", main, curves)
     layout(figure, title, "multiple of the start")
     return figure.update_yaxes(tickformat=".2f")
 
@@ -74,7 +74,7 @@ def drawdown_figure(curves: pd.DataFrame, *, session: Session | None = None) -> 
         shown = curves.iloc[np.union1d([0], find_session_ends(session))]
     peak = shown.cummax()
     below = (shown / peak.where(peak > 0) - 1).fillna(0.0)
-    figure = draw_lines(below, "%{y:.2%}")
+    figure = draw_lines(below, "%{y:.2%}", wealth=curves)
     figure.data[0].update(fill="tozeroy", fillcolor="rgba(11,79,158,0.10)")
     title = "Drawdown at every bar" if session is None else "Drawdown, from session closes"
     return layout(figure, title, "below peak", percent=True, height=320)
@@ -211,7 +211,7 @@ def rolling_figure(
             level = 1
     percent = kind == "volatility"
     hover = "%{y:.2%}" if percent else "%{y:.2f}"
-    figure = draw_lines(values.iloc[window - 1 :], hover, main)
+    figure = draw_lines(values.iloc[window - 1 :], hover, main, (1 + returns).cumprod())
     figure.add_hline(y=level, line=ZERO_LINE)
     title += f" over the last {window} sessions"
     return layout(figure, title, unit, percent=percent, height=320)

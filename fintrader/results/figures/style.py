@@ -162,15 +162,20 @@ def note_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) 
         figure.update_layout(meta={**(figure.layout.meta or {}), "note": note})
 
 
-def draw_lines(curves: pd.DataFrame, hover: str, main: str | None = None) -> go.Figure:
+def draw_lines(
+    curves: pd.DataFrame, hover: str, main: str | None = None, wealth: pd.DataFrame | None = None
+) -> go.Figure:
     """Draw at most MOST_LINES columns as lines: `main` (by default the first column), the thickest,
-    then those that tables rank highest. The figure's note names the columns left out. Baselines are
-    dashed or dotted."""
+    then the two whose `wealth` grew most (one may be an oracle), then those that tables rank
+    highest. The figure's note names the columns left out. Baselines are dashed or dotted."""
     figure = go.Figure()
     names = [str(name) for name in curves.columns]
     main = main or names[0]
     # Cash, a flat line, comes last.
-    ranked = sorted(in_order(names), key=lambda name: (name != main, name == "cash"))
+    best = () if wealth is None else (wealth.iloc[-1] / wealth.iloc[0]).nlargest(2).index
+    ranked = sorted(
+        in_order(names), key=lambda name: (name != main, name not in best, name == "cash")
+    )
     kept = [name for name in names if name in ranked[:MOST_LINES]]
     note_left_out(figure, names, kept)
     times = pd.DatetimeIndex(curves.index)

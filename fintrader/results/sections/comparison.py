@@ -22,7 +22,7 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
             f" {', '.join(skilled)}."
         )
     else:
-        title = f"None of {number_of(len(runs), 'run')} can be distinguished from luck {among}."
+        title = f"No likely skill in {number_of(len(runs), 'run')} {among}."
     windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
     is_same = len(windows) == 1
     bars = "these bars" if is_same else "the bars of these windows"

@@ -3,13 +3,12 @@ before any number."""
 
 from __future__ import annotations
 
-from fintrader.numerals import DASH, count, number_of, percent, period_name, ratio, usd
+from fintrader.numerals import count, number_of, percent, period_name, ratio, usd
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
     describe_limits,
     describe_planted,
     describe_standing,
-    statistic,
     window_words,
 )
 from fintrader.results.market_description import Provenance
@@ -68,13 +67,11 @@ def describe_simulation(stored: StoredBacktest) -> str:
     context = stored.context
     days = stored.on_clock(stored.market_timezone).minutes  # whatever the page's time zone
     counted = f"{count(len(days))} bars in " if len(days) > len(stored.ends) + 1 else ""
-    look = context.look  # each further look weakens the test
-    nth = "" if look is None else "first look" if look <= 1 else f"look {count(look)}"
     parts = [
         window_words(context.window) if context.window and context.trading else "",
         f"{days[0]:%d %b %Y} to {days[-1]:%d %b %Y}",
         f"{counted}{number_of(len(stored.ends), period_name(stored.sessions_a_year))}",
-        nth and f"{nth} at this window",
+        f"look {context.look} at this window" if context.look else "",
     ]
     text = ", ".join(filter(None, parts))
     trading = context.trading
@@ -153,5 +150,9 @@ def describe_costs(stored: StoredBacktest, main: str) -> str:
             text += f"; before costs {before}, after costs {percent(returned, signed=True)}"
     if own.turnover is not None:
         text += f"; turnover {ratio(own.turnover, 1)} × equity a year"
-    even = statistic("break_even_cost_bps", own.break_even_cost_bps)
-    return text + ("." if even == DASH else f", no profit left at {even} a traded dollar.")
+    even = own.break_even_cost_bps
+    if even is None:
+        return f"{text}."
+    if even <= 0:
+        return f"{text}; it made no profit even before costs."
+    return f"{text}; costs of {percent(even / 1e4)} of the traded value would leave no profit."

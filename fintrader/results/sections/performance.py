@@ -68,8 +68,10 @@ def present_metrics(view: BacktestView) -> Section:
 
 def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
     """Present wealth and drawdown over time; all but the main strategy, its benchmark portfolio and
-    the index are pale."""
+    the index are pale. Returns as given, which have no capital, are drawn in multiples."""
     stored = view.stored
+    if view.is_foreign and not view.has_positions:
+        scale = "Relative"
 
     def draw_equity() -> go.Figure:
         figure = figures.equity_figure(stored.curve()[view.names], relative=scale == "Relative")

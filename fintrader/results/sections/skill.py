@@ -14,14 +14,15 @@ from fintrader.numerals import (
     probability,
     ratio,
     score,
+    significance,
     span,
 )
 from fintrader.results import figures
 from fintrader.results.catalogue import BY_KEY
-from fintrader.results.formatting import look_words, statistic, title_of
+from fintrader.results.formatting import INTERVAL, look_words, statistic, title_of
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Table, paper_table
-from fintrader.verdict.verdict import Selection, Verdict
+from fintrader.verdict.verdict import FOREIGN, Selection, Verdict
 
 _WINDOWS = {
     "train": "training window",
@@ -111,13 +112,15 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
     """Tabulate the tests of the window: a question, the number, and its meaning."""
     rows: list[tuple[str, str, str]] = []
     evidence = verdict.evidence
-    level = f"{evidence.level:.3g}"
+    trials = verdict.selection.trials or 1
+    is_divided = verdict.window == FOREIGN and trials > 1 and not verdict.is_stated_held_out
+    divided = f", divided by {count(trials)} trials" if is_divided else ""
     rows.append(
         (
             "Look at this window",
             look_words(verdict),
             f"number of results of this window that were looked at, with this one; its level is"
-            f" {level}, of 5 % for all looks together",
+            f" {significance(evidence.level)}, of 5 % for all looks together{divided}",
         )
     )
     alpha = evidence.alpha
@@ -271,13 +274,17 @@ def search_table(selection: Selection) -> Table:
 def _intervals_table(verdict: Verdict) -> Table:
     """Tabulate the bootstrap intervals."""
     rows = [
-        (BY_KEY[key].title, *(statistic(key, end) for end in (band.low, band.estimate, band.high)))
+        (
+            BY_KEY[key].title,
+            statistic(key, band.estimate),
+            " to ".join(statistic(key, end) for end in (band.low, band.high)),
+        )
         for key, band in verdict.intervals.by_metric().items()
         if band.low is not None
     ]
     blocks = ratio(verdict.intervals.block_sessions, 1)
     note = f"Stationary bootstrap of daily returns, blocks of {blocks} sessions on average."
-    return Table.of(("95 % interval", "Low", "Estimate", "High"), rows, notes=[note])
+    return Table.of(("Metric", "Estimate", INTERVAL), rows, notes=[note])
 
 
 def _rivals_table(verdict: Verdict) -> Table:
@@ -286,7 +293,8 @@ def _rivals_table(verdict: Verdict) -> Table:
     rows = [
         (
             title_of(name),
-            *(percent(scale * value, signed=True) for value in (row.low, row.excess, row.high)),
+            percent(scale * row.excess, signed=True),
+            " to ".join(percent(scale * end, signed=True) for end in (row.low, row.high)),
             chance(row.p_value),
         )
         for name, row in verdict.excess.items()
@@ -295,5 +303,5 @@ def _rivals_table(verdict: Verdict) -> Table:
         "p-values: how often chance alone would show as large an excess, by resampling blocks of"
         " the same days of both."
     )
-    columns = ("Excess over", "Low", over.capitalize(), "High", "p, paired bootstrap")
+    columns = ("Excess over", over.capitalize(), INTERVAL, "p, paired bootstrap")
     return Table.of(columns, rows, notes=[note])
