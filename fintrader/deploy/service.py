@@ -6,6 +6,7 @@ both take the environment from a place that only its owner reads.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ StartLimitBurst=20
 
 [Service]
 WorkingDirectory={place}
+Environment={path}
 EnvironmentFile=-%h/.config/fintrader/{name}.env
 ExecStart={command}
 # SIGTERM goes to the supervisor, which passes it on; a status of 130 or 143 is a person's stop.
@@ -54,12 +56,12 @@ def write_service(name: str, run: str, words: Sequence[str], settings: PaperSett
             " environment"
         )
     folder = Path(settings.deployments_dir).resolve() / name / "service"
-    command = " ".join(map(_quote, [sys.executable, "-m", "fintrader", *words]))
+    command = " ".join(map(_quote, [sys.executable, "-P", "-m", "fintrader", *words]))
     unit = folder / f"fintrader-{name}.service"
     manifest = folder / "kubernetes.yaml"
-    write_text(
-        unit, _UNIT.format(name=name, place=str(Path.cwd()).replace("%", "%%"), command=command)
-    )
+    place = str(Path.cwd()).replace("%", "%%")
+    path = _quote(f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}")
+    write_text(unit, _UNIT.format(name=name, place=place, path=path, command=command))
     there = f"runs/{Path(run).name}"
     inside = [there if word == run else word for word in words]
     write_text(manifest, yaml.safe_dump_all(_describe_pod(name, inside), sort_keys=False))
