@@ -207,9 +207,14 @@ def describe_problem(
     """Describe the first problem of a ValidationError in one line: dotted field, problem, remedy.
     Problems of the fields `prefer` and of fields below them come first."""
     problems: dict[str, ErrorDetails] = {}
-    # A value that fits no member of a union has one problem with each member: keep the first.
+    words: dict[str, str] = {}
+    # A value that fits no member of a union has one problem with each member: keep the first, and
+    # the words that another allows.
     for details in error.errors(include_url=False):
-        problems.setdefault(".".join(map(str, _follow(model, details["loc"])[0])), details)
+        name = ".".join(map(str, _follow(model, details["loc"])[0]))
+        is_other = problems.setdefault(name, details) is not details
+        if is_other and details["type"] == "literal_error":
+            words[name] = f" or {details['ctx']['expected']}"
     # The union member that a value resembles reports problems of its fields; the others refuse the
     # whole value.
     problems = {
@@ -245,6 +250,7 @@ def describe_problem(
         message = (
             f"expected {first['ctx']['max_length']} values, got {first['ctx']['actual_length']}"
         )
+    message += words.get(path, "")
     value = first["input"]
     is_shown = isinstance(value, str) and repr(value) in message
     is_long = isinstance(value, dict | BaseModel)

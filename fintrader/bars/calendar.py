@@ -181,7 +181,9 @@ def session_grid(
     hours are wanted but not known.
     """
     if end < start:
-        raise DataError(f"the range ends ({end}) before it begins ({start}); swap the two dates")
+        raise DataError(
+            f"the range begins on {start}, after its end on {end}: correct data.start or data.end"
+        )
     dates, edges = session_edges(calendar, start, end)
     if len(dates) == 0:
         raise DataError(
@@ -428,8 +430,10 @@ def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
         if number < 2:
             stop = min(stop, ranges[number + 1][0] - settings.embargo_sessions)
         if stop <= start:
+            dates = getattr(settings, name)
+            days = "" if dates is None else f" ({dates[0]} to {dates[1]})"
             raise DataError(
-                f"the {name} window holds no session after an embargo of"
+                f"the {name} window{days} holds no session after an embargo of"
                 f" {settings.embargo_sessions}; the data has {grid.num_sessions} sessions from"
                 f" {grid.dates[0]} to {grid.dates[-1]}: widen data.windows"
             )

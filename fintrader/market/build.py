@@ -36,7 +36,7 @@ from fintrader.bars.clean import REPAIRS
 from fintrader.bars.companies import index_digest
 from fintrader.bars.sources.feed import Feed
 from fintrader.config import OwnFunction, refuse_url
-from fintrader.errors import ConfigError, StorageError
+from fintrader.errors import ConfigError, DataError, StorageError
 from fintrader.files import hash_bytes, seal
 from fintrader.market import features as ft
 from fintrader.market.bar_source import open_feed
@@ -533,8 +533,14 @@ def lay_grid(settings: DataSettings, span: tuple[int, int], bar_minutes: int) ->
     """Lay the grid over the days that the settings name, or else over the days of the bars. span:
     first and last time of the bars."""
     begin, end = exchange_days(settings.calendar, np.array(span)).tolist()
-    first = settings.start or begin
-    return session_grid(settings.calendar, first, settings.end or end, bar_minutes, settings.hours)
+    first, last = settings.start or begin, settings.end or end
+    if last < first and None in (settings.start, settings.end):
+        name = "data.end" if settings.start is None else "data.start"
+        raise DataError(
+            f"{name}: {settings.start or settings.end} lies outside of the bars, which are from"
+            f" {begin} to {end}; choose a day of them"
+        )
+    return session_grid(settings.calendar, first, last, bar_minutes, settings.hours)
 
 
 def _stack_day_closes(columns: ColumnStore, grid: SessionGrid) -> Array:
