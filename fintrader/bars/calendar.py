@@ -416,8 +416,9 @@ class WindowSettings(Settings):
 def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
     """Turn dates or fractions into windows, as ranges of the grid's bars. Raises DataError when a
     window is empty after the embargo."""
-    if settings.train is not None and settings.validation is not None and settings.test is not None:
-        given = np.array([settings.train, settings.validation, settings.test], "datetime64[D]")
+    dates = [getattr(settings, name) for name in Windows._fields]
+    if None not in dates:
+        given = np.array(dates, "datetime64[D]")
         starts = np.searchsorted(grid.dates, given[:, 0]).tolist()
         stops = np.searchsorted(grid.dates, given[:, 1], side="right").tolist()
         ranges = list(zip(starts, stops, strict=True))
@@ -430,8 +431,7 @@ def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
         if number < 2:
             stop = min(stop, ranges[number + 1][0] - settings.embargo_sessions)
         if stop <= start:
-            dates = getattr(settings, name)
-            days = "" if dates is None else f" ({dates[0]} to {dates[1]})"
+            days = " ({} to {})".format(*dates[number]) if dates[number] else ""
             raise DataError(
                 f"the {name} window{days} holds no session after an embargo of"
                 f" {settings.embargo_sessions}; the data has {grid.num_sessions} sessions from"

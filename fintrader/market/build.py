@@ -534,11 +534,10 @@ def lay_grid(settings: DataSettings, span: tuple[int, int], bar_minutes: int) ->
     first and last time of the bars."""
     begin, end = exchange_days(settings.calendar, np.array(span)).tolist()
     first, last = settings.start or begin, settings.end or end
-    if last < first and None in (settings.start, settings.end):
-        name = "data.end" if settings.start is None else "data.start"
+    if last < first:
         raise DataError(
-            f"{name}: {settings.start or settings.end} lies outside of the bars, which are from"
-            f" {begin} to {end}; choose a day of them"
+            f"the range of {first} to {last} holds none of the bars, which are from {begin} to"
+            f" {end}; correct data.start or data.end"
         )
     return session_grid(settings.calendar, first, last, bar_minutes, settings.hours)
 

@@ -143,10 +143,7 @@ def record_of(
         settings = validate(RunConfig, dict(config), name)
     except ConfigError:
         return None
-    other = sum(
-        seconds for stage, seconds in took.items() if stage not in ("tournament", "null_model")
-    )
-    return EarlierRun(name, settings, min(races), other, market)
+    return EarlierRun(name, settings, min(races), sum(took.values()) - sum(races), market)
 
 
 def list_records(

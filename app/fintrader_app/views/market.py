@@ -120,12 +120,11 @@ def show_bars(market: Market) -> None:
     symbol, day, timezone, place = pick_cell(market)
     rows = market.rows(day)
     column = market.symbols.index(symbol)
-    usual = 5 if market.description.bar_minutes == 1 else 1
-    choices = [each for each in (1, 5, 15) if each == 1 or each < rows.stop - rows.start]
-    every = usual
-    if len(choices) > 1:
+    every = 1
+    if rows.stop - rows.start > 15:
+        usual = 5 if market.description.bar_minutes == 1 else 1
         label = "Bars per candle"
-        chosen = place.segmented_control(label, choices, default=usual, key="market_candle")
+        chosen = place.segmented_control(label, [1, 5, 15], default=usual, key="market_candle")
         every = chosen or usual
     candles = market.candles(symbol, rows, every)
     if candles.empty:

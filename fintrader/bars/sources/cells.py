@@ -143,8 +143,8 @@ class Column:
     def empty_error(self, empty: Array) -> BarError:
         """Return the BarError for the empty cells that `empty` `[R]` marks."""
         count = int(np.count_nonzero(empty))
-        more = f", as in {count - 1} more rows" if count > 1 else ""
-        remedy = "fill it or remove the row" if count == 1 else "fill them or remove the rows"
+        more = f", as in {count - 1} more rows" * (count > 1)
+        remedy = "fill it or remove the row"
         return self.cell_error(int(empty.argmax()), f"the cell is empty{more}; {remedy}")
 
     def refuse(self, bad: pd.Series[bool], what: str) -> None:
