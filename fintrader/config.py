@@ -212,9 +212,8 @@ def describe_problem(
     # the words that another allows.
     for details in error.errors(include_url=False):
         name = ".".join(map(str, _follow(model, details["loc"])[0]))
-        is_other = problems.setdefault(name, details) is not details
-        if is_other and details["type"] == "literal_error":
-            words[name] = f" or {details['ctx']['expected']}"
+        if problems.setdefault(name, details) is not details:
+            words[name] = _name_words(details)
     # The union member that a value resembles reports problems of its fields; the others refuse the
     # whole value.
     problems = {
@@ -256,6 +255,10 @@ def describe_problem(
     is_long = isinstance(value, dict | BaseModel)
     got = "" if is_shown or is_long else f", got {shorten(repr(value))}"
     return f"{field}: {message[:1].lower()}{message[1:]}{got}{more}"
+
+
+def _name_words(details: ErrorDetails) -> str:
+    return f" or {details['ctx']['expected']}" if details["type"] == "literal_error" else ""
 
 
 def _suggest_setting(model: type[BaseModel], path: tuple[int | str, ...]) -> str:

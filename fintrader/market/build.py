@@ -533,7 +533,8 @@ def lay_grid(settings: DataSettings, span: tuple[int, int], bar_minutes: int) ->
     """Lay the grid over the days that the settings name, or else over the days of the bars. span:
     first and last time of the bars."""
     begin, end = exchange_days(settings.calendar, np.array(span)).tolist()
-    first, last = settings.start or begin, settings.end or end
+    first = settings.start or begin
+    last = settings.end or end
     if last < first:
         raise DataError(
             f"the range of {first} to {last} holds none of the bars, which are from {begin} to"
