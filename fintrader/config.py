@@ -212,8 +212,7 @@ def describe_problem(
     # the words that another allows.
     for details in error.errors(include_url=False):
         name = ".".join(map(str, _follow(model, details["loc"])[0]))
-        if problems.setdefault(name, details) is not details:
-            words[name] = _name_words(details)
+        words[name] = _name_words(details, problems.setdefault(name, details))
     # The union member that a value resembles reports problems of its fields; the others refuse the
     # whole value.
     problems = {
@@ -257,8 +256,9 @@ def describe_problem(
     return f"{field}: {message[:1].lower()}{message[1:]}{got}{more}"
 
 
-def _name_words(details: ErrorDetails) -> str:
-    return f" or {details['ctx']['expected']}" if details["type"] == "literal_error" else ""
+def _name_words(details: ErrorDetails, first: ErrorDetails) -> str:
+    is_word = details["type"] == "literal_error" and details is not first
+    return f" or {details['ctx']['expected']}" if is_word else ""
 
 
 def _suggest_setting(model: type[BaseModel], path: tuple[int | str, ...]) -> str:
