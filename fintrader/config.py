@@ -207,9 +207,12 @@ def describe_problem(
     """Describe the first problem of a ValidationError in one line: dotted field, problem, remedy.
     Problems of the fields `prefer` and of fields below them come first."""
     problems: dict[str, ErrorDetails] = {}
-    # A value that fits no member of a union has one problem with each member: keep the first.
+    words: dict[str, str] = {}
+    # A value that fits no member of a union has one problem with each member: keep the first, and
+    # the words that another allows.
     for details in error.errors(include_url=False):
-        problems.setdefault(".".join(map(str, _follow(model, details["loc"])[0])), details)
+        name = ".".join(map(str, _follow(model, details["loc"])[0]))
+        words[name] = _name_words(details, problems.setdefault(name, details))
     # The union member that a value resembles reports problems of its fields; the others refuse the
     # whole value.
     problems = {
@@ -245,11 +248,17 @@ def describe_problem(
         message = (
             f"expected {first['ctx']['max_length']} values, got {first['ctx']['actual_length']}"
         )
+    message += words.get(path, "")
     value = first["input"]
     is_shown = isinstance(value, str) and repr(value) in message
     is_long = isinstance(value, dict | BaseModel)
     got = "" if is_shown or is_long else f", got {shorten(repr(value))}"
     return f"{field}: {message[:1].lower()}{message[1:]}{got}{more}"
+
+
+def _name_words(details: ErrorDetails, first: ErrorDetails) -> str:
+    is_word = details["type"] == "literal_error" and details is not first
+    return f" or {details['ctx']['expected']}" if is_word else ""
 
 
 def _suggest_setting(model: type[BaseModel], path: tuple[int | str, ...]) -> str:

@@ -111,16 +111,22 @@ class Task:
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated seconds to go, None where total or rate are unknown."""
+        """Estimated seconds to go, None where total or rate are unknown and in the first 2 %, which
+        include compiling."""
         rate = self.rate
         if self.total is None or rate is None:
+            return None
+        if self.done - self.first < 0.02 * (self.total - self.first):
             return None
         return max(0.0, self.total - self.done) / rate
 
     @property
     def speed(self) -> str:
-        """The rate with its unit, `12,400 steps/s`; empty before the first."""
-        return "" if self.rate is None else f"{_format_number(self.rate)}{self._unit}/s"
+        """The rate with its unit, `12,400 steps/s`, or an hour if slow; empty before the first."""
+        if self.rate is None:
+            return ""
+        rate, time_unit = (self.rate, "s") if self.rate >= 0.1 else (self.rate * 3600, "h")
+        return f"{_format_number(rate)}{self._unit}/{time_unit}"
 
     @property
     def _unit(self) -> str:
@@ -137,7 +143,7 @@ class Task:
         time_text = ""
         if self.finished:
             time_text = f"in {format_duration(self._owner.clock() - self.started)}"
-        elif self.seconds_left is not None:
+        elif self.seconds_left:
             time_text = f"{format_duration(self.seconds_left)} left"
         return "  ".join(part for part in (done, self.speed, time_text, self.note) if part)
 

@@ -415,7 +415,7 @@ def count_cards(visible: str | None, period: int) -> int | None:
     A process that uses CUDA would still count a GPU that was lost meanwhile.
     """
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
-        command = [sys.executable, "-c", COUNT_CARDS]
+        command = [sys.executable, "-P", "-c", COUNT_CARDS]
         answer = subprocess.run(command, capture_output=True, check=True, timeout=CARD_SECONDS)
         return int(answer.stdout)
     return None

@@ -148,6 +148,10 @@ class BoundedLoader(yaml.SafeLoader):
         kind = _KINDS.get(node.tag, f"value of !!{node.tag.removeprefix(_TAG)}")
         resolve: Any = self.resolve
         is_plain = node.tag in (resolve(ScalarNode, node.value, (True, False)), f"{_TAG}str")
-        remedy = "or quote it" if is_plain else "or leave out its tag (!!...)"
+        remedy = "correct the value, or quote it"
+        if not is_plain:
+            remedy = "correct the value, or leave out its tag (!!...)"
+        elif kind == "date":
+            remedy = "correct it: there is no such date"
         problem = f"{shorten(node.value) or 'an empty text'} is no {kind}"
-        return _WrongValueError(problem, f"correct the value, {remedy}", node.start_mark)
+        return _WrongValueError(problem, remedy, node.start_mark)

@@ -159,6 +159,20 @@ def test_what_an_earlier_run_did_is_kept_out_of_the_rate():
     assert task.seconds_left == 8
 
 
+def test_a_slow_task_has_a_rate_an_hour_and_no_estimate_that_means_nothing():
+    clock = Clock()
+    task = LineProgress(io.StringIO(), clock=clock).task("tournament", total=2, unit="pods")
+    clock.now = 30
+    task.update(0.01, note="2 at work")  # most of the time went into compiling
+    assert task.seconds_left is None
+    assert task.describe() == "tournament: 0.01/2 pods (0 %)  1.20 pods/h  2 at work"
+    clock.now = 250
+    task.update(1)
+    assert task.describe().split("  ")[1:3] == ["14.40 pods/h", "4 min 10 s left"]
+    task.update(2)
+    assert "left" not in task.describe()
+
+
 def test_pipes_get_lines_and_silence_is_silent():
     assert isinstance(reporter(io.StringIO()), LineProgress)
     with SILENT.task("nothing", total=1) as task:

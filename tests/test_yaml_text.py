@@ -34,7 +34,7 @@ BAD = [
     ("a: !!int x", rf", line 1: x is no whole number; .*{TAG}"),
     ("a: !!float x", rf", line 1: x is no number; .*{TAG}"),
     ("a: !!bool x", rf", line 1: x is no value of !!bool; .*{TAG}"),
-    ("a: 2020-02-30", r", line 1: 2020-02-30 is no date; correct the value, or quote it"),
+    ("a: 2020-02-30", r", line 1: 2020-02-30 is no date; correct it: there is no such date"),
     ("a: 2020-01-01T99:00:00", r", line 1: .* is no date"),
     ("a: 2020-01-01T00:00:00+99:99", r", line 1: .* is no date"),
     ("\n\na: " + "9" * 5000, r", line 3: 9+\.\.\. is no whole number"),

@@ -147,9 +147,7 @@ def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:
     try:
         state = folder.signature("leaderboard.sqlite")
     except NotThereError:
-        raise NotThereError(
-            "this run has no leaderboard yet: it appears when the tournament starts"
-        ) from None
+        raise NotThereError("this run has no leaderboard: no tournament has begun") from None
     try:
         wal: Signature | None = folder.signature("leaderboard.sqlite-wal")
     except NotThereError:

@@ -76,7 +76,7 @@ def start(runs: RunsFolder, name: str, text: str) -> Job:
         output.write(f"{_BEGUN}{datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n".encode())
         output.flush()
         child = subprocess.Popen(
-            [sys.executable, "-m", "fintrader_app.jobs", "run", str(config)],
+            [sys.executable, "-P", "-m", "fintrader_app.jobs", "run", str(config)],
             env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},
             start_new_session=True,
             stdin=subprocess.DEVNULL,

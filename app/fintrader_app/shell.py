@@ -359,6 +359,13 @@ def pick_clock(market: str) -> str:
 # --- runs -----------------------------------------------------------------------------------------
 
 
+def prefer_run(found: Sequence[Summary]) -> str:
+    """Name the run that pages open on: the newest finished one, else the newest at work, else the
+    newest."""
+    order = {"finished": 0, "running": 1}
+    return min(found, key=lambda run: (run.notes.archived, order.get(run.status, 2))).name
+
+
 def pick_run(runs: RunsFolder, head: DeltaGenerator) -> tuple[Summary, Folder]:
     """Draw the run picker and the run's status into the head of a page; below it the stages of a
     run that has not finished. Raises NotThereError when there are no runs at all."""
@@ -370,7 +377,8 @@ def pick_run(runs: RunsFolder, head: DeltaGenerator) -> tuple[Summary, Folder]:
     by_name = {run.name: run for run in found}
     left, right = head.columns([2, 3], vertical_alignment="center")
     with left:
-        name = choose("Run", list(by_name), "run", label_visibility="collapsed")
+        opened = prefer_run(found)
+        name = choose("Run", list(by_name), "run", default=opened, label_visibility="collapsed")
     chosen = by_name[name]
     with right:
         show_status(chosen)

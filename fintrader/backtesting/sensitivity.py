@@ -133,7 +133,7 @@ def sensitivity(
             task.advance(note=f"start {shift} sessions later")
         if stocks:
             rows += simulate_without_each(policies[0], windows[0], settings)
-            task.advance(note="each stock removed")
+            task.advance(note="each symbol removed")
     return rows
 
 

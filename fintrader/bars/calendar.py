@@ -181,7 +181,9 @@ def session_grid(
     hours are wanted but not known.
     """
     if end < start:
-        raise DataError(f"the range ends ({end}) before it begins ({start}); swap the two dates")
+        raise DataError(
+            f"the range begins on {start}, after its end on {end}: correct data.start or data.end"
+        )
     dates, edges = session_edges(calendar, start, end)
     if len(dates) == 0:
         raise DataError(
@@ -414,8 +416,9 @@ class WindowSettings(Settings):
 def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
     """Turn dates or fractions into windows, as ranges of the grid's bars. Raises DataError when a
     window is empty after the embargo."""
-    if settings.train is not None and settings.validation is not None and settings.test is not None:
-        given = np.array([settings.train, settings.validation, settings.test], "datetime64[D]")
+    dates = [getattr(settings, name) for name in Windows._fields]
+    if None not in dates:
+        given = np.array(dates, "datetime64[D]")
         starts = np.searchsorted(grid.dates, given[:, 0]).tolist()
         stops = np.searchsorted(grid.dates, given[:, 1], side="right").tolist()
         ranges = list(zip(starts, stops, strict=True))
@@ -428,8 +431,9 @@ def make_windows(settings: WindowSettings, grid: SessionGrid) -> Windows:
         if number < 2:
             stop = min(stop, ranges[number + 1][0] - settings.embargo_sessions)
         if stop <= start:
+            days = " ({} to {})".format(*dates[number]) if dates[number] else ""
             raise DataError(
-                f"the {name} window holds no session after an embargo of"
+                f"the {name} window{days} holds no session after an embargo of"
                 f" {settings.embargo_sessions}; the data has {grid.num_sessions} sessions from"
                 f" {grid.dates[0]} to {grid.dates[-1]}: widen data.windows"
             )

@@ -132,6 +132,8 @@ class Detection:
 
     def note(self, setting: str, value: object, sure: Sure, why: str) -> None:
         """Add a finding: a setting, its value, its certainty, and the reason `why`."""
+        if isinstance(value, dict):
+            value = ", ".join(f"{name}: {column}" for name, column in value.items())
         self.findings.append(InferredSetting(setting, str(value), sure, why))
 
     def decide(self, setting: str, value: object, sure: Sure, why: str) -> None:
@@ -784,7 +786,8 @@ def _calendar(
             " that do not count from 1970, say since when they do, like --time-format 'seconds"
             " since 1960-01-01'"
         )
-    why = f"{1 - share:.1%} of the rows lie in its sessions, and {proposal.best.filled:.0%} of"
+    filled = proposal.best.filled * (_measure_presence(bars) if found.whole else 1.0)
+    why = f"{1 - share:.1%} of the rows lie in its sessions, and {filled:.1%} of"
     why += " their time holds rows"
     sure: Sure = "assumed"
     if asked is not None:
@@ -805,6 +808,15 @@ def _calendar(
     )
 
 
+def _measure_presence(bars: Bars) -> float:
+    """Measure the share of all rows' times, from each symbol's first to its last, at which it has a
+    row."""
+    times = np.unique(bars.ts)
+    spans = [(one.ts.min(), one.ts.max()) for one in bars.by_symbol().values() if len(one.ts)]
+    first, last = np.searchsorted(times, np.array(spans).T)
+    return min(1.0, len(bars.ts) / int((last - first + 1).sum()))
+
+
 def _sessions_and_label(found: Detection, bars: Bars, grid: SessionGrid, layout: Layout) -> None:
     """Add the length of the bars, the label, opening prints, extended hours, the range of dates and
     its sessions to `found`."""
@@ -823,7 +835,8 @@ def _sessions_and_label(found: Detection, bars: Bars, grid: SessionGrid, layout:
         found.extended = wide > len(looked) / 2
         held = "are there; data.hours: extended keeps them" if found.extended else "are not there"
         said = f"bars before the open and after the close {held}"
-        found.note("extended hours", found.extended, "sure", said)
+        if grid.extended is not None:
+            found.note("extended hours", "yes" if found.extended else "no", "sure", said)
     found.first = first
     found.last = last
     dates = session_grid(found.calendar, first, last).dates

@@ -194,6 +194,7 @@ def _name_options(problem: str) -> str:
         problem = re.sub(rf"\bdata\.source[.:] ?{setting}\b", name, problem)
     for words, instead in (
         (" under data.source.columns", ""),
+        (" (--data.path)", " as FILE|FOLDER"),
         (", or let `fintrader init` find out", ""),
         ("data.calendar", "--calendar"),
         ("data.universe.", "--"),

@@ -54,7 +54,7 @@ USUAL = (
 )
 """Settings in the short help of a command that has more than SCREEN of them."""
 SCREEN = 28
-"""Number of settings that fit on a screen."""
+"""Most settings of a command whose short help has all of them."""
 
 
 def describe_commands() -> str:
@@ -176,11 +176,14 @@ def _format_value(value: Any) -> str:
 
 
 def _describe_shortly(option: Option) -> str:
+    """Describe a setting by its first clause, to the right of its name, below a long one."""
     left = f"  {option.name} {describe_shape(option)}".rstrip()
-    left = left if len(left) <= 36 else f"{left[:35]}…"
     default = _format_value(option.default)
-    about = f"[{default}] {option.about}" if default else option.about
-    return f"{left:<36} {textwrap.shorten(about, _width() - 37, placeholder=' …')}"
+    clause = re.split(r"[.;] (?![^(]*\))", option.about, maxsplit=1)[0].removesuffix(".")
+    about = f"[{default}] {clause}" if default else clause
+    begin = f"{left:<36} " if len(left) <= 36 else " " * 37
+    text = textwrap.fill(about, _width(), initial_indent=begin, subsequent_indent=" " * 37)
+    return text if len(left) <= 36 else f"{left}\n{text}"
 
 
 # --- completion -----------------------------------------------------------------------------------

@@ -6,12 +6,12 @@ both take the environment from a place that only its owner reads.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-import yaml
 
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import DeployError
@@ -27,6 +27,7 @@ StartLimitBurst=20
 
 [Service]
 WorkingDirectory={place}
+Environment={path}
 EnvironmentFile=-%h/.config/fintrader/{name}.env
 ExecStart={command}
 # SIGTERM goes to the supervisor, which passes it on; a status of 130 or 143 is a person's stop.
@@ -39,6 +40,99 @@ RestartSec=30
 [Install]
 WantedBy=default.target
 """
+
+_MANIFEST = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {title}
+  namespace: fintrader
+  labels:
+    app.kubernetes.io/name: fintrader
+    app.kubernetes.io/component: {title}
+spec:
+  replicas: 1
+  strategy:
+    type: Recreate  # two would trade one account
+  selector:
+    matchLabels:
+      app.kubernetes.io/name: fintrader
+      app.kubernetes.io/component: {title}
+  template:
+    metadata:
+      labels:
+        app.kubernetes.io/name: fintrader
+        app.kubernetes.io/component: {title}
+    spec:
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      terminationGracePeriodSeconds: 90
+      securityContext:
+        runAsNonRoot: true
+        runAsUser: 10001
+        runAsGroup: 10001
+        fsGroup: 10001
+        seccompProfile:
+          type: RuntimeDefault
+      containers:
+      - name: loop
+        image: fintrader:cpu
+        args: {args}
+        workingDir: /data
+        envFrom:
+        - secretRef:
+            name: {title}
+        env:
+        - name: XDG_STATE_HOME
+          value: /data/state
+        - name: FINTRADER_CACHE
+          value: /data/tensors
+        resources:
+          requests:
+            cpu: 250m
+            memory: 1Gi
+          limits:
+            memory: 4Gi
+        securityContext:
+          allowPrivilegeEscalation: false
+          readOnlyRootFilesystem: true
+          capabilities:
+            drop:
+            - ALL
+        volumeMounts:
+        - name: data
+          mountPath: /data
+        - name: tmp
+          mountPath: /tmp
+      volumes:
+      - name: data
+        persistentVolumeClaim:
+          claimName: fintrader-data
+      - name: tmp
+        emptyDir:
+          sizeLimit: 1Gi
+---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {title}
+  namespace: fintrader
+  labels:
+    app.kubernetes.io/name: fintrader
+    app.kubernetes.io/component: {title}
+spec:
+  podSelector:
+    matchLabels:
+      app.kubernetes.io/name: fintrader
+      app.kubernetes.io/component: {title}
+  policyTypes:
+  - Egress
+  egress:
+  - ports:
+    - protocol: TCP
+      port: 443
+"""
+"""A pod that is started again wherever it ends, and its network access."""
 
 
 def write_service(name: str, run: str, words: Sequence[str], settings: PaperSettings) -> str:
@@ -54,16 +148,16 @@ def write_service(name: str, run: str, words: Sequence[str], settings: PaperSett
             " environment"
         )
     folder = Path(settings.deployments_dir).resolve() / name / "service"
-    command = " ".join(map(_quote, [sys.executable, "-m", "fintrader", *words]))
+    command = " ".join(map(_quote, [sys.executable, "-P", "-m", "fintrader", *words]))
     unit = folder / f"fintrader-{name}.service"
     manifest = folder / "kubernetes.yaml"
-    write_text(
-        unit, _UNIT.format(name=name, place=str(Path.cwd()).replace("%", "%%"), command=command)
-    )
+    place = str(Path.cwd()).replace("%", "%%")
+    path = _quote(f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}")
+    write_text(unit, _UNIT.format(name=name, place=place, path=path, command=command))
     there = f"runs/{Path(run).name}"
     inside = [there if word == run else word for word in words]
-    write_text(manifest, yaml.safe_dump_all(_describe_pod(name, inside), sort_keys=False))
     secret = _name_resource(name)
+    write_text(manifest, _MANIFEST.format(title=secret, args=json.dumps(inside)))
     variables = f"~/.config/fintrader/{name}.env"
     return (
         f"{unit}: keys and alert addresses go into {variables} (NAME=value, chmod 600);"
@@ -83,67 +177,3 @@ def _quote(word: str) -> str:
 def _name_resource(name: str) -> str:
     """Name a resource of Kubernetes: lower-case letters, digits and hyphens."""
     return f"fintrader-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"
-
-
-def _describe_pod(name: str, words: Sequence[str]) -> list[object]:
-    """Describe a pod that is started again wherever it ends, and its network access."""
-    title = _name_resource(name)
-    labels = {"app.kubernetes.io/name": "fintrader", "app.kubernetes.io/component": title}
-    container = {
-        "name": "loop",
-        "image": "fintrader:cpu",
-        "args": list(words),
-        "workingDir": "/data",
-        "envFrom": [{"secretRef": {"name": title}}],
-        "env": [
-            {"name": "XDG_STATE_HOME", "value": "/data/state"},
-            {"name": "FINTRADER_CACHE", "value": "/data/tensors"},
-        ],
-        "resources": {
-            "requests": {"cpu": "250m", "memory": "1Gi"},
-            "limits": {"memory": "4Gi"},
-        },
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [
-            {"name": "data", "mountPath": "/data"},
-            {"name": "tmp", "mountPath": "/tmp"},
-        ],
-    }
-    pod = {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": 90,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 10001,
-            "runAsGroup": 10001,
-            "fsGroup": 10001,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-        "volumes": [
-            {"name": "data", "persistentVolumeClaim": {"claimName": "fintrader-data"}},
-            {"name": "tmp", "emptyDir": {"sizeLimit": "1Gi"}},
-        ],
-    }
-    head = {"metadata": {"name": title, "namespace": "fintrader", "labels": labels}}
-    selector = {"matchLabels": labels}
-    deployment = {
-        "replicas": 1,
-        "strategy": {"type": "Recreate"},  # two would trade one account
-        "selector": selector,
-        "template": {"metadata": {"labels": labels}, "spec": pod},
-    }
-    policy = {
-        "podSelector": selector,
-        "policyTypes": ["Egress"],
-        "egress": [{"ports": [{"protocol": "TCP", "port": 443}]}],
-    }
-    return [
-        {"apiVersion": "apps/v1", "kind": "Deployment", **head, "spec": deployment},
-        {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", **head, "spec": policy},
-    ]

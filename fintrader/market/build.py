@@ -36,7 +36,7 @@ from fintrader.bars.clean import REPAIRS
 from fintrader.bars.companies import index_digest
 from fintrader.bars.sources.feed import Feed
 from fintrader.config import OwnFunction, refuse_url
-from fintrader.errors import ConfigError, StorageError
+from fintrader.errors import ConfigError, DataError, StorageError
 from fintrader.files import hash_bytes, seal
 from fintrader.market import features as ft
 from fintrader.market.bar_source import open_feed
@@ -534,7 +534,13 @@ def lay_grid(settings: DataSettings, span: tuple[int, int], bar_minutes: int) ->
     first and last time of the bars."""
     begin, end = exchange_days(settings.calendar, np.array(span)).tolist()
     first = settings.start or begin
-    return session_grid(settings.calendar, first, settings.end or end, bar_minutes, settings.hours)
+    last = settings.end or end
+    if last < first:
+        raise DataError(
+            f"the range of {first} to {last} holds none of the bars, which are from {begin} to"
+            f" {end}; correct data.start or data.end"
+        )
+    return session_grid(settings.calendar, first, last, bar_minutes, settings.hours)
 
 
 def _stack_day_closes(columns: ColumnStore, grid: SessionGrid) -> Array:

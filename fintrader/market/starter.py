@@ -7,6 +7,7 @@ import contextlib
 import datetime as dt
 import logging
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,7 +215,10 @@ def render_yaml(found: Detection, path: Path) -> str:
         agent = _AGENT.format(decisions=decisions)
     else:
         agent = _AGENT_ALONE if len(found.symbols) == 1 else "  algo: ppo\n"
-    return _TEXT.format(
+    text = _TEXT
+    if found.calendar == "24/7":  # no close, and no splits
+        text = re.sub(r"(?m)^  (hours|actions):.*\n", "", text)
+    return text.format(
         symbols=len(found.symbols),
         first=found.first,
         last=found.last,

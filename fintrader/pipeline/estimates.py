@@ -31,8 +31,11 @@ from fintrader.tournament.settings import TournamentSettings
 Sure = Literal["likely", "rough", "a guess"]
 FACTOR: Mapping[Sure, float] = {"likely": 1.4, "rough": 2.5, "a guess": 5.0}
 """Factor by which the true value may exceed or fall short of an estimate."""
-STEPS_PER_SECOND = 50_000.0
+STEPS_PER_SECOND = 100_000.0
 """Env-steps of one pod on one core of a server of 2024, PPO on 8 symbols, its code compiled."""
+DECISION_SECONDS = {"apg": 0.02}
+"""A decision of all accounts together, with its part of the updates: the calls cost as much for few
+accounts as for some hundred. 0.006 for others that learn from their own steps."""
 UPDATE_SECONDS = 0.01
 """An update of SAC from 512 replayed steps, on the same core."""
 SYMBOLS = 8
@@ -140,10 +143,7 @@ def record_of(
         settings = validate(RunConfig, dict(config), name)
     except ConfigError:
         return None
-    other = sum(
-        seconds for stage, seconds in took.items() if stage not in ("tournament", "null_model")
-    )
-    return EarlierRun(name, settings, min(races), other, market)
+    return EarlierRun(name, settings, min(races), sum(took.values()) - sum(races), market)
 
 
 def list_records(
@@ -172,7 +172,7 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     else:
         race = _work(settings) * fmean(_guess_seconds(config, agent) for agent in config.agents)
         compiling = 0.0 if config.is_classic else COMPILING_SECONDS
-    other = like.other_seconds if like is not None else 15.0
+    other = like.other_seconds if like is not None else 30.0
     stored = like.market_bytes if like is not None and like.config.data == config.data else None
     market = stored or _market_bytes(config)
     pods = _at_once(settings)
@@ -215,9 +215,10 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
 def _guess_seconds(config: RunConfig, agent: Any) -> float:
     """Guess the seconds of one env-step, with its part of the agent's updates."""
     seconds = max(1.0, (_shape(config)[1] or SYMBOLS) / SYMBOLS) / STEPS_PER_SECOND
+    of_all = DECISION_SECONDS.get(agent.algo, 0.006)
     if isinstance(agent, OffPolicySettings):
-        seconds += agent.updates_per_step / config.env.num_envs * UPDATE_SECONDS
-    return seconds
+        of_all = agent.updates_per_step * UPDATE_SECONDS
+    return seconds + of_all / config.env.num_envs
 
 
 def _differs_in_length_only(before: RunConfig, now: RunConfig) -> bool:

@@ -241,11 +241,7 @@ class Orchestrator:
                 if watch is not None:
                     watch(self)
                 reported = self._report(progress, reported)
-                shares = [min(1.0, at.share) for at in self.launcher.report_progress().values()]
-                task.update(
-                    min(self.settings.pods, len(self.leaderboard.applied) + sum(shares)),
-                    note=self._note(),
-                )
+                task.update(self._measure_done(), note=self._note())
                 self._wait(0.5)
             progress.show(None)
 
@@ -488,6 +484,13 @@ class Orchestrator:
         return terminal.render(
             self.leaderboard, self.settings.metric, progress, origins, self.log.records
         )
+
+    def _measure_done(self) -> float:
+        """Count the pods with a result, applied or not, and the trained shares of those at work."""
+        at_work = self.launcher.report_progress().values()
+        results = len(self.leaderboard.applied) + len(self.pending)
+        # A trained pod is still to be scored, so it is not done.
+        return min(self.settings.pods, results + sum(min(0.95, at.share) for at in at_work))
 
     def _note(self) -> str:
         rows = self.leaderboard.rows

@@ -40,7 +40,7 @@ def spawn(
     """Start `python -m module PARENT words` with a channel of JSON lines; its standard error goes
     to `log`."""
     path = os.pathsep.join(part or "." for part in sys.path)
-    command = [sys.executable, "-m", module, str(os.getpid()), *words]
+    command = [sys.executable, "-P", "-m", module, str(os.getpid()), *words]
     with open_file(log, "ab") as errors:
         environment = {**build_environment(), **variables, "PYTHONPATH": path}
         pipe = subprocess.PIPE

@@ -85,7 +85,7 @@ def describe(event: TournamentEvent) -> str:
             return f"{event.pod}: failed ({event.reason or 'no score'})"
         case ResultEvent():
             position = event.position
-            rank = "off the leaderboard" if position is None else f"rank {position + 1}"
+            rank = "off the leaderboard" if position is None else f"rank {position + 1} so far"
             return f"{event.pod}: {event.score:.3f}, {rank}"
         case LossEvent():
             why = f"{event.reason}: {event.detail[:80]}"

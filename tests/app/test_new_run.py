@@ -140,8 +140,8 @@ def quick(monkeypatch, tmp_path):
     real = subprocess.Popen
 
     def popen(arguments, **kwargs):
-        assert arguments[:3] == [sys.executable, "-m", "fintrader_app.jobs"]
-        return real([sys.executable, str(script), *arguments[2:]], **kwargs)  # type: ignore[call-overload]
+        assert arguments[:4] == [sys.executable, "-P", "-m", "fintrader_app.jobs"]
+        return real([sys.executable, str(script), *arguments[3:]], **kwargs)  # type: ignore[call-overload]
 
     monkeypatch.setattr(jobs.subprocess, "Popen", popen)
     (tmp_path / "runs" / ".launched").mkdir(parents=True)

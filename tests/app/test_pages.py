@@ -117,7 +117,7 @@ def test_a_walk_forward_shows_the_tournaments_of_its_folds(open_page, site, page
     test = open_page(site, page, run="demo")
     healthy(test)
     assert not test.error
-    assert "no leaderboard yet" not in said(test)
+    assert "no leaderboard" not in said(test)
     if page == "runs":
         assert "2 folds" in said(test)
     if page in {"tournament", "pod"}:
@@ -363,3 +363,41 @@ def test_the_list_of_runs_shows_test_episodes(open_page, classic_site):
     assert "mean return" in text
     assert "test episodes" in text
     assert not test.metric
+
+
+@pytest.mark.parametrize(
+    "page", mostly_slow("runs", "tournament", every=["runs", "tournament", "backtest", "market"])
+)
+def test_pages_open_on_the_newest_finished_run_above_failed_starts(open_page, site, page):
+    for path in (site / "runs").iterdir():
+        if path.name not in ("demo", "racing"):
+            shutil.rmtree(path)
+    failed = Manifest.load(site / "runs" / "racing" / "manifest.json")
+    failed.path = RunFolder.named("zz-late", site / "runs").manifest
+    failed.path.parent.mkdir()
+    failure = {"stage": "data", "sentence": "no bars"}
+    failed.update(name="zz-late", created="2030-01-01T00:00:00+00:00", failure=failure)
+    test = open_page(site, page)
+    healthy(test)
+    assert test.query_params["run"] in ("demo", ["demo"])
+    if page == "tournament":
+        test = open_page(site, page, run="zz-late")
+        assert "no tournament has begun" in said(test)
+        assert "appears when" not in said(test)
+
+
+def test_candles_are_of_one_bar_unless_bars_are_minutes(open_page, template, monkeypatch):
+    def offer():
+        test = open_page(template, "market", run="demo", view="bars")
+        healthy(test)
+        groups = [one for one in test.get("button_group") if one.label == "Bars per candle"]
+        return [(group.options, group.value) for group in groups]
+
+    assert offer() == [(["1", "5", "15"], 5)]
+    whole = markets.Market.rows
+    monkeypatch.setattr(
+        markets.Market,
+        "rows",
+        lambda self, day: slice((rows := whole(self, day)).start, rows.start + 1),
+    )
+    assert not offer()

@@ -940,3 +940,34 @@ def test_days_by_a_foreign_clock_are_refused(tmp_path):
     table["ts"] = table.ts.dt.tz_localize(None).dt.normalize() - pd.Timedelta("9h")
     with pytest.raises(BarError, match="neither a date nor midnight"):
         detect(str(write_csv(tmp_path, table, "AAA.csv")))
+
+
+def test_coins_have_no_hours_and_no_splits_and_columns_read_like_yaml(tmp_path):
+    times = pd.date_range("2024-01-01", periods=24 * 40, freq="h", tz="UTC")
+    price = 100 + np.arange(len(times)) % 7
+    rows = {"timestamp": times, "open": price, "high": price, "low": price, "close": price}
+    path = tmp_path / "BTC-USDT.csv"
+    pd.DataFrame(rows | {"Vol": price}).to_csv(path, index=False)
+    found = detect(str(path), calendar="24/7")
+    findings = {one.setting: one for one in found.findings}
+    assert "extended hours" not in findings
+    assert findings["columns"].value.startswith("ts: timestamp")
+    assert "{" not in findings["columns"].value
+    text = render_yaml(found, path)
+    assert not re.search(r"^  (hours|actions):", text, re.M)
+    validate(RunConfig, yaml.safe_load(text), "coins")
+
+
+def test_the_share_of_rows_that_exist_counts_each_symbol(tmp_path):
+    days = pd.bdate_range("2024-01-02", "2024-06-28")
+    days = days[~days.isin(pd.to_datetime(["2024-01-15", "2024-02-19", "2024-03-29"]))]
+    days = days[~days.isin(pd.to_datetime(["2024-05-27", "2024-06-19"]))]
+    price = 100 + np.arange(len(days)) % 5 * 0.25
+    rows = {"Date": days, "open": price, "high": price, "low": price, "close": price}
+    one = pd.DataFrame(rows | {"volume": 100 + np.arange(len(days))})
+    whole = pd.concat([one.assign(symbol=name) for name in ("AAA", "BBB")])
+    for gaps, share in ((0, "100.0%"), (25, f"{1 - 25 / len(whole):.1%}")):
+        table = pd.concat([whole.iloc[:10], whole.iloc[10 + gaps :]])
+        found = detect(str(write_csv(tmp_path, table, f"gap{gaps}.csv")))
+        [calendar] = [one.why for one in found.findings if one.setting == "calendar"]
+        assert f"and {share} of their time holds rows" in calendar

@@ -51,7 +51,7 @@ run Q --env.num-envs 1.5 | --env.num-envs: expected a whole number, got '1.5'
 run Q --env.num-envs 4 5 | --env.num-envs takes one value, got '4' '5'
 run Q --env.cost-bps -5 | --env.cost-bps: input should be greater than or equal to 0
 run Q --env.cost-bps | --env.cost-bps needs a value: X
-run Q --env.participation often | --env.participation: expected a number, got 'often'
+run Q --env.participation often | --env.participation: expected a number or 'none', got 'often'
 run Q --backtest.null-model perhaps | --backtest.null-model: expected true, false or nothing after it
 run Q --agent.network.kind huge | --agent.network.kind: choose one of 'auto', 'market_once'
 run Q --agent.algo | --agent.algo needs a value: ppo, a2c
@@ -73,7 +73,7 @@ run folder | folder is a folder; give the path of a YAML configuration
 run bin.yaml | bin.yaml: not text in UTF-8
 run broken.yaml | broken.yaml: not valid YAML at line 1
 run type.yaml | type.yaml: env.num_envs: expected a whole number, got 'many'
-run union.yaml | union.yaml: env.participation: expected a number, got 'often'
+run union.yaml | union.yaml: env.participation: expected a number or 'none', got 'often'
 run agentless.yaml | agentless.yaml: agent: needs at least 1, got []
 run window.yaml | window.yaml: data.windows.train: too few values
 run date.yaml | date.yaml, line 1: 2020-02-30 is no date
@@ -85,7 +85,7 @@ status nowhere | nowhere: no such folder
 status file | file: a file; give the folder of a run
 status | `fintrader status` needs RUN|NAME
 status folder --lineage | --lineage needs a value
-status folder --workers x | --workers: expected a whole number, got 'x'
+status folder --workers x | --workers: expected a whole number or 'settings', got 'x'
 status folder --workers 0 | --workers: input should be greater than or equal to 1
 status nobody --drift | holds no deployment 'nobody'
 runs folder --delete --archived | --delete: cannot go with --archived
@@ -106,8 +106,9 @@ verify file --repair | --repair: an option for runs, and file is bars
 verify bad.csv --replay | --replay: an option for runs, and bad.csv is bars
 verify nowhere.html --preset lean | --preset: an option for bars, and nowhere.html is a report
 verify Q --data.start soon | --data.start: expected a date like 2024-01-31, got 'soon'
+judge bad.csv --trials many | --trials: expected a whole number or 'unknown', got 'many'
 init | needs FILE|FOLDER, TICKER ... or --index NAME
-init nowhere.csv | nowhere.csv: no bar file there
+init nowhere.csv | nowhere.csv: no bar file there; give a Parquet or CSV file, a folder or a pattern as FILE|FOLDER
 init bad.csv --preset nobody | --preset: choose one of 'lean', 'polygon'
 data build --prune | `fintrader data build --prune` needs CONFIG
 data build Q --yes | --yes goes with --prune

@@ -1,5 +1,6 @@
 """The files of a service: valid, without secrets, and the very command."""
 
+import os
 import re
 import shlex
 import shutil
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from fintrader.cli import main
+from tests import ROOT
 
 WORDS = ("runs/my mine", "--feed", "alpaca", "--broker", "alpaca", "--limits.weight", "0.05")
 
@@ -17,6 +19,7 @@ WORDS = ("runs/my mine", "--feed", "alpaca", "--broker", "alpaca", "--limits.wei
 @pytest.fixture
 def folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(tmp_path / "my code")]))
     monkeypatch.setenv("FINTRADER_ALERT_URLS", "https://example.org/secret")
     main(["paper", *WORDS, "--install", "--name", "mine_1-paper"])
     made = tmp_path / "deployments" / "mine_1-paper" / "service"
@@ -36,8 +39,9 @@ def test_the_unit_runs_this_command_and_starts_it_again(folder):
     assert {"Restart=on-failure", "KillMode=mixed", f"WorkingDirectory={Path.cwd()}"} <= {
         *text.splitlines()
     }
+    assert f'Environment="PYTHONPATH={os.environ["PYTHONPATH"]}"' in text
     command = shlex.split(re.search("^ExecStart=(.*)$", text, re.M)[1])
-    assert command[3:] == ["paper", *WORDS, "--name", "mine_1-paper"]
+    assert command[4:] == ["paper", *WORDS, "--name", "mine_1-paper"]
     found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert found.returncode == 2
     assert "runs/my mine" in found.stderr

@@ -323,10 +323,20 @@ def test_windows_are_whole_sessions_with_an_embargo(tmp_path):
     }
     market = make_market(settings(path, windows=dated))
     assert market.windows == ((0, 2 * 390), (3 * 390, 6 * 390), (7 * 390, 10 * 390))
-    with pytest.raises(DataError, match="train window holds no session"):
+    with pytest.raises(
+        DataError, match=r"train window \(2016-01-04 to 2016-01-06\) holds no session"
+    ):
         make_market(settings(path, windows=dated | {"embargo_sessions": 3}))
     with pytest.raises(ConfigError, match="not overlap"):
         validate(WindowSettings, dated | {"validation": ["2016-01-06", "2016-01-11"]}, "test")
+
+
+@pytest.mark.parametrize(("name", "day"), [("start", "2027-01-01"), ("end", "2014-12-31")])
+def test_a_range_outside_of_the_bars_names_theirs(tmp_path, name, day):
+    path = write_csv(tmp_path, minute_table(2, 5))
+    outside = f"{day}.* holds none of the bars, which are from 2016-01-04 to 2016-01-08"
+    with pytest.raises(DataError, match=outside):
+        make_market(settings(path, **{name: day}))
 
 
 def test_coverage_counts_the_days_between_the_first_bar_and_the_last_in_training(tmp_path, caplog):

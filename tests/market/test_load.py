@@ -215,7 +215,12 @@ def test_an_extra_column_may_be_called_like_a_price(extra, columns, long):
         (
             lambda t: t.assign(Close=t["Close"].where(t.index != 5)),
             {},
-            "row 5, column 'close': the cell is empty",
+            "row 5, column 'close': the cell is empty; fill it or remove the row",
+        ),
+        (
+            lambda t: t.assign(Close=t["Close"].where(~t.index.isin([5, 8, 9]))),
+            {},
+            "row 5, column 'close': the cell is empty, as in 2 more rows; fill it or remove",
         ),
         (lambda t: t.assign(Close="a lot"), {}, "column 'close': 'a lot' is no number"),
         (

@@ -102,6 +102,21 @@ def test_a_guess_counts_the_updates_of_agents_that_replay():
     assert seconds > 20 * estimates.estimate(config.model_copy(update={"agent": few}), []).seconds
 
 
+@pytest.mark.parametrize(
+    ("agent", "accounts", "steps", "pods", "seconds"),
+    [(PPO(), 64, 60_000, 4, 31.0), (APG(num_steps=42), 32, 215_040, 2, 217.0)],
+)
+def test_a_guess_counts_decisions_of_few_accounts(agent, accounts, steps, pods, seconds):
+    """Null models of two runs on two busy cores."""
+    config = load_config(ROOT / "configs" / "quickstart.yaml")
+    budget = config.tournament.budget.model_copy(update={"env_steps": steps})
+    tournament = config.tournament.model_copy(update={"pods": pods, "budget": budget})
+    env = config.env.model_copy(update={"num_envs": accounts})
+    changes = {"agent": agent, "env": env, "tournament": tournament}
+    found = estimates.estimate(config.model_copy(update=changes), [])
+    assert seconds / 3 < found.null_seconds < seconds * 3
+
+
 def test_lost_symbols_are_named_by_day(tmp_path):
     path = write_config(tmp_path)
     assert fintrader("data", "build", str(path)).status == 0

@@ -77,6 +77,15 @@ def test_a_gain_of_every_night_stands_in_the_night():
     assert np.abs(table.drop(columns="overnight").to_numpy()).max() < 1e-9
 
 
+def test_a_market_that_never_closes_has_slots_of_its_bars_and_no_night():
+    times = pd.date_range("2024-01-01", periods=72, freq="h", tz="UTC")
+    curve = pd.Series(100 * 1.01 ** np.arange(72), index=times)
+    session = np.repeat([0, 1, 2], 24)
+    assert list(intraday_returns(curve, session, "UTC")) == [f"{k:02d}:00" for k in range(24)]
+    figure = figures.intraday_figure(curve, session, "UTC", 30)
+    assert figure.layout.xaxis.title.text == "slots of 60 minutes, UTC time"
+
+
 def test_wealth_and_drawdown_share_the_dates_of_one_chart():
     """From 100 to 110, 99 and 121: multiples above, and 10 % below the peak once."""
     days = pd.bdate_range("2024-01-01", periods=4, tz="UTC")

@@ -33,6 +33,7 @@ from fintrader.terminal_progress import TerminalProgress
 from fintrader.tournament import lease
 from fintrader.tournament import status as status_module
 from fintrader.tournament.events import EventLog
+from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.repair import repair
 from fintrader.tournament.run_tournament import replay
 from fintrader.tournament.status import (
@@ -331,3 +332,18 @@ def test_pipes_get_a_line_a_result_and_a_line_a_mishap(race, tmp_path):
     assert any("p0001: lost at attempt 1 (oom" in line for line in lines)
     assert lines[-1].startswith("tournament: 3/3 pods (100 %)")
     assert result.best in lines[-1]
+
+
+def test_progress_counts_results_that_wait_and_no_pod_that_is_still_scored():
+    """Of two pods the second has ended, and its result waits for the first one's."""
+    pods = SimpleNamespace(settings=SimpleNamespace(pods=2), pending=[])
+    pods.leaderboard = SimpleNamespace(applied=[])
+    shares = [1.0, 0.9]
+    pods.launcher = SimpleNamespace(
+        report_progress=lambda: {share: SimpleNamespace(share=share) for share in shares}
+    )
+    both = Orchestrator._measure_done(pods)
+    assert both == pytest.approx(1.85)
+    pods.pending = [object()]
+    del shares[1]
+    assert both < Orchestrator._measure_done(pods) < 2

@@ -120,9 +120,12 @@ def show_bars(market: Market) -> None:
     symbol, day, timezone, place = pick_cell(market)
     rows = market.rows(day)
     column = market.symbols.index(symbol)
-    every = (
-        place.segmented_control("Bars per candle", [1, 5, 15], default=5, key="market_candle") or 5
-    )
+    every = 1
+    if rows.stop - rows.start > 15:
+        usual = 5 if market.description.bar_minutes == 1 else 1
+        label = "Bars per candle"
+        chosen = place.segmented_control(label, [1, 5, 15], default=usual, key="market_candle")
+        every = chosen or usual
     candles = market.candles(symbol, rows, every)
     if candles.empty:
         st.info(f"{plain(symbol)} did not trade on {day}.", icon=":material/event_busy:")

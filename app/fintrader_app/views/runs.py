@@ -44,6 +44,7 @@ from fintrader_app.shell import (
     link_choice,
     page,
     plain,
+    prefer_run,
     remember,
     show_stages,
 )
@@ -149,7 +150,8 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
         placeholder="–",
     )
     picked = [chosen[row].name for row in event.selection.rows if row < len(chosen)]
-    name = picked[0] if picked else st.session_state[link_choice("run", list(by_name))]
+    widget = link_choice("run", list(by_name), prefer_run(chosen))
+    name = picked[0] if picked else st.session_state[widget]
     remember("run", name)
     show_actions(runs, by_name[name], picked, list_tags(found))
     if is_shown_above("preview"):

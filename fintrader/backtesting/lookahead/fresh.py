@@ -148,7 +148,7 @@ def _error_of(answer: Mapping[str, Any]) -> FintraderError | None:
 def _spawn() -> subprocess.Popen[str]:
     """Start a process that builds views, controlled by lines of JSON."""
     path = os.pathsep.join(part or "." for part in sys.path)
-    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    command = [sys.executable, "-P", "-c", f"from {__name__} import main; main()"]
     pipe = subprocess.PIPE
     environment = {**os.environ, **ONE_THREAD, "PYTHONPATH": path}
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)

@@ -140,6 +140,13 @@ class Column:
         text."""
         return BarError(f"{self.origin}, row {self.rows[at]}, column {self.name!r}: {reason}")
 
+    def empty_error(self, empty: Array) -> BarError:
+        """Return the BarError for the empty cells that `empty` `[R]` marks."""
+        count = int(np.count_nonzero(empty))
+        more = f", as in {count - 1} more rows" * (count > 1)
+        remedy = "fill it or remove the row"
+        return self.cell_error(int(empty.argmax()), f"the cell is empty{more}; {remedy}")
+
     def refuse(self, bad: pd.Series[bool], what: str) -> None:
         """Raise BarError for the first cell that `bad` `[R]` marks; `what` completes `CELL is`."""
         if bad.any():
@@ -168,8 +175,7 @@ def convert_table(
     def column(name: str) -> Column:
         result = Column(table[name], name, origin, rows)
         if result.cells.null_count:
-            empty = int(np.flatnonzero(pc.is_null(result.cells).to_numpy())[0])
-            raise result.cell_error(empty, "the cell is empty; fill it or remove the row")
+            raise result.empty_error(pc.is_null(result.cells).to_numpy())
         return result
 
     names = column_names(settings)
@@ -473,9 +479,7 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
             )
             values[name] = np.where(lacking, 0.0, values[name])
         elif lacking.any() and (name not in settings.extra or name == factor):
-            raise column.cell_error(
-                int(lacking.argmax()), "the cell is empty; fill it or remove the row"
-            )
+            raise column.empty_error(lacking)
         if empty.any():
             values[name] = np.where(empty, np.nan, values[name])
     return values

@@ -68,16 +68,20 @@ def intraday_returns(
     Monday), basis points.
 
     `curve`: equity at each bar's close (index: the bar's start, UTC). A bar belongs to the slot of
-    `minutes` in which it starts, named by the slot's first minute (`09:30`). A session's first bar
-    is a separate slot, `overnight`: from the close of the session before to the close of that bar,
-    as only closes are marked. A session belongs to the weekday on which it ends. The very first bar
-    has no return.
+    `minutes` in which it starts, named by the slot's first minute (`09:30`); a longer bar is its
+    own slot. In a market that closes, a session's first bar is a separate slot, `overnight`: from
+    the close of the session before to the close of that bar, as only closes are marked. A session
+    belongs to the weekday on which it ends. The very first bar has no return.
     """
     local = pd.DatetimeIndex(curve.index).tz_convert(timezone)
+    gaps = measure_gaps(curve)
     number = np.asarray(session)
     opens = np.append(True, np.diff(number) != 0)
-    clock = (local.hour * 60 + local.minute) // minutes * minutes
-    slot = np.where(opens, -1, clock)
+    clock = local.hour * 60 + local.minute
+    if gaps.min() < minutes:
+        clock = clock // minutes * minutes
+    has_night = (gaps[opens[1:]] > gaps.min()).any()
+    slot = np.where(opens & has_night, -1, clock)
     ends = find_session_ends(number)
     weekday = pd.Series(local.day_of_week[ends], index=number[ends])
     clocks = np.unique(clock)
@@ -96,6 +100,11 @@ def intraday_returns(
     )
 
 
+def measure_gaps(curve: pd.Series) -> Array:
+    """Measure the minutes from each bar to the next."""
+    return np.diff(pd.DatetimeIndex(curve.index).tz_convert(None)) / np.timedelta64(1, "m")
+
+
 def intraday_figure(curve: pd.Series, session: Session, timezone: str, minutes: int) -> go.Figure:
     """Heat map of `intraday_returns`."""
     table = intraday_returns(curve, session, timezone, minutes)
@@ -103,7 +112,7 @@ def intraday_figure(curve: pd.Series, session: Session, timezone: str, minutes: 
     figure = _draw_returns(table, rows, "{:+.1f}")
     figure.data[0].colorbar.update(title={"text": "bps"})
     title = "Mean return by weekday and time of day, basis points"
-    x_title = f"slots of {minutes} minutes, {timezone} time"
+    x_title = f"slots of {max(minutes, measure_gaps(curve).min()):.0f} minutes, {timezone} time"
     layout(figure, title, "", x_title, height=150 + 40 * len(table), hovermode="closest")
     return figure.update_xaxes(type="category").update_yaxes(autorange="reversed", type="category")
 

@@ -176,8 +176,8 @@ def present_returns(view: BacktestView, slot_minutes: int = 30) -> Section:
         Chart(
             "intraday",
             lambda: figures.intraday_figure(curve, session, zone, slot_minutes),
-            note=f"Simple returns; times are of {zone}. Overnight: from one session's close to"
-            " the close of the next one's first bar.",
+            note=f"Simple returns; times are of {zone}. Overnight, in a market that closes: from"
+            " one session's close to the close of the next one's first bar.",
         ),
     )
     return Section(
