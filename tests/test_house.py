@@ -4,7 +4,7 @@ from tests import ROOT
 from tools import house
 
 AT_MOST = {
-    "tokens": 582_030,
+    "tokens": 588_500,
     "code_lines_over_100_columns_percent": 0,
     "dict_str_any": 199,
     "tuple_assignments": 12,
@@ -39,4 +39,4 @@ def test_ppo_is_read_in_seven_files():
 
 def test_a_configuration_has_at_most_so_many_settings():
     """Distinct dotted names of all members of its unions."""
-    assert 150 < house.count_settings()["settings"] <= 215
+    assert 150 < house.count_settings()["settings"] <= 217

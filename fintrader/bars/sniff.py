@@ -1302,7 +1302,8 @@ def _count_epoch(layout: Layout) -> None:
 _WORDS = re.compile(
     "adj|adjusted|downloaded|merged|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
     "alpaca|alphavantage|nymex|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
-    "candlestick|coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|finance|"
+    "candlestick|coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|"
+    "finance|"
     "历史数据|scid|bardata|forex|"
     "full|intra|futures|fx|fxcm|gemini|historical|history|hour|hourly|intraday|kline|klines|kraken|"
     "nse|bse|szse|datos|históricos|données|historiques|historische|daten|dati|storici|dados|px|"

@@ -165,9 +165,7 @@ def _present_news(report: DriftReport) -> Section:
     else:
         notes.append("No limit cut an order.")
     if report.late_bars:
-        notes.append(
-            f"{report.late_bars:,} bars came after the decision at their close, which was made without them."
-        )
+        notes.append(f"{report.late_bars:,} bars came after the decision at their close.")
     alerts = [(alert.time, alert.kind, alert.text) for alert in report.alerts]
     if alerts:
         columns = ("When", "Alert", "Details")
