@@ -964,7 +964,7 @@ def test_the_share_of_rows_that_exist_counts_each_symbol(tmp_path):
     days = days[~days.isin(pd.to_datetime(["2024-05-27", "2024-06-19"]))]
     price = 100 + np.arange(len(days)) % 5 * 0.25
     rows = {"Date": days, "open": price, "high": price, "low": price, "close": price}
-    one = pd.DataFrame(rows | {"volume": 100 + np.arange(len(days))})
+    one = pd.DataFrame(rows | {"volume": 100 + np.arange(len(days)) % 7})
     whole = pd.concat([one.assign(symbol=name) for name in ("AAA", "BBB")])
     for gaps, share in ((0, "100.0%"), (25, f"{1 - 25 / len(whole):.1%}")):
         table = pd.concat([whole.iloc[:10], whole.iloc[10 + gaps :]])
