@@ -71,7 +71,7 @@ def test_an_agent_that_does_nothing_is_twap():
         return place(torch.zeros(env.num_envs, 2), env, "market")
 
     even = measure_shortfall(orders, follow(plan_evenly()), HALF_SPREAD, 1.0)
-    assert measure_shortfall(orders, rest, HALF_SPREAD, 1.0) == pytest.approx(even, abs=1e-6)
+    assert measure_shortfall(orders, rest, HALF_SPREAD, 1.0) == pytest.approx(even, rel=1e-6)
 
 
 def test_features_and_schedules_know_no_later_minute():

@@ -158,7 +158,7 @@ def test_what_cannot_travel_is_refused_in_a_sentence(tmp_path):
         path, replace(AWAY, normalisation=None)
     )
     other = replace(AWAY.normalisation, clip=5.0)
-    assert "another rule (clip: 10.0 there, 5.0 here)" in refused(
+    assert "another rule (clip: 10.0, here 5.0)" in refused(
         path, replace(AWAY, normalisation=other)
     )
     with pytest.raises(ConfigError, match="give one"):

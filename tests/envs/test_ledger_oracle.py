@@ -237,8 +237,10 @@ def test_every_option_is_drawn():
 
     draw()
     # One kind exists, the number of accounts is an argument of every test, `reset` gives shares in
-    # place of the settings', and the others are for agents that learn.
+    # place of the settings', orders are worked in backtests alone, and the others are for agents
+    # that learn.
     assert {name for name, values in drawn.items() if len(values) < 2} == {
+        "execution",
         "initial_shares",
         "kind",
         "num_envs",

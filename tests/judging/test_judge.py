@@ -279,7 +279,7 @@ def test_the_command_reads_weights_and_names_its_options(tmp_path, monkeypatch, 
         "judge prices.csv --weights weights.csv": "needs FILE, or --weights",
         "judge prices.csv": "name one (--column)",
         "judge percent.csv --column mine": "say which: --kind returns or --kind percent",
-        "judge prices.csv --column mine --trials none": "--trials: expected a whole number, got 'none'",
+        "judge prices.csv --column mine --trials none": "expected a whole number or 'unknown', got 'none'",
     }.items():
         with pytest.raises(SystemExit):
             main(words.split())
