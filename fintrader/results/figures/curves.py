@@ -102,7 +102,7 @@ def fade_others(figure: go.Figure, strategies: Collection[str]) -> go.Figure:
     titles = {escape_label(title_of(name)) for name in strategies}
     for trace in figure.data:
         if trace.name not in titles:
-            trace.update(opacity=0.45, line_width=1)
+            trace.update(opacity=0.7, line_width=1.3)
     return figure
 
 
