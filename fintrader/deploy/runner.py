@@ -413,7 +413,8 @@ class Runner:
         if self.flatten.is_on and self.simulated is not None:
             decision = self._sell_simulated(account, now)
         if not self.clock.live or not self._is_clock_off(now):
-            goal = {} if elapsed else self._decide_action.list_goal(account)
+            is_new = elapsed == 0 and action is not None
+            goal = self._decide_action.list_goal(account) if is_new else {}
             self._order(bar, now, market, account, decision, goal)
         faults = self.recorder.rows.find_faults(self.grid, bar)
         if faults:

@@ -11,7 +11,7 @@ from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
 from fintrader.backtesting import simulate
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
-from fintrader.deploy.entries import BarDecision
+from fintrader.deploy.entries import BarDecision, Halt
 from fintrader.envs.observation import ObservationLayout
 from fintrader.errors import DeployError
 from fintrader.execution.executor import META
@@ -87,6 +87,19 @@ def test_the_live_loop_is_the_backtest(tmp_path):
     expected = simulate(bundle.policy, market, bundle.env).equity
     known = [expected[np.searchsorted(minutes, bar)] for bar in found]
     assert list(found.values()) == known
+
+
+def test_a_halted_decision_leaves_no_goal_to_go_on_with(tmp_path):
+    bundle, market = frozen(tmp_path, **WORKED)
+    journal = run_live(tmp_path, bundle, market, limits=LimitSettings(day_loss=1e-5))
+    decided = [entry.body for entry in journal.entries(BarDecision)]
+    [halt] = journal.entries(Halt)
+    goals = [bool(one.goal) for one in decided[::9]]
+    assert goals[0]
+    assert not any(
+        goal for one, goal in zip(decided[::9], goals, strict=True) if one.bar > halt.time
+    )
+    assert len(goals) > 5
 
 
 def test_a_bundle_holds_its_executor(tmp_path):
