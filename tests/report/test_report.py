@@ -89,7 +89,7 @@ def test_charts_hold_what_was_simulated():
     best = max(results, key=lambda name: results[name].equity[-1])
     assert best == "cash", "the best line is drawn, cash too"
     assert "Index" in {trace["name"] for trace in charts["equity"]["data"]}
-    assert "8 of 9 are drawn; left out, but in the tables: Cash." in page
+    assert "8 of 9 are drawn; left out, but in the tables: Vol targeted." in page
     assert len(charts["costs"]["data"][0]["y"]) == 3
 
 
