@@ -146,7 +146,7 @@ def test_the_bars_and_the_disk_are_gone(tmp_path, capsys):
     bars.unlink()
     capsys.readouterr()
     run(config)
-    assert "comes from" in capsys.readouterr().out
+    assert "using the market that this run began with" in capsys.readouterr().out
     assert artifacts(tmp_path / "here") == before
     empty(tmp_path / "here")
     with pytest.raises(DataError):
