@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fintrader.errors import RunError, StorageError
-from fintrader.files import make_folder, open_file, read_bytes
+from fintrader.files import make_folder, open_file, read_bytes, remove_tree
 from fintrader.records import from_json, to_json
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import ProcessIdentity, describe_process
@@ -75,6 +75,8 @@ def lock_pod(
     make_folder(context.folder)
     path = context.folder / SIGN
     report = context.report
+    if path.is_dir():  # a damaged run folder; a sign holds nothing that is missed
+        remove_tree(path)
     open_file(path, "ab").close()
     lock = open_file(context.folder / LOCK, "ab")
     with lock, path.open("r+b", buffering=0) as file:
