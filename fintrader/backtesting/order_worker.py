@@ -1,12 +1,13 @@
 """Orders of a policy's decisions, worked over the bars that follow (`env.execution`).
 
-A decision sets the shares to hold. At each of the next bars a part of what is missing is ordered,
-with a limit: in equal parts, or as an executor decides (`fintrader.execution`).
+A decision sets the shares to hold. The missing shares are ordered in parts at the next bars, with
+limits: in equal parts, or as an executor decides (`fintrader.execution`).
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +24,9 @@ CROSSING_BPS = 100.0
 
 class Executor(Protocol):
     """Decides the sizes and prices of the parts of orders."""
+
+    meta: Mapping[str, Any]
+    """As of a policy; `seen` lists the bars that it was trained on."""
 
     def place(
         self, features: Float32, sign: Array, left: Array, price: Array, bars_left: int
@@ -80,9 +84,9 @@ class OrderWorker:
         """The account in the form that the policy sees."""
         self.strategy = PolicyStrategy(policy, self._shown, name, watch=watch)
         self.order: ParentOrder | None = None
-        self._executor: Executor | None = None
+        self.executor: Executor | None = None
         if settings.execution.policy != "twap":
-            self._executor = load_part(EXECUTORS, "trained")(
+            self.executor = load_part(EXECUTORS, "trained")(
                 settings.execution.policy, account.market.feature_names, self._bars
             )
 
@@ -107,7 +111,7 @@ class OrderWorker:
             return RestingOrders(rows)
         close = account.prices
         left = np.where(close > 0, self.order.goal - account.held, 0.0)
-        if self._executor is None or bars_left == 1:
+        if self.executor is None or bars_left == 1:
             # Sales are a bar ahead, since they pay for purchases.
             parts = left / np.where(left < 0, max(bars_left - 1, 1), bars_left)
             beyond = np.full_like(left, -CROSSING_BPS)
@@ -145,14 +149,14 @@ class OrderWorker:
         bars_left: int,
     ) -> tuple[Array, Array]:
         """Ask the executor for signed shares and prices `[N]`."""
-        assert self._executor is not None
+        assert self.executor is not None
         whole = order.goal - order.start
         parts = np.zeros_like(left)
         beyond = np.zeros_like(left)
         open_ = np.flatnonzero((left * whole > 0) & (order.price > 0))
         if len(open_):
             features = account.market.features[account.bar].numpy()[open_]
-            share, beyond[open_] = self._executor.place(
+            share, beyond[open_] = self.executor.place(
                 features,
                 np.sign(whole[open_]),
                 np.minimum(left[open_] / whole[open_], 1.0),

@@ -65,6 +65,7 @@ def simulate(
         give_orders = partial(policy, Desk(account))
         return trade(lambda _: give_orders(), account, name=name, progress=progress, note=note)
     note = note or describe_origin(policy)
+    learned: list[object] = [policy]
     account = open_account(market, settings.for_working(), name)
     if settings.execution is None:
         strategy = PolicyStrategy(policy, account, name, watch=watch)
@@ -72,9 +73,10 @@ def simulate(
     else:
         worker = OrderWorker(policy, account, settings, name, watch=watch)
         strategy = worker.strategy
+        learned.append(worker.executor)
         due = worker.find_due
         result = trade(worker, account, name=name, due=due, progress=progress, note=note)
-    is_seen = any(span.overlaps(market.span) for span in list_seen_spans(policy))
+    is_seen = any(span.overlaps(market.span) for one in learned for span in list_seen_spans(one))
     caveats = list_caveats(policy)
     if not strategy.gives_same(callable_policy(policy, strategy.layout, settings, name)):
         caveats.append(VARYING)

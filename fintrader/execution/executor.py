@@ -20,8 +20,8 @@ Form = Literal["market", "limit"]
 QUANTITY = 1.5
 """An action of 1 adds this to the logarithm of a part's size."""
 PRICES = {"market": (-20.0, 0.0), "limit": (1.0, 10.0)}
-"""Form of an executor -> its price where an action is 0, and what an action of 1 adds, basis points
-beyond the close; -20 fills at the next open."""
+"""Form of an executor -> price for an action of 0, and change of the price for an action of 1, basis
+points beyond the close; -20 fills at the next open."""
 FARTHEST_BPS = 20.0
 """Largest distance of a price from the close."""
 META = "executor"
@@ -29,8 +29,8 @@ META = "executor"
 
 
 def size_part(action: Tensor, left: Tensor, bars_left: Tensor | int, bars: Tensor | int) -> Tensor:
-    """Size the next part `[K]` of orders of which the share `left` `[K]` is left: what equal parts
-    would trade, times a factor whose logarithm is proportional to the action `[K]`."""
+    """Size the next part `[K]` of orders of which the share `left` `[K]` is left: an equal part
+    times a factor, whose logarithm is proportional to the action `[K]`."""
     even = torch.maximum(left - (bars_left - 1) / bars, left / bars_left)
     return torch.minimum(even * torch.exp(QUANTITY * action), left)
 
@@ -44,9 +44,10 @@ class TrainedExecutor:
         known = policy.meta.get(META)
         if known is None or not isinstance(layout, ObservationLayout):
             raise BacktestError(
-                "this policy decides what to hold; env.execution.policy takes an executor, which"
-                " fintrader.execution.train_executor makes"
+                "this policy chooses holdings; env.execution.policy takes an executor from"
+                " fintrader.execution.train_executor"
             )
+        self.meta = policy.meta
         self.bars = int(known["bars"])
         self.features = tuple(known["features"])
         self._first, self._step = PRICES[known["form"]]

@@ -107,6 +107,8 @@ def test_a_trained_executor_works_orders(trained):
     even = worked(half_spread_bps=5.0)
     other = simulate(by_features(market, even), market, even)
     assert (result.equity != other.equity).any()
+    assert result.is_seen, "the executor learned on these bars"
+    assert not other.is_seen
 
 
 def test_an_executor_knows_its_features_and_bars(trained):
