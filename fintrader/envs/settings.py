@@ -149,6 +149,11 @@ class ExecutionSettings(Settings):
     bars: Count = 60
     """Bars in which an order is worked; the rest is then cancelled."""
 
+    @property
+    def file(self) -> str | None:
+        """The executor's file; None for equal parts."""
+        return None if self.policy == "twap" else self.policy
+
     def __str__(self) -> str:
         return f"{PurePath(self.policy).name} over {self.bars} bars"
 

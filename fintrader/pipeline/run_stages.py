@@ -227,8 +227,8 @@ def claim(
         # Raises for an environment that is no market, before anything is built.
         assert config.trading
     worked = None if config.is_classic else config.trading.execution
-    if worked is not None and worked.policy != "twap":
-        open_executor(worked.policy, bars=worked.bars)
+    if worked is not None and worked.file is not None:
+        open_executor(worked.file, bars=worked.bars)
     if verb != "train":
         Ledger().lines()  # raises if broken: no look could be counted at the end
     folder = config.folder
@@ -444,8 +444,8 @@ def _refuse_unfit_agents(config: RunConfig, market: MarketTensors) -> None:
     """Raise ConfigError, before training, for an agent that cannot act in this market or cannot
     learn with these orders or traders; BacktestError for an executor of another market."""
     worked = config.trading.execution
-    if worked is not None and worked.policy != "twap":
-        open_executor(worked.policy, market.feature_names, worked.bars)
+    if worked is not None and worked.file is not None:
+        open_executor(worked.file, market.feature_names, worked.bars)
     layout = lay_out(market, config.trading)
     for agent in config.agents:
         head = make_head(layout, agent.head)

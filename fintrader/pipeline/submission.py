@@ -90,6 +90,9 @@ def _find_unreachable(config: RunConfig, to_ray: bool) -> Iterator[str]:
             "data.path": data.path,
             **{f"data.{k}": v for k, v in list_named_files(data).items()},
         }
+    worked = None if config.is_classic else config.trading.execution
+    if worked is not None:
+        paths["env.execution.policy"] = worked.file
     for field, path in {**paths, "from_run": config.from_run}.items():
         if path is not None and not is_url(path) and not Path(path).is_absolute():
             yield (

@@ -118,12 +118,17 @@ def test_what_cannot_run_there_is_refused_here(words, message, capsys):
     assert "canary" not in shown
 
 
-def test_bars_of_this_machine_are_refused(tmp_path, capsys, monkeypatch):
+def test_files_of_this_machine_are_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.yaml").write_text("data: {path: bars, source: {kind: files}}\n")
+    (tmp_path / "own.yaml").write_text(
+        "data: {path: bars, source: {kind: files}}\n"
+        "env: {decision_interval: 9, execution: {policy: mine, bars: 9}}\n"
+    )
     with pytest.raises(SystemExit):
         main(["submit", "own.yaml", "--to", "kubernetes"])
-    assert "data.path: bars is on this machine" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "data.path: bars is on this machine" in refused
+    assert "env.execution.policy: mine is on this machine" in refused
 
 
 @pytest.fixture
