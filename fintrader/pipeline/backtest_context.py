@@ -46,7 +46,7 @@ def settings_hash(config: RunConfig, window: str) -> str:
 
 def select_portable(config: RunConfig) -> dict[str, Any]:
     """Collect the run's name and every setting that can change a result (not `RESULT_NEUTRAL`)."""
-    values: dict[str, Any] = config.model_dump(mode="json")
+    values = config.model_dump(mode="json")
     return {
         name: value
         for name, value in values.items()
