@@ -238,31 +238,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._endowment = self._endow({})
         self._state: Account | Generation | None = None
 
-    @classmethod
-    def evaluation(
-        cls,
-        market: MarketTensors,
-        settings: EnvSettings | None = None,
-        num_envs: int = 1,
-        record: bool = True,
-    ) -> TradingEnv:
-        """Make an environment that plays the whole window once, from its first bar (autoreset is
-        disabled)."""
-        settings = (settings or EnvSettings()).model_copy(
-            update={"start": "first", "episode_bars": None}
-        )
-        if settings.traders is not None:
-            alone = settings.traders.model_copy(update={"teams": (1,)})
-            settings = settings.model_copy(update={"traders": alone})
-        return cls(
-            market,
-            settings,
-            num_envs=num_envs,
-            seed=0,  # decides nothing, since every account begins at the first bar
-            autoreset_mode=AutoresetMode.DISABLED,
-            record=record,
-        )
-
     def with_settings(self, settings: EnvSettings, *, copy: bool | None = None) -> TradingEnv:
         """Make an environment like this one with other settings, before its first reset."""
         return type(self)(
@@ -300,10 +275,6 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if self._state is None:
             raise EnvError("call reset() first: there are no accounts yet")
         return unpack(self._state)
-
-    @account.setter
-    def account(self, account: Account) -> None:
-        self._state = account
 
     @property
     def equity(self) -> Tensor:

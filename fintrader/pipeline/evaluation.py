@@ -25,8 +25,8 @@ from fintrader.backtesting.result import Results, measured_against
 from fintrader.backtesting.sensitivity import sensitivity
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.backtesting.walk_forward import stitch
+from fintrader.envs.benchmark import lay_out
 from fintrader.envs.settings import EnvSettings
-from fintrader.envs.trading import TradingEnv
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import hash_bytes, remove, write_bytes
 from fintrader.market.planted import oracle_policy
@@ -413,7 +413,7 @@ def _add_oracle(
         or env.traders
     ):
         return {}
-    layout = TradingEnv.evaluation(market, env).layout
+    layout = lay_out(market, env)
     at_once = env.model_copy(update={"trade_rate": 1.0})  # the oracle allows for costs itself
     results["oracle"] = simulate(
         oracle_policy(market, layout, env.cost_bps),

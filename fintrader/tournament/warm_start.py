@@ -28,7 +28,8 @@ from fintrader.agents.checkpoint import read_tensors, select_below
 from fintrader.agents.policy import FORMAT
 from fintrader.agents.transfer import check_transfer, move_statistics
 from fintrader.config import Settings, compare_values
-from fintrader.envs import EnvSettings, TradingEnv
+from fintrader.envs import EnvSettings
+from fintrader.envs.benchmark import lay_out
 from fintrader.envs.observation import ObservationLayout, layout_from_json
 from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import read_json, write_json
@@ -170,7 +171,7 @@ def _take_over(
         raise TournamentError(f"{address} has no finished pods to start from; {hint}")
     before = WarmStart.read(folder)
     split = MarketTensors.load(target.market).split()
-    layout = TradingEnv.evaluation(split.validation, target.env).layout
+    layout = lay_out(split.validation, target.env)
     here = MarketIdentity.of(split.train)
     seen = [] if before is None else [before.seen_until]
     entries = []
