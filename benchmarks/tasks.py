@@ -31,7 +31,7 @@ import fintrader
 from benchmarks._bench import FinishedRuns, Values, list_seeds, read_arguments
 from fintrader.agents import PPO
 from fintrader.agents.agent import choose_agent
-from fintrader.agents.limit_head import make_head
+from fintrader.agents.heads import ActionHead
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.errors import FintraderError
 from tests.oracles.task_optima import evaluate
@@ -95,7 +95,7 @@ def train_sb3(env: TradingEnv, settings: PPO, env_steps: int, seed: int) -> Poli
 
     from fintrader.envs.adapters.sb3 import Sb3VecEnv
 
-    head = make_head(env.layout, settings.head)
+    head = ActionHead(env.layout, settings.head)
 
     def decode(obs: Any, latent: Any) -> torch.Tensor:
         return head.decode(torch.as_tensor(obs), torch.as_tensor(latent))

@@ -24,7 +24,7 @@ from fintrader.agents.sac import SACAgent
 from fintrader.agents.settings import A2C, APG, DDPG, PPO, REDQ, SAC, TD3
 from fintrader.agents.td3 import TD3Agent
 from fintrader.config import Settings
-from fintrader.envs.observation import FlatLayout, Layout
+from fintrader.envs.observation import Layout
 from fintrader.errors import ConfigError, suggest
 
 
@@ -120,10 +120,7 @@ def choose_agent(agent: Any) -> Any:
 def refuse_idle(head: ActionHead) -> None:
     """Raise ConfigError for a head whose action does not depend on latents: a fully invested tilt
     of one symbol."""
-    assets = (
-        head.layout.num_actions if isinstance(head.layout, FlatLayout) else head.layout.num_assets
-    )
-    if head.kind == "tilt" and head.settings.fully_invested and assets == 1:
+    if head.kind == "tilt" and head.settings.fully_invested and head.layout.num_assets == 1:
         raise ConfigError(
             "agent.head.kind tilt of a single symbol without cash always holds it, whatever the"
             " agent learns: set agent.head.kind to aim (or agent.head.fully_invested to false)"

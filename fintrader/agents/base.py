@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fintrader.agents.checkpoint import Resumable, load_generator
 from fintrader.agents.environment import MarketEnv, to_training_env
 from fintrader.agents.fast.graphs import ReplayedStep
-from fintrader.agents.limit_head import make_head
+from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import make_critic
 from fintrader.agents.networks import tanh
 from fintrader.agents.normalisation import Batch, RewardScaler
@@ -52,7 +52,7 @@ class BaseAgent(Resumable):
         self.layout = layout
         self.device = torch.device(device)
         self.seed = seed
-        self.head = make_head(layout, settings.head)
+        self.head = ActionHead(layout, settings.head)
         inputs = self.head.latents if self.is_squashed else 0
         squash = self.is_squashed or (self.is_bounded and self.head.kind in ("aim", "tilt"))
         self.rewards = RewardScaler(settings.gamma)

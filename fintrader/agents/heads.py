@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.settings import ActionHeadSettings
-from fintrader.envs.observation import FlatLayout, Layout, MarketTable, benchmark_of, holdings_of
+from fintrader.envs.observation import (
+    FlatLayout,
+    Layout,
+    MarketTable,
+    ObservationLayout,
+    benchmark_of,
+    holdings_of,
+)
 from fintrader.errors import ConfigError
 
 EXTRA_LATENT_SCALE = 0.25
@@ -38,15 +45,30 @@ class ActionHead:
         way from the holdings w to the aim, `a = w + rate · (aim − w)`; the rate is learned.
         Latents of 0 hold the benchmark: without evidence there is no bet. Idle money (cash, symbols
         that left the benchmark) goes into the aim at once. If the aim is the benchmark, the rate is
-        1, so that the account holds it exactly. (`weights`: see `weights_head`.)
+        1, so that the account holds it exactly.
+    `weights`
+        For weights that may be negative: `a = w + rate · (aim − w)`, with a learned rate for each
+        asset. The aim is clip(z, -1, 1). Without shorts it is clip((1 + z) / 2, 0, 1), because an
+        aim that began at 0 would clip away half of the exploration, and soon all of it.
+
+    For the environment's `limit` actions the latents after those of the weights are limit prices
+    (and stops), clipped to [-1, 1]; `quote` actions are prices alone, and `direct`.
     """
 
     def __init__(self, layout: Layout, settings: ActionHeadSettings) -> None:
-        """Raises ConfigError for a `tilt` without a benchmark or without features to tilt by."""
+        """Raises ConfigError for a `tilt` without a benchmark or without features to tilt by, and
+        for weights where actions are only prices."""
         self.layout = layout
         self.settings = settings
         self.kind = settings.kind
         if isinstance(layout, FlatLayout):
+            self.kind = "direct"
+        elif layout.has_quotes:
+            if self.kind not in ("auto", "direct"):
+                raise ConfigError(
+                    f"agent.head.kind {self.kind} makes weights, and env.action quote takes prices;"
+                    " set agent.head.kind to auto or direct"
+                )
             self.kind = "direct"
         elif self.kind == "auto":
             self.kind = "tilt" if layout.benchmark and layout.num_features else "aim"
@@ -71,15 +93,28 @@ class ActionHead:
 
     def decode(self, obs: Tensor, latent: Tensor, table: MarketTable | None = None) -> Tensor:
         """Turn raw `obs`, flat `[B, D]` or clocked `[B, A + N + 1]`, and `latent [B, L]` into an
-        action `[B, N]`; clocked observations need `table` `[T, L*W]`, the market's rows."""
+        action `[B, A]`; clocked observations need `table` `[T, L*W]`, the market's rows."""
         if self.kind == "direct":
             return latent.clamp(-1.0, 1.0)
+        assert not isinstance(self.layout, FlatLayout)
+        if not self.layout.resting:
+            return self._decode_weights(self.layout, obs, latent, table)
+        num_prices = self.layout.num_actions - self.layout.num_assets
+        own, prices = latent.tensor_split([-num_prices], dim=-1)
+        weights = self._decode_weights(self.layout, obs, own, table)
+        return torch.cat([weights, prices.clamp(-1.0, 1.0)], dim=-1)
+
+    def _decode_weights(
+        self, layout: ObservationLayout, obs: Tensor, latent: Tensor, table: MarketTable | None
+    ) -> Tensor:
+        """Turn raw `obs` and the latents of weights into weights `[B, N]`."""
         if self.kind == "aim":
             return self.aim(latent)
-        assert not isinstance(self.layout, FlatLayout)
-        held = holdings_of(obs, self.layout)
-        if obs.shape[-1] == self.layout.width:
-            benchmark = benchmark_of(obs, self.layout)
+        held = holdings_of(obs, layout)
+        if self.kind == "weights":
+            return self.approach(held, latent, layout.short)
+        if obs.shape[-1] == layout.width:
+            benchmark = benchmark_of(obs, layout)
         else:
             assert table is not None
             bar = obs[..., -1].detach().long()
@@ -113,14 +148,42 @@ class ActionHead:
         if not settings.fully_invested:
             aim = aim * (1 - latent[..., assets + 1 :].clamp(0.0, 1.0))
 
-        start = math.log(settings.trade_rate / (1 - settings.trade_rate))
-        rate = torch.sigmoid(start + RATE_PER_LATENT * latent[..., assets : assets + 1])
+        rate = self._decode_rate(latent[..., assets : assets + 1])
         rate = rate + (1 - rate) * torch.exp(-active_share / FOLLOWING_SHARE)
 
         held = torch.where(benchmark > 0, held, 0.0)
         idle = aim.sum(-1, keepdim=True) - held.sum(-1, keepdim=True)
         held = held + idle * _normalise(aim)
         return (held + rate * (aim - held)).clamp(0.0, 1.0)
+
+    def approach(self, held: Tensor, latent: Tensor, short: int) -> Tensor:
+        """Compute the `weights` head's action `[B, N]` from the weights held `[B, N]` and latents
+        `[B, 2 N]`, aims and rates; `short` as in the layout."""
+        aim, pace = latent.chunk(2, dim=-1)
+        rate = self._decode_rate(pace)
+        aim = clip_aim(aim)
+        if not short:
+            aim = 0.5 + 0.5 * aim
+        return (held + rate * (aim - held)).clamp(-1.0, 1.0)
+
+    def _decode_rate(self, latent: Tensor) -> Tensor:
+        """Turn latents into trade rates; 0 gives `trade_rate`."""
+        start = math.log(self.settings.trade_rate / (1 - self.settings.trade_rate))
+        return torch.sigmoid(start + RATE_PER_LATENT * latent)
+
+
+def clip_aim(aim: Tensor) -> Tensor:
+    """Clip to [-1, 1]. Outside this range only gradients that lead back inside are passed on:
+    without them, a latent that noise moved outside would never return."""
+    clipped = aim.clamp(-1.0, 1.0)
+    if not aim.requires_grad:
+        return clipped
+    beyond = (aim - clipped).detach()
+    passing = aim - beyond
+    passing.register_hook(  # type: ignore[no-untyped-call]
+        lambda grad: torch.where(grad * beyond < 0, 0.0, grad)
+    )
+    return passing
 
 
 def _normalise(weights: Tensor) -> Tensor:

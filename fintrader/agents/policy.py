@@ -28,7 +28,7 @@ from fintrader.agents.description import (
     MarketIdentity,
     PolicyDescription,
 )
-from fintrader.agents.limit_head import make_head
+from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import make_actor, resolve_network
 from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
 from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
@@ -138,7 +138,7 @@ class ActorPolicy(PolicyModule):
         self.layout = layout
         self.outputs = outputs
         self.squash = squash
-        self.head = make_head(layout, head)
+        self.head = ActionHead(layout, head)
         self.network = resolve_network(network, layout, self.head)
         self.meta = {}
         # Not as a submodule: acting does not need it, and an agent has it among its own modules.
@@ -303,8 +303,7 @@ def load_policy(
     module.meta = meta
     if market is not None:
         module.check_market(market)
-        layout = module.layout
-        assets = layout.num_actions if isinstance(layout, FlatLayout) else layout.num_assets
+        assets = module.layout.num_assets
         if assets != market.num_assets:
             raise CheckpointError(
                 f"{path} trades {assets} assets, the market has {market.num_assets}"
@@ -349,7 +348,7 @@ def _build(description: PolicyDescription, stored: int) -> PolicyModule:
         squash = bool(description["squash"])
         # On the meta device a network takes no memory until its stored weights are known to fit.
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            decoder = make_head(layout, head)
+            decoder = ActionHead(layout, head)
             network = resolve_network(network, layout, decoder)
             actor = make_actor(layout, network, extra=decoder.extra, outputs=outputs)
         described = sum(weight.numel() for weight in actor.parameters())

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from fintrader.agents.agent import refuse_idle
 from fintrader.agents.environment import NO_GRADIENT, NO_OWN_GRADIENT
-from fintrader.agents.limit_head import make_head
+from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import resolve_network
 from fintrader.backtesting.walk_forward import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
@@ -448,7 +448,7 @@ def _refuse_unfit_agents(config: RunConfig, market: MarketTensors) -> None:
         open_executor(worked.file, market.feature_names, worked.bars)
     layout = lay_out(market, config.trading)
     for agent in config.agents:
-        head = make_head(layout, agent.head)
+        head = ActionHead(layout, agent.head)
         if market.num_assets == 1:
             refuse_idle(head)
         resolve_network(agent.network, layout, head)

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.agents import EnsemblePolicy, load_policy, save_policy
 from fintrader.agents.heads import ActionHead
-from fintrader.agents.limit_head import make_head
 from fintrader.agents.policy import ActorPolicy, PolicyModule
 from fintrader.agents.settings import MAX_TILT_SCALE
 from fintrader.errors import CheckpointError, ConfigError
@@ -178,7 +177,7 @@ def _scale_tilt(policy: PolicyModule, factor: float) -> PolicyModule:
     check_tilts(policy.head)
     settings = policy.head.settings
     scale = min(factor * settings.tilt_scale, MAX_TILT_SCALE)
-    policy.head = make_head(policy.layout, settings.model_copy(update={"tilt_scale": scale}))
+    policy.head = ActionHead(policy.layout, settings.model_copy(update={"tilt_scale": scale}))
     return policy
 
 

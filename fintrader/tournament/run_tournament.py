@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fintrader.agents.limit_head import make_head
+from fintrader.agents.heads import ActionHead
 from fintrader.agents.settings import ActionHeadSettings
 from fintrader.config import Settings
 from fintrader.envs import EnvSettings
@@ -183,7 +183,7 @@ def _check_market(
     for agent in agents:
         head = getattr(agent, "head", None)
         if shrinks and isinstance(head, ActionHeadSettings):
-            check_tilts(make_head(layout, head))
+            check_tilts(ActionHead(layout, head))
 
 
 def _finish(

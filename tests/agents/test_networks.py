@@ -19,7 +19,6 @@ from fintrader.agents import (
 )
 from fintrader.agents.encoders import GruEncoder
 from fintrader.agents.heads import ActionHead
-from fintrader.agents.limit_head import make_head
 from fintrader.agents.network_kinds import make_actor, make_critic, resolve_network
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.policy import ActorPolicy
@@ -229,7 +228,7 @@ def test_networks_that_cannot_read_a_layout_say_so(settings, layout, message):
 def test_auto_is_the_kind_that_suits_the_layout():
     def suit(layout, head, **given):
         return resolve_network(
-            NetworkSettings(**given), layout, make_head(layout, ActionHeadSettings(kind=head))
+            NetworkSettings(**given), layout, ActionHead(layout, ActionHeadSettings(kind=head))
         ).kind
 
     assert suit(FlatLayout(3, 1), "auto") == "mlp"
@@ -242,7 +241,7 @@ def test_auto_is_the_kind_that_suits_the_layout():
 
 def test_weights_move_part_of_the_way_from_what_is_held():
     layout = ObservationLayout(2, 0, 0)
-    head = make_head(layout, ActionHeadSettings(kind="weights", trade_rate=0.25))
+    head = ActionHead(layout, ActionHeadSettings(kind="weights", trade_rate=0.25))
     obs = torch.zeros(1, layout.width)
     obs[0, layout.slices["holdings"]] = torch.tensor([0.4, -0.2])
     assert head.latents == 4
@@ -255,7 +254,7 @@ def test_weights_move_part_of_the_way_from_what_is_held():
 
 def test_without_shorts_aims_begin_amid_the_weights():
     layout = dataclasses.replace(ObservationLayout(3, 0, 0), short=0)
-    head = make_head(layout, ActionHeadSettings(kind="weights", trade_rate=0.5))
+    head = ActionHead(layout, ActionHeadSettings(kind="weights", trade_rate=0.5))
     latent = torch.tensor([[0.0, -3.0, 3.0, 0.0, 0.0, 0.0]], requires_grad=True)
     action = head.decode(torch.zeros(1, layout.width), latent)
     assert action.tolist() == [[0.25, 0.0, 0.5]]
@@ -265,7 +264,9 @@ def test_without_shorts_aims_begin_amid_the_weights():
 
 
 def test_aims_outside_their_bounds_follow_gradients_that_lead_back():
-    head = make_head(ObservationLayout(3, 0, 0), ActionHeadSettings(kind="weights", trade_rate=0.5))
+    head = ActionHead(
+        ObservationLayout(3, 0, 0), ActionHeadSettings(kind="weights", trade_rate=0.5)
+    )
     for sign, slopes in ((1.0, [0.0, 0.5, 0.5]), (-1.0, [-0.5, -0.5, 0.0])):
         latent = torch.tensor([[-3.0, 0.5, 3.0, 0.0, 0.0, 0.0]], requires_grad=True)
         action = head.decode(torch.zeros(1, head.layout.width), latent)

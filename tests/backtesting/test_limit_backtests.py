@@ -7,9 +7,8 @@ import torch
 
 import fintrader
 from fintrader.agents import ActionHeadSettings, NetworkSettings, make_agent
-from fintrader.agents.limit_head import LimitHead, make_head
+from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import resolve_network
-from fintrader.agents.weights_head import WeightsHead
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import lay_out
@@ -159,36 +158,35 @@ def test_a_policy_that_names_prices_needs_its_settings():
 
 def test_the_head_gives_weights_and_then_prices(market):
     layout = lay_out(market, EnvSettings(action="limit"))
-    head = make_head(layout, ActionHeadSettings(kind="aim"))
-    assert isinstance(head, LimitHead)
+    head = ActionHead(layout, ActionHeadSettings(kind="aim"))
     obs = torch.randn(7, layout.width)
     latent = torch.randn(7, head.latents)
     action = head.decode(obs, latent)
     assert torch.equal(action[:, :4], head.aim(latent[:, :-4]))
     assert torch.equal(action[:, 4:], latent[:, -4:].clamp(-1, 1))
     stopping = lay_out(market, EnvSettings(action="limit", stop_offset_bps=50.0))
-    head = make_head(stopping, ActionHeadSettings(kind="aim"))
+    head = ActionHead(stopping, ActionHeadSettings(kind="aim"))
     latent = torch.randn(7, head.latents)
     action = head.decode(torch.randn(7, stopping.width), latent)
     assert torch.equal(action[:, :4], head.aim(latent[:, :-8]))
     assert torch.equal(action[:, 4:], latent[:, -8:].clamp(-1, 1))
     quoting = lay_out(market, EnvSettings(action="quote"))
-    head = make_head(quoting, ActionHeadSettings())
+    head = ActionHead(quoting, ActionHeadSettings())
     assert (head.kind, head.latents) == ("direct", 8)
     for limit in (layout, stopping):
-        head = make_head(limit, ActionHeadSettings(kind="weights"))
-        alone = WeightsHead(limit, ActionHeadSettings(kind="weights"))
+        head = ActionHead(limit, ActionHeadSettings(kind="weights"))
         others = limit.num_actions - 4
         assert head.latents == 8 + others
         obs = torch.rand(7, limit.width)
         latent = torch.randn(7, head.latents)
         action = head.decode(obs, latent)
-        assert torch.equal(action[:, :4], alone.decode(obs, latent[:, :8]))
+        held = obs[:, limit.slices["holdings"]]
+        assert torch.equal(action[:, :4], head.approach(held, latent[:, :8], limit.short))
         assert torch.equal(action[:, 4:], latent[:, 8:].clamp(-1, 1))
     with pytest.raises(ConfigError, match="quote takes prices"):
-        make_head(quoting, ActionHeadSettings(kind="weights"))
+        ActionHead(quoting, ActionHeadSettings(kind="weights"))
     with pytest.raises(ConfigError, match="quote takes prices"):
-        make_head(quoting, ActionHeadSettings(kind="tilt"))
+        ActionHead(quoting, ActionHeadSettings(kind="tilt"))
     assert resolve_network(NetworkSettings(), layout, head).kind == "mlp"
     with pytest.raises(ConfigError, match="does not read resting orders"):
         resolve_network(NetworkSettings(kind="market_once"), layout, head)

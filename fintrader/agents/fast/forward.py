@@ -372,7 +372,7 @@ def _decode(k: int, plan: Any, numbers: Any, table: Any, latent: Any, action: An
         total += _sum(action)
         for n in range(count):
             action[n] /= total
-    elif plan[k, Plan.DECODER] == Head.WEIGHTS:  # as `weights_head.WeightsHead.decode`
+    elif plan[k, Plan.DECODER] == Head.WEIGHTS:  # as `heads.ActionHead.approach`
         for n in range(count):
             held = table[0, n]
             aim = min(max(latent[n], -ONE), ONE)

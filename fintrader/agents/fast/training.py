@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fintrader.agents.fast.loops import HALF, njit_pass, to_arrays
 from fintrader.agents.fast.surrogate import CONSTANT, exp
-from fintrader.agents.heads import ActionHead
 from fintrader.agents.normalisation import Batch
 
 
@@ -87,7 +86,7 @@ def draw_actions(obs: Tensor, agent: Any) -> Any:
         cache = EmbeddingCache(len(table), agent.head.latents)
         agent.embedding_cache = cache
     head = agent.head
-    has_aim = type(head) is ActionHead and head.kind == "aim"
+    has_aim = head.kind == "aim" and not head.layout.resting
     noise = agent.draw_exploration_noise((len(obs), head.latents)).numpy()
     raw = obs.numpy()
     log_std = agent.log_std.detach().numpy()
