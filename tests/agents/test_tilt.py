@@ -5,6 +5,7 @@ import torch
 from fintrader.agents import APG, PPO, SAC, NetworkSettings, make_agent
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.policy import EnsemblePolicy
+from fintrader.agents.rebalancing import tilt
 from fintrader.agents.settings import ActionHeadSettings
 from fintrader.backtesting.baselines import benchmark_portfolio
 from fintrader.backtesting.simulation import simulate
@@ -94,7 +95,7 @@ def test_the_formula(values):
     latent *= torch.logspace(-3, 0.5, cases, dtype=torch.float64).unsqueeze(
         1
     )  # from almost nothing to a lot
-    actions = head.tilt(benchmark, held, latent)
+    actions = tilt(benchmark, held, latent, head.settings)
     given = {
         "max_log_tilt": settings.max_log_tilt,
         "most": settings.max_active_tilt,
@@ -114,14 +115,15 @@ def test_what_is_idle_is_invested_and_what_left_the_benchmark_is_sold():
     benchmark = torch.tensor([[0.5, 0.3, 0.2, 0.0, 0.0]], dtype=torch.float64)
     held = torch.tensor([[0.2, 0.1, 0.1, 0.4, 0.0]], dtype=torch.float64)
     latent = torch.randn(1, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    action = head.tilt(benchmark, held, latent)
+    action = tilt(benchmark, held, latent, head.settings)
     assert action[0, 3:].tolist() == [0, 0]
     assert float(action.sum()) == pytest.approx(1.0)
     # Who holds nothing goes to the aim at once, whatever the rate says.
     slow = latent.clone()
     slow[0, 5] = -20.0
     assert torch.allclose(
-        head.tilt(benchmark, torch.zeros_like(held), slow), head.tilt(benchmark, 0 * held, latent)
+        tilt(benchmark, torch.zeros_like(held), slow, head.settings),
+        tilt(benchmark, 0 * held, latent, head.settings),
     )
 
 
@@ -131,8 +133,8 @@ def test_no_more_than_allowed_lies_elsewhere():
     cash = torch.zeros_like(benchmark)
 
     def elsewhere(**values):
-        head = ActionHead(LAYOUT, ActionHeadSettings(kind="tilt", **values))
-        return 0.5 * (head.tilt(benchmark, cash, latent) - benchmark).abs().sum(1)
+        settings = ActionHeadSettings(**values)
+        return 0.5 * (tilt(benchmark, cash, latent, settings) - benchmark).abs().sum(1)
 
     free = elsewhere()
     bound = free > 0.05

@@ -9,6 +9,7 @@ import fintrader
 from fintrader.agents import ActionHeadSettings, NetworkSettings, make_agent
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import resolve_network
+from fintrader.agents.rebalancing import approach
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import lay_out
@@ -181,7 +182,8 @@ def test_the_head_gives_weights_and_then_prices(market):
         latent = torch.randn(7, head.latents)
         action = head.decode(obs, latent)
         held = obs[:, limit.slices["holdings"]]
-        assert torch.equal(action[:, :4], head.approach(held, latent[:, :8], limit.short))
+        weights = approach(held, latent[:, :8], head.settings, short=limit.short)
+        assert torch.equal(action[:, :4], weights)
         assert torch.equal(action[:, 4:], latent[:, 8:].clamp(-1, 1))
     with pytest.raises(ConfigError, match="quote takes prices"):
         ActionHead(quoting, ActionHeadSettings(kind="weights"))

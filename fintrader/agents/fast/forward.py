@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fintrader.agents.fast.loops import HALF, ONE, ZERO, njit_layer
-from fintrader.agents.heads import FOLLOWING_SHARE, RATE_PER_LATENT
+from fintrader.agents.rebalancing import FOLLOWING_SHARE, RATE_PER_LATENT
 from fintrader.envs.fast.buffers import BAR, END
 from fintrader.envs.fast.compiled import njit_entry
 from fintrader.envs.fast.simd import map_columns
@@ -372,7 +372,7 @@ def _decode(k: int, plan: Any, numbers: Any, table: Any, latent: Any, action: An
         total += _sum(action)
         for n in range(count):
             action[n] /= total
-    elif plan[k, Plan.DECODER] == Head.WEIGHTS:  # as `heads.ActionHead.approach`
+    elif plan[k, Plan.DECODER] == Head.WEIGHTS:  # as `rebalancing.approach`
         for n in range(count):
             held = table[0, n]
             aim = min(max(latent[n], -ONE), ONE)
@@ -389,7 +389,7 @@ def _decode_rate(k: int, numbers: Any, latent: Any) -> Any:
     return ONE / (ONE + np.exp(-numbers[k, Number.RATE_LOGIT] - _RATE * latent))
 
 
-# Computes `heads.ActionHead.tilt`.
+# Computes `rebalancing.tilt`.
 @njit_layer
 def _tilt(
     k: int, plan: Any, numbers: Any, held: Any, benchmark: Any, latent: Any, aim: Any
