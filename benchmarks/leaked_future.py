@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from benchmarks._bench import finish, read_arguments
@@ -86,11 +85,8 @@ def measure_share(
     """Share of the foresight growth after `seconds`; the sign policy's share; env-steps taken."""
     rules = RULES.model_copy(update={"num_envs": num_envs})
     unseen, truth = (
-        TradingEnv(
-            make_leaked_market(800, late=shift, seed=1000 + seed),
-            rules.model_copy(update={"start": "first", "episode_bars": None}),
-            num_envs=1,
-            autoreset_mode=AutoresetMode.DISABLED,
+        TradingEnv.evaluation(
+            make_leaked_market(800, late=shift, seed=1000 + seed), rules, record=False
         )
         for shift in (late, 0)
     )

@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode
 
-from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.market.tensors import Events, MarketTensors, Windows
 
 MINUTE_NS = 60_000_000_000
@@ -56,22 +54,6 @@ def market_of(close, session_bars, **given):
         "context_names": tuple(f"c{k}" for k in range(values["context"].shape[1])),
     }
     return MarketTensors(**(names | values))
-
-
-def evaluation_env(market, settings=None):
-    """An account that plays the whole window once, from its first bar, and records its fills."""
-    settings = settings or EnvSettings()
-    changes = {"start": "first", "episode_bars": None}
-    if settings.traders is not None:
-        changes["traders"] = settings.traders.model_copy(update={"teams": (1,)})
-    return TradingEnv(
-        market,
-        settings.model_copy(update=changes),
-        num_envs=1,
-        seed=0,
-        autoreset_mode=AutoresetMode.DISABLED,
-        record=True,
-    )
 
 
 def reprice(market, **given):

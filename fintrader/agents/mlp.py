@@ -77,8 +77,6 @@ class Mlp(nn.Module):
 class MlpActor(Actor):
     """All latents from one row of numbers."""
 
-    kind = "mlp"
-
     def __init__(
         self,
         layout: Layout,

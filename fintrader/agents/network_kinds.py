@@ -28,29 +28,26 @@ def resolve_network(settings: NetworkSettings, layout: Layout, head: ActionHead)
     Raises ConfigError for a network that cannot read the layout, or lacks the trade rates that the
     head needs.
     """
-    if isinstance(layout, FlatLayout):
-        if settings.kind not in ("auto", "mlp"):
-            raise ConfigError(
-                f"agent.network.kind {settings.kind} reads a market's assets; set it to mlp or auto"
-                " here"
-            )
-        return settings.model_copy(update={"kind": "mlp"})
-    if layout.resting:
-        if settings.kind not in ("auto", "mlp"):
-            raise ConfigError(
-                f"agent.network.kind {settings.kind} does not read resting orders; set it to"
-                " mlp or auto with env.action limit or quote"
-            )
-        return settings.model_copy(update={"kind": "mlp"})
-    if head.kind == "weights" and settings.kind not in ("auto", "mlp"):
-        raise ConfigError(
-            f"agent.network.kind {settings.kind} has no trade rate for each asset, which"
-            " agent.head.kind weights needs; set the network to mlp or auto"
-        )
-    if settings.kind != "auto":
-        return settings
     suited = "market_once" if head.targets_weights else "per_asset"
-    return settings.model_copy(update={"kind": "mlp" if head.kind == "weights" else suited})
+    obstacle = ""
+    if isinstance(layout, FlatLayout):
+        obstacle = "reads a market's assets; set it to mlp or auto here"
+    elif layout.resting:
+        obstacle = (
+            "does not read resting orders; set it to mlp or auto with env.action limit or quote"
+        )
+    elif head.kind == "weights":
+        obstacle = (
+            "has no trade rate for each asset, which agent.head.kind weights needs; set the network"
+            " to mlp or auto"
+        )
+    if obstacle:
+        suited = "mlp"
+    if settings.kind == "auto":
+        return settings.model_copy(update={"kind": suited})
+    if obstacle and settings.kind != "mlp":
+        raise ConfigError(f"agent.network.kind {settings.kind} {obstacle}")
+    return settings
 
 
 _ACTORS: dict[str, Callable[..., Actor]] = {

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, broadcast_shapes, nn
@@ -224,7 +224,6 @@ class Actor(nn.Module):
     `ActionHead`).
     """
 
-    kind: ClassVar[str]
     outputs: int
     shares_bars: bool = False
     """True if accounts at a bar share their outputs."""
@@ -268,8 +267,6 @@ class Coefficients(NamedTuple):
 
 class MarketOnceActor(Actor):
     """Latents that are linear in the account, with coefficients from the market's row alone."""
-
-    kind = "market_once"
 
     def __init__(
         self,

@@ -111,11 +111,7 @@ class OffPolicyAgent(BaseAgent):
             sample = self.draw_sample(self.replay)
             self.record(take_step(self, self.learn, sample, branch=self.is_actor_due))
             self.redraw_perturbation()
-        return self.report() if self.is_report_due else None
-
-    def pause(self) -> Metrics:
-        """Average the metrics since the last report, before one is due."""
-        return self.report()
+        return self.pause() if self.is_report_due else None
 
     def count_due_updates(self) -> int:
         """Count the updates that should have been made by now, since the first step; 0 while
@@ -138,8 +134,8 @@ class OffPolicyAgent(BaseAgent):
         """True after every `REPORT_STEPS`-th step, when metrics are due."""
         return self.replay is not None and self.replay.written % REPORT_STEPS == 0
 
-    def report(self) -> Metrics:
-        """Average the metrics since the last report."""
+    def pause(self) -> Metrics:
+        """Average the metrics since the last report, also before one is due."""
         metrics = {name: torch.stack(values).mean() for name, values in self.since_report.items()}
         self.since_report = {}
         return to_metrics(metrics) if metrics else {}

@@ -266,7 +266,7 @@ class PipelinedAgent:
     def pause(self) -> Metrics:
         """Wait for updates, act by their weights from now on, and return the agent's metrics."""
         self._take_over()
-        return self.agent.report()
+        return self.agent.pause()
 
     def _take_over(self) -> None:
         """Wait until no update runs, and act with its weights from now on. Raises the thread's

@@ -58,8 +58,6 @@ class AccountTrunk(nn.Module):
 class PerAssetActor(Actor):
     """Computes each asset's latent from its embedding, and the extra latents from their mean."""
 
-    kind = "per_asset"
-
     def __init__(
         self,
         layout: ObservationLayout,

@@ -112,28 +112,11 @@ class BacktestAccount:
         self._seen_at = -1
         self._want = np.zeros(market.num_assets)
 
-    @classmethod
-    def resume(
-        cls,
-        market: MarketTensors,
-        settings: EnvSettings,
-        *,
-        bar: int,
-        cash: float,
-        equity: float,
-        capital: tuple[float, float],
-        shares: Array,
-    ) -> BacktestAccount:
-        """Make an account at the close of `bar`. cash, equity: USD; capital: highest and first
-        equity, USD; shares: `[N]`."""
-        account = cls(market, settings)
-        account.set_books(bar=bar, cash=cash, equity=equity, capital=capital, shares=shares)
-        return account
-
     def set_books(
         self, *, bar: int, cash: float, equity: float, capital: tuple[float, float], shares: Array
     ) -> None:
-        """Go on from other books, as in `resume`."""
+        """Go on at the close of `bar` with other books. cash, equity: USD; capital: highest and
+        first equity, USD; shares: `[N]`."""
         state = self._state
         state.bar[0] = bar
         state.cash[0] = cash
@@ -259,11 +242,6 @@ class BacktestAccount:
         """Return the numbers of new shares `[N]` for one old share at a bar; 1 without a split."""
         splits: Array = self._prices.splits[self._prices.event_row[bar]]
         return splits
-
-    def split_at(self, asset: int, bar: int | None = None) -> float:
-        """Return the number of an asset's new shares for an old one at a bar, by default the
-        present one."""
-        return float(self.splits_at(self.bar if bar is None else bar)[asset])
 
     def place(self, asset: int, side: int, shares: float, price: float) -> bool:
         """Replace an asset's bid (side 0) or ask (side 1) by an order for signed shares at a price

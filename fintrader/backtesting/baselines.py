@@ -187,22 +187,19 @@ def buy_and_hold(
     )
 
 
-def equal_weight(
-    market: MarketTensors, settings: EnvSettings, *, progress: Progress = SILENT
-) -> BacktestResult:
-    """Hold 1/n of every member, rebalanced at the first bar of every session, net of costs."""
-    return _hold_benchmark("equal_weight", "1/n", market, settings, progress)
+_SIZES = {"equal_weight": "1/n", "cap_weight": "in proportion to capitalisation"}
 
 
-def _hold_benchmark(
+def hold_benchmark(
     kind: Literal["equal_weight", "cap_weight"],
-    size: str,
     market: MarketTensors,
     settings: EnvSettings,
-    progress: Progress,
+    *,
+    progress: Progress = SILENT,
 ) -> BacktestResult:
-    """Hold the weights of a benchmark, rebalanced every session."""
-    note = f"{size}, rebalanced every session, net of costs"
+    """Hold every member, with 1/n or in proportion to its capitalisation, rebalanced at the first
+    bar of every session, net of costs."""
+    note = f"{_SIZES[kind]}, rebalanced every session, net of costs"
     weights = benchmark_weights(market, kind)
     due = rebalance_bars(market, 1)
     return simulate_weights(
@@ -382,11 +379,9 @@ def benchmark_portfolio(
     kind = benchmark_kind(market, settings.benchmark)
     if kind == "cash":
         return cash(market, settings)
-    if kind == "equal_weight":
-        return equal_weight(market, settings, progress=progress)
     if kind == "buy_and_hold":
         return buy_and_hold(market, settings, progress=progress)
-    return _hold_benchmark(kind, "in proportion to capitalisation", market, settings, progress)
+    return hold_benchmark(kind, market, settings, progress=progress)
 
 
 def simulate_baselines(
@@ -405,7 +400,7 @@ def simulate_baselines(
     """
     results = [
         buy_and_hold(market, settings, progress=progress),
-        equal_weight(market, settings, progress=progress),
+        hold_benchmark("equal_weight", market, settings, progress=progress),
     ]
     if every:
         target = None if train is None else usual_volatility(train)

@@ -252,7 +252,7 @@ class Desk:
         for asset, exits in list(self._exits.items()):
             held = float(account.held[asset])
             rows = account.resting[:, asset]
-            exits.take_profit /= account.split_at(asset)
+            exits.take_profit /= float(account.splits_at(account.bar)[asset])
             was_entered = exits.is_entered
             exits.is_entered = was_entered or held * exits.side > 0
             waits = any(rows[side + LEFT] for side in (0, ORDER_ROWS))

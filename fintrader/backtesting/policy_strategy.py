@@ -275,13 +275,12 @@ class PolicyStrategy:
     ) -> None:
         """watch: called with the account before each decision."""
         self._watch = watch
-        asked = callable_policy(policy, account.layout, account.settings, name)
-        rows = account.rows if isinstance(asked, Bindable) else None
-        self._policy = asked
+        self._policy = callable_policy(policy, account.layout, account.settings, name)
         self._account = account
         self._name = name
-        can_bind = isinstance(asked, Bindable) and rows is not None
-        self.bound: Any = asked.bind(rows) if can_bind else None  # type: ignore[attr-defined]
+        self.bound: Any = None
+        if isinstance(self._policy, Bindable) and account.rows is not None:
+            self.bound = self._policy.bind(account.rows)
         self._first: list[tuple[Any, Float32]] = []
 
     @property

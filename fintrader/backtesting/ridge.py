@@ -78,6 +78,14 @@ class Ridge:
         )
 
 
+def _tilted_weights(market: MarketTensors, settings: EnvSettings) -> Array:
+    """Compute the weights `[T, N]` that are tilted: the benchmark's, or equal ones if it is
+    cash."""
+    kind = benchmark_kind(market, settings.benchmark)
+    weights: Array = benchmark_weights(market, "equal_weight" if kind == "cash" else kind).numpy()
+    return weights
+
+
 class _Panel:
     """The decisions of a window: their bars, the benchmark's weights, and the returns to the next
     decision."""
@@ -86,13 +94,10 @@ class _Panel:
         self.market = market = market if market.device.type == "cpu" else market.to("cpu")
         delay = 0 if settings.fill == "close" else 1
         bars = np.arange(0, market.num_bars - delay, settings.decision_interval)
-        kind = benchmark_kind(market, settings.benchmark)
         self.bars = bars
         self.interval = settings.decision_interval
         self.session = market.session.numpy()[bars]
-        self.weights = benchmark_weights(market, "equal_weight" if kind == "cash" else kind)[
-            bars
-        ].numpy()
+        self.weights = _tilted_weights(market, settings)[bars]
         at = bars + delay
         closed = market.close[at].numpy()
         paid = market.open[at].numpy() if settings.fill == "next_open" else closed
@@ -281,8 +286,7 @@ def ridge(
         market, baseline_settings(settings, market).model_copy(update=interval), "ridge"
     )
     own = account.market
-    kind = benchmark_kind(own, settings.benchmark)
-    weights = benchmark_weights(own, "equal_weight" if kind == "cash" else kind).numpy()
+    weights = _tilted_weights(own, settings)
     mark = account.view.mark.double().numpy()
 
     carried = np.zeros(own.num_assets)
@@ -291,7 +295,7 @@ def ridge(
     def decide(account: BacktestAccount) -> Holdings:
         bar = account.bar
         held = account.held
-        price = mark[account.bar]
+        price = mark[bar]
         scores = own.features[bar].numpy().astype(np.float64) @ fitted.coefficients
         share = held * price / account.equity
         target = _step_towards(share, _tilt(scores, weights[bar]), fitted.trade_rate)

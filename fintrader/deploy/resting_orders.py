@@ -89,7 +89,7 @@ def trace_order(
     left = report.shares
     reports = []
     for at in range(bar + 1, account.bar + 1):
-        split = account.split_at(asset, at)
+        split = float(account.splits_at(at)[asset])
         left *= split
         level /= split
         before = report

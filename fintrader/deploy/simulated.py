@@ -34,9 +34,8 @@ class AccountState(NamedTuple):
         self, market: MarketTensors, env: EnvSettings, bar: int, shares: Array
     ) -> BacktestAccount:
         """Build the account in this state with these shares `[N]` at a bar of a market."""
-        account = BacktestAccount.resume(
-            market,
-            env,
+        account = BacktestAccount(market, env)
+        account.set_books(
             bar=bar,
             cash=self.cash,
             equity=self.equity,

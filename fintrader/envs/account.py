@@ -103,8 +103,8 @@ class Orders(NamedTuple):
     """`[B, N]` USD: the last close, adjusted for the fill bar's splits and dividends."""
     income: Tensor
     """`[B]` USD of the bar's events."""
-    owed: Tensor | None
-    """`[B]` USD: value of the option at the previous close; None without an option."""
+    owed: Tensor | float
+    """`[B]` USD: value of the option at the previous close; 0.0 without an option."""
 
 
 class Fills(NamedTuple):
@@ -291,7 +291,7 @@ def place_orders(
     if settings.turbulence:
         # In turbulence everything is sold.
         desired = torch.where(view.risk_off[account.bar].unsqueeze(1), 0.0, desired)
-    owed = None if settings.option is None else find_owed(view, account, account.bar)
+    owed = find_owed(view, account, account.bar)
     row = view.event_row.index_select(0, bar)
     if at_close or not view.has_events or not may_hold(row > 0):
         nothing = torch.zeros_like(account.cash)
@@ -461,9 +461,7 @@ def purchase_budget(
     if not settings.short:
         return cash
     value = in_usd(kept, torch.where(quote.price > 0, quote.price, orders.mark))
-    equity = cash + value.sum(1)
-    if orders.owed is not None:
-        equity = equity - orders.owed
+    equity = cash + value.sum(1) - orders.owed
     return settings.max_leverage * equity - value.abs().sum(1)
 
 
@@ -559,11 +557,9 @@ def mark_to_market(
 
     # First update the books at the few bars at which something happens.
     happens = find_changes(view, bars, fill_bar, settings) & (ahead == bars)
-    over = torch.zeros_like(happens)
     if settings.close_at_end:
-        over = ahead == account.end_bar.unsqueeze(1)
-        happens = happens | over
-    changes = pass_changes(view, account, fills, bars, happens, over, fill_bar, settings)
+        happens = happens | (ahead == account.end_bar.unsqueeze(1))
+    changes = pass_changes(view, account, fills, bars, happens, fill_bar, settings)
     stages: list[Books] = [fills, *changes]
     books = stages[-1]
 
@@ -614,13 +610,11 @@ def pass_changes(
     books: Books,
     bars: Tensor,
     happens: Tensor,
-    over: Tensor,
     fill_bar: Tensor,
     settings: EnvSettings,
 ) -> list[Change]:
     """Update each account's books at its bars `[B, k]` at which something `happens` `[B, k]`;
-    return the books after the first such bar, after the second, and so on. All positions are closed
-    at bars that are `over` `[B, k]`."""
+    return the books after the first such bar, after the second, and so on."""
     count = min(view.max_changes + settings.close_at_end, bars.shape[1])
     number = torch.arange(bars.shape[1], device=bars.device)
     changes = []
@@ -628,7 +622,7 @@ def pass_changes(
         if not may_hold(happens):
             break
         place = torch.where(happens, number, len(number)).amin(1)
-        books = change_books(view, account, books, place, bars, over, fill_bar, settings)
+        books = change_books(view, account, books, place, bars, fill_bar, settings)
         changes.append(books)
         happens = happens & (number > place.unsqueeze(1))
     return changes
@@ -640,7 +634,6 @@ def change_books(
     books: Books,
     place: Tensor,
     bars: Tensor,
-    over: Tensor,
     fill_bar: Tensor,
     settings: EnvSettings,
 ) -> Change:
@@ -684,16 +677,16 @@ def change_books(
     )
     quote = view.quote(bar)._replace(price=mark)
     if view.has_ends or settings.close_at_end:
-        ends = (view.last_bar == bar.unsqueeze(1)) | over.gather(1, column)
+        ends = view.last_bar == bar.unsqueeze(1)
+        if settings.close_at_end:
+            ends = ends | (bar == account.end_bar).unsqueeze(1)
         ends = ends & happens.unsqueeze(1)
         if may_hold(ends):
             change = close_positions(change, quote, ends, settings)
     if settings.maintenance_margin > 0.0:
         value = in_usd(change.shares, mark)
         exposure = value.abs().sum(1)
-        equity = change.cash + value.sum(1)
-        if settings.option is not None:
-            equity = equity - find_owed(view, account, bar)
+        equity = change.cash + value.sum(1) - find_owed(view, account, bar)
         called = happens & (equity < settings.maintenance_margin * exposure)
         trades = view.quote(bar).price > 0
         change = close_positions(change, quote, called.unsqueeze(1) & trades, settings)
@@ -739,12 +732,14 @@ def mark_bars(
         mark = view.mark_at(bar.flatten()).view(held.shape)
         value = held * mark
         values.append((value.round_() if is_exact else value).sum(2))
-    equity = cash + torch.cat(values, 1) * (1.0 / USD_GRID)
-    return equity - find_owed(view, account, bars) if len(view.option_value) else equity
+    return cash + torch.cat(values, 1) * (1.0 / USD_GRID) - find_owed(view, account, bars)
 
 
-def find_owed(view: MarketView, account: Account, bars: Tensor) -> Tensor:
-    """USD that accounts owe for their option at the closes of `bars` `[B]` or `[B, k]`."""
+def find_owed(view: MarketView, account: Account, bars: Tensor) -> Tensor | float:
+    """USD that accounts owe for their option at the closes of `bars` `[B]` or `[B, k]`; 0.0
+    without an option."""
+    if not len(view.option_value):
+        return 0.0
     form = (-1, *[1] * (bars.ndim - 1))
     gap, left = find_gap(view, account.start_bar.view(form), bars)
     place = gap * view.option_scale[left] + STRIKE_POINT

@@ -33,18 +33,6 @@ def benchmark_kind(market: MarketTensors, choice: BenchmarkKind | Literal["auto"
     return "equal_weight" if is_real else "cash"
 
 
-def held_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
-    """Compute `benchmark_weights`. Raises EnvError also for a benchmark other than cash that never
-    holds anything (a market without members)."""
-    weights = benchmark_weights(market, kind)
-    if kind != "cash" and not (weights > 0).any():
-        raise EnvError(
-            f"env.benchmark {kind} needs members with prices, and this window has none; set"
-            " env.benchmark to cash"
-        )
-    return weights
-
-
 def lay_out(market: MarketTensors, settings: EnvSettings) -> ObservationLayout:
     """Lay out the observations of a market; with a benchmark other than cash they contain
     membership and the benchmark's weights."""

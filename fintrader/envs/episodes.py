@@ -102,8 +102,6 @@ def begin(
         finished=finished,
         resting=shares.new_zeros(len(shares), settings.resting_rows, shares.shape[1]),
     )
-    if settings.option is None:
-        return account
     # The premium received equals the value owed at the start.
     return account._replace(cash=cash + find_owed(view, account, bar))
 

@@ -12,10 +12,9 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from fintrader.envs.observation import MarketTable, ObservationLayout, ResetReturn, StepReturn
+from fintrader.envs.observation import MarketTable, ResetReturn, StepReturn
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.state import count_games
 from fintrader.envs.trading import TradingEnv
@@ -28,39 +27,23 @@ from fintrader.seeding import derive, draw_seed
 class SeveralEnvs:
     """Environments side by side as one `TrainingEnvironment`, gradients included.
 
-    Subclasses set `envs`, `settings`, `layout`, `np_random_seed` and `table` `[T, L*W]`, and
-    define `shown_row`. Observations are `[B, D]`, or factored if the settings ask for it; the
-    accounts of the first environment come first.
+    Subclasses set `table` `[T, L*W]`, and define `shown_row`. Observations are `[B, D]`, or
+    factored if the settings ask for it; the accounts of the first environment come first.
     """
 
-    envs: Sequence[TradingEnv]
-    settings: EnvSettings
-    layout: ObservationLayout
     table: MarketTable
-    np_random_seed: int
-    """The seed that the accounts' random streams began with."""
 
-    @property
-    def num_envs(self) -> int:
-        """B: number of all accounts."""
-        return sum(env.num_envs for env in self.envs)
-
-    @property
-    def num_traders(self) -> int:
+    def __init__(self, envs: Sequence[TradingEnv], settings: EnvSettings, seed: int) -> None:
+        """`seed`: the one that the accounts' random streams began with."""
+        self.envs = envs
+        self.settings = settings
+        self.np_random_seed = seed
+        self.num_envs = sum(env.num_envs for env in envs)
+        self.num_traders = envs[0].num_traders
         """Consecutive accounts that trade in one game."""
-        return self.envs[0].num_traders
-
-    @property
-    def device(self) -> torch.device:
-        return self.envs[0].device
-
-    @property
-    def autoreset_mode(self) -> AutoresetMode:
-        return self.envs[0].autoreset_mode
-
-    @property
-    def metadata(self) -> Any:
-        return self.envs[0].metadata
+        self.layout = envs[0].layout
+        self.device = envs[0].device
+        self.autoreset_mode = envs[0].autoreset_mode
 
     def shown_row(self, number: int, clock: Tensor) -> Tensor:
         """Find the rows that accounts of environment `number` see at its bars `clock` `[B]`."""
@@ -127,11 +110,6 @@ class SeveralEnvs:
             return {"private": private, "clock": clock}
         return self.layout.assemble(private, self.table[clock])
 
-    @property
-    def market_rows(self) -> Tensor:
-        """The market's part of observations `[T, L*W]`; do not write to it."""
-        return self.table.whole
-
 
 class JoinedEnv(SeveralEnvs):
     """A `TradingEnv` for each piece.
@@ -155,9 +133,8 @@ class JoinedEnv(SeveralEnvs):
         accounts = share_accounts(settings, [piece.num_bars for piece in pieces])
         groups = settings.start_groups
         each = 1 if groups == "auto" else settings.num_envs // groups
-        self.np_random_seed = draw_seed() if seed is None else seed
-        self.settings = settings
-        self.envs = [
+        seed = draw_seed() if seed is None else seed
+        envs = [
             TradingEnv(
                 piece,
                 settings.model_copy(
@@ -165,12 +142,12 @@ class JoinedEnv(SeveralEnvs):
                 ),
                 num_envs=count,
                 device=device,
-                seed=derive(self.np_random_seed, "piece", number),
+                seed=derive(seed, "piece", number),
             )
             for number, (piece, count) in enumerate(zip(pieces, accounts, strict=True))
         ]
-        self.layout = self.envs[0].layout
-        self._offsets = [0, *accumulate(env.market.num_bars for env in self.envs)]
+        super().__init__(envs, settings, seed)
+        self._offsets = [0, *accumulate(piece.num_bars for piece in pieces)]
 
     def with_settings(self, settings: EnvSettings) -> JoinedEnv:
         """Make an environment like this one with other settings, before its first reset."""

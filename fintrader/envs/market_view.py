@@ -15,8 +15,8 @@ from fintrader.envs.benchmark import (
     BenchmarkKind,
     benchmark_kind,
     benchmark_level,
+    benchmark_weights,
     carry_forward,
-    held_weights,
 )
 from fintrader.envs.money import USD_GRID
 from fintrader.envs.observation import MarketTable, session_clock
@@ -367,10 +367,17 @@ def pack_quotes(limit: Tensor, price: Tensor, buyable: Tensor, mark: Tensor) -> 
 
 
 def _hold_benchmark(market: MarketTensors, kind: BenchmarkKind) -> tuple[Tensor, Tensor]:
-    """Compute the benchmark's weights `[T, N]` float32 and the logarithm of its growth `[T]`."""
-    weights = held_weights(market, kind)
+    """Compute the benchmark's weights `[T, N]` float32 and the logarithm of its growth `[T]`.
+    Raises EnvError for a benchmark other than cash that never holds anything (a market without
+    members)."""
+    weights = benchmark_weights(market, kind)
     if kind == "cash":
         return weights, torch.zeros(market.num_bars, dtype=torch.float64, device=market.device)
+    if not (weights > 0).any():
+        raise EnvError(
+            f"env.benchmark {kind} needs members with prices, and this window has none; set"
+            " env.benchmark to cash"
+        )
     return weights.float(), benchmark_level(market, weights).log()
 
 

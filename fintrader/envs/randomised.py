@@ -190,20 +190,19 @@ class RandomisedEnv(SeveralEnvs):
         Raises EnvError unless the variants share the accounts evenly and have enough sessions for
         their blocks.
         """
-        count, rest = divmod(env.num_envs, env.settings.randomise.variants)
+        variants = env.settings.randomise.variants
+        count, rest = divmod(env.num_envs, variants)
         if rest or not count:
             raise EnvError(
                 f"env.num_envs is {env.num_envs}; make it a multiple of env.randomise.variants, "
-                f"{env.settings.randomise.variants}"
+                f"{variants}"
             )
-        self.settings = env.settings
         self.market = env.market
-        self.layout = env.layout
         self.table = env.table
         self.differentiable = env.settings.fractional
-        self.np_random_seed = draw_seed() if seed is None else seed
-        variants = range(env.settings.randomise.variants)
-        self.envs = self.variants = [_Variant(env, count, k, self.np_random_seed) for k in variants]
+        seed = draw_seed() if seed is None else seed
+        self.variants = [_Variant(env, count, number, seed) for number in range(variants)]
+        super().__init__(self.variants, env.settings, seed)
 
     def shown_row(self, number: int, clock: Tensor) -> Tensor:
         return self.variants[number].shown_bar(clock)

@@ -148,7 +148,8 @@ def place_orders(
     mark = view.mark_at(account.bar)
     parts = torch.split(action.float().clamp(-1.0, 1.0), account.shares.shape[1], 1)
     if settings.action == "quote":
-        orders, aim = lay_quotes(parts[0], parts[1], account, mark, settings)
+        orders = lay_quotes(parts[0], parts[1], account, mark, settings)
+        aim = account.shares
     else:
         aim = desired_shares(parts[0], account.shares, account.equity, mark, settings)
         offset = parts[1].double() * (settings.limit_offset_bps / 1e4)
@@ -174,19 +175,17 @@ def lay_order(left: Tensor, price: Tensor) -> Tensor:
 
 def lay_quotes(
     below: Tensor, above: Tensor, account: Account, mark: Tensor, settings: EnvSettings
-) -> tuple[Tensor, Tensor]:
+) -> Tensor:
     """Lay out a bid and an ask for each asset, `[B, 6, N]`, from the actions that name their
-    distances, `[B, N]` each: -1 is the close, 1 `limit_offset_bps` away from it. Also return the
-    holdings that stops protect."""
+    distances, `[B, N]` each: -1 is the close, 1 `limit_offset_bps` away from it."""
     widest = settings.limit_offset_bps / 1e4
-    away = (0.5 + 0.5 * below.double()) * widest, (0.5 + 0.5 * above.double()) * widest
     usd = settings.quote_weight * torch.relu(account.equity).unsqueeze(1)
     price = torch.where(mark > 0, mark, 1.0).double()
     size = torch.where(mark > 0, round_to_zero(usd / price, settings), 0.0)
     sale = size if settings.short else torch.minimum(size, account.shares)
-    bid = lay_order(size, mark.double() * (1.0 - away[0]))
-    ask = lay_order(-sale, mark.double() * (1.0 + away[1]))
-    return torch.cat((bid, ask), 1), account.shares
+    bid = lay_order(size, mark.double() * (1.0 - (0.5 + 0.5 * below.double()) * widest))
+    ask = lay_order(-sale, mark.double() * (1.0 + (0.5 + 0.5 * above.double()) * widest))
+    return torch.cat((bid, ask), 1)
 
 
 def lay_stop(wish: Tensor, aim: Tensor, shares: Tensor, mark: Tensor, farthest: float) -> Tensor:
@@ -234,7 +233,7 @@ def begin_bar(view: MarketView, account: Account, settings: EnvSettings) -> tupl
         if settings.stop_offset_bps is not None:
             stop = rested[:, -1]
             rested[:, -1] = torch.where(stop.abs() == LARGEST, stop, stop / split)
-    owed = None if settings.option is None else find_owed(view, account, account.bar)
+    owed = find_owed(view, account, account.bar)
     return Orders(bar, cash, shares, shares, mark, income, owed), rested
 
 

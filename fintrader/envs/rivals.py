@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from fintrader.envs.account import Account
@@ -50,25 +49,16 @@ class RivalsEnv:
                 )
         self.env = env
         self.rivals = rivals
+        self.settings = env.settings
         self.layout = env.layout
         self.market = env.market
+        self.device = env.device
+        self.autoreset_mode = env.autoreset_mode
         _, team = lay_out_teams(teams, env.device)
         team = team.repeat(env.num_envs // len(team))
         self._rows = [torch.nonzero(team == number).flatten() for number in range(len(teams))]
         self.num_traders = teams[0]
         self.num_envs = len(self._rows[0])
-
-    @property
-    def settings(self) -> EnvSettings:
-        return self.env.settings
-
-    @property
-    def device(self) -> torch.device:
-        return self.env.device
-
-    @property
-    def autoreset_mode(self) -> AutoresetMode:
-        return self.env.autoreset_mode
 
     @property
     def table(self) -> MarketTable:

@@ -104,17 +104,14 @@ class OptionSettings(Settings):
 
     @model_validator(mode="after")
     def _can_be_tabled(self) -> Self:
-        if self.deviation > MOST_DEVIATION:
+        # Standard deviation of the log return of its whole life.
+        deviation_bps = self.volatility_bps * math.sqrt(self.bars)
+        if deviation_bps > 1e4 * MOST_DEVIATION:
             raise ValueError(
-                f"volatility_bps * sqrt(bars) is {1e4 * self.deviation:,.0f} basis points, and may"
+                f"volatility_bps * sqrt(bars) is {deviation_bps:,.0f} basis points, and may"
                 f" be {1e4 * MOST_DEVIATION:,.0f} at most; lower either of them"
             )
         return self
-
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the log return of its whole life."""
-        return 1e-4 * self.volatility_bps * math.sqrt(self.bars)
 
 
 MOST_IMPACT = 0.1

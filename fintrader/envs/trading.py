@@ -238,6 +238,31 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self._endowment = self._endow({})
         self._state: Account | Generation | None = None
 
+    @classmethod
+    def evaluation(
+        cls,
+        market: MarketTensors,
+        settings: EnvSettings | None = None,
+        num_envs: int = 1,
+        record: bool = True,
+    ) -> TradingEnv:
+        """Make an environment that plays the whole window once, from its first bar (autoreset is
+        disabled)."""
+        settings = (settings or EnvSettings()).model_copy(
+            update={"start": "first", "episode_bars": None}
+        )
+        if settings.traders is not None:
+            alone = settings.traders.model_copy(update={"teams": (1,)})
+            settings = settings.model_copy(update={"traders": alone})
+        return cls(
+            market,
+            settings,
+            num_envs=num_envs,
+            seed=0,  # decides nothing, since every account begins at the first bar
+            autoreset_mode=AutoresetMode.DISABLED,
+            record=record,
+        )
+
     def with_settings(self, settings: EnvSettings, *, copy: bool | None = None) -> TradingEnv:
         """Make an environment like this one with other settings, before its first reset."""
         return type(self)(
@@ -336,7 +361,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         check_form(state, name_tensors(fresh, self._endowment, self._key))
         moved = {name: value.to(self.device, copy=True) for name, value in state.items()}
         # A ruined trader stays finished until its game ends.
-        at_once = self.autoreset_mode is AutoresetMode.SAME_STEP and self.settings.num_traders == 1
+        at_once = self.autoreset_mode is AutoresetMode.SAME_STEP and self.num_traders == 1
         check_values(moved, self.settings, num_bars=self.market.num_bars, resets_at_once=at_once)
         self._state = Account(*(moved[f"account.{name}"] for name in Account._fields))
         self._endowment = Endowment(*(moved[f"endowment.{name}"] for name in Endowment._fields))
@@ -373,8 +398,9 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
             previous.episode if previous is not None and seed is None else torch.zeros_like(key)
         )
         fresh = begin(self.view, key, episode, *endow, self.settings, start)
-        self._check_games(fresh, mask)
-        self._check_start(fresh, endow.shares if "shares" in options else None, mask)
+        chosen = torch.ones_like(fresh.finished) if mask is None else mask
+        self._check_games(fresh, chosen)
+        self._check_start(fresh, endow.shares if "shares" in options else None, chosen)
         self._check_restarts(endow)
         self._endowment = endow
         self._key = key if mask is None else torch.where(mask, key, self._key)
@@ -430,7 +456,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         carry_on: Callable[..., Advanced] = advance
         if self.settings.orders_rest:
             carry_on = advance_resting
-        if self.settings.num_traders > 1:
+        if self.num_traders > 1:
             carry_on = advance_games
         after, reward, terminated, truncated, record = carry_on(
             self.view, account, action, self.settings, self.reward, record=self.record
@@ -439,7 +465,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         final_bar = after.bar
         final = obs = self.observe_accounts(after)
         if self.autoreset_mode is AutoresetMode.SAME_STEP and may_hold(done):
-            ended = find_ended(done, self.settings.num_traders)
+            ended = find_ended(done, self.num_traders)
             after = select(ended, self.begin_next(after), after)
             obs = self.observe_accounts(after)
         reward = reward.float()
@@ -494,7 +520,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         groups = self.start_groups
         if not isinstance(numbers, int):
             return account_keys(numbers, self.num_envs, self.device)
-        traders = self.settings.num_traders
+        traders = self.num_traders
         game = torch.arange(self.num_envs, device=self.device) // traders
         return account_keys(numbers, groups, self.device)[game * groups * traders // self.num_envs]
 
@@ -504,24 +530,21 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         shares = initial_shares(self.settings, self.market.symbols).to(self.device)
         return endowment(options, self.settings, shape, shares, mask, before)
 
-    def _check_start(self, account: Account, shares: Tensor | None, mask: Tensor | None) -> None:
-        """Check that accounts start with positive equity and with the `shares` `[B, N]` of this
-        reset; those of an earlier reset may have ended."""
-        checked = torch.ones_like(account.finished) if mask is None else mask
-        if shares is not None and ((account.shares != shares).any(1) & checked).any():
+    def _check_start(self, account: Account, shares: Tensor | None, chosen: Tensor) -> None:
+        """Check that the `chosen` accounts `[B]` start with positive equity and with the `shares`
+        `[B, N]` of this reset; those of an earlier reset may have ended."""
+        if shares is not None and ((account.shares != shares).any(1) & chosen).any():
             raise EnvError("options['shares'] holds a symbol that is not listed at the start bar")
-        if ((account.equity <= 0) & checked).any():
+        if ((account.equity <= 0) & chosen).any():
             raise EnvError(
                 "an account must start with positive equity; set options['cash_usd'] or ['shares']"
             )
 
-    def _check_games(self, account: Account, mask: Tensor | None) -> None:
-        """Check that the traders of each game begin and end at the same bars."""
-        traders = self.settings.num_traders
-        if traders == 1:
-            return
-        whole = torch.ones_like(account.finished) if mask is None else mask
-        clocks = torch.stack((account.bar, account.end_bar, whole), 1).view(-1, traders, 3)
+    def _check_games(self, account: Account, chosen: Tensor) -> None:
+        """Check that the traders of each game begin and end at the same bars, and that all of them
+        or none are `chosen` `[B]`."""
+        clocks = torch.stack((account.bar, account.end_bar, chosen), 1)
+        clocks = clocks.view(-1, self.num_traders, 3)
         if (clocks != clocks[:, :1]).any():
             raise EnvError(
                 "the traders of a game begin and end together; give each of them the same seed,"

@@ -198,7 +198,7 @@ def test_all_parts_of_every_algorithm_learn_on_a_market(algo, more):
     env = TradingEnv(rising_market(), EnvSettings(num_envs=8, episode_bars=5), seed=1)
     made = make_agent(agent_settings(algo, {**values, **more, "network": {}}), env.layout, seed=1)
     agent = made.agent if more.get("pipeline") else made
-    assert agent.actor.kind == "market_once"
+    assert agent.policy.network.kind == "market_once"
     assert isinstance(agent.critic.trunk, MarketTrunk)
 
     def weights():

@@ -10,7 +10,7 @@ from fintrader.agents.training import as_tensor, select_true_next_obs
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.envs.observation import FlatLayout
 from fintrader.seeding import create_generator
-from tests.factories import evaluation_env, make_market
+from tests.factories import make_market
 
 LAYOUT = ObservationLayout(3, 4, 2, lookback=3, benchmark=1)
 MARKET = make_market(200, 3)
@@ -163,8 +163,8 @@ def test_training_is_dearer_than_what_it_is_judged_by(settings):
     for each in (
         env,
         own,
-        evaluation_env(MARKET, env.settings),
-        evaluation_env(MARKET, paid),
+        TradingEnv.evaluation(MARKET, env.settings),
+        TradingEnv.evaluation(MARKET, paid),
     ):
         each.reset(options={"start": 0})
         each.step(torch.full((each.num_envs, 3), 0.3))

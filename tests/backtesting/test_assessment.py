@@ -7,7 +7,7 @@ import torch
 
 from fintrader.backtesting import simulate, simulate_baselines
 from fintrader.backtesting.assessment import assess
-from fintrader.backtesting.baselines import buy_and_hold, equal_weight
+from fintrader.backtesting.baselines import buy_and_hold, hold_benchmark
 from fintrader.backtesting.null_models import information_free, random_portfolios
 from fintrader.backtesting.result import measured_against
 from fintrader.envs import EnvSettings
@@ -132,7 +132,7 @@ def test_a_search_without_information_that_scored_as_well_is_said(template):
 def test_holdings_that_paid_whenever_they_were_held_are_said_to(template):
     market = make_market(20 * 60, 4, session_bars=20, gaps=False)
     results = {"ensemble": simulate(noisy_policy(4), market, EnvSettings(cost_bps=2.0))}
-    portfolio = equal_weight(market, EnvSettings(cost_bps=2.0))
+    portfolio = hold_benchmark("equal_weight", market, EnvSettings(cost_bps=2.0))
     results = measured_against({**results, "equal_weight": portfolio}, portfolio)
     found = assess(results, trials=1, market=market, settings=EnvSettings(cost_bps=2.0))
     shift = found.evidence.shift

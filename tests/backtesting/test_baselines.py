@@ -9,7 +9,7 @@ import torch
 from fintrader.backtesting import simulate_baselines
 from fintrader.backtesting.baselines import (
     buy_and_hold,
-    equal_weight,
+    hold_benchmark,
     long_only_minimum_variance,
     simulate_rule,
     target_volatility,
@@ -62,11 +62,11 @@ def test_buy_and_hold_asks_again_for_what_did_not_trade():
 
 def test_equal_weight_is_equal_after_each_rebalance_and_pays_for_it():
     market = make_market(80, 4, gaps=False, session_bars=20)
-    result = equal_weight(market, EnvSettings(cost_bps=20))
+    result = hold_benchmark("equal_weight", market, EnvSettings(cost_bps=20))
     assert set(result.trades["fill_bar"]) <= {1, 21, 41, 61}
     for bar in (1, 21, 41, 61):
         assert result.weights()[bar] == pytest.approx(np.full(4, 0.25), abs=0.01)
-    free = equal_weight(market, EnvSettings(cost_bps=0))
+    free = hold_benchmark("equal_weight", market, EnvSettings(cost_bps=0))
     assert free.equity[-1] > result.equity[-1]
 
 

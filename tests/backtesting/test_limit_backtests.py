@@ -15,7 +15,7 @@ from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.benchmark import lay_out
 from fintrader.errors import BacktestError, ConfigError
 from fintrader.market.tensors import Events
-from tests.factories import evaluation_env, make_market, market_of
+from tests.factories import make_market, market_of
 from tests.oracles.trade_list import trade_list_profit
 from tests.quick import slow_but
 
@@ -52,7 +52,7 @@ def random_policy(market, chosen):
 
 def play(policy, market, chosen):
     """Equity at each bar, cost and turnover in the environment."""
-    env = evaluation_env(market, chosen)
+    env = TradingEnv.evaluation(market, chosen)
     obs, _ = env.reset()
     equity = [float(env.equity[0])]
     cost = turnover = 0.0

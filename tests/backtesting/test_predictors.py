@@ -11,7 +11,7 @@ from fintrader.backtesting import simulate
 from fintrader.backtesting.policy_strategy import is_predictor
 from fintrader.backtesting.sensitivity import Choices, sensitivity
 from fintrader.errors import BacktestError
-from tests.factories import evaluation_env, make_market
+from tests.factories import make_market
 from tests.quick import mostly_slow, slow_but
 
 SETTINGS = EnvSettings(num_envs=4, episode_bars=20)
@@ -47,7 +47,7 @@ def trained(sb3, algo, market, *, normalise):
 
 def by_hand(model, market, settings, normaliser):
     """The last equity of a loop over `predict(deterministic=True)` in the environment itself."""
-    env = evaluation_env(market, settings)
+    env = TradingEnv.evaluation(market, settings)
     obs, _ = env.reset(seed=0)
     over = False
     state = None

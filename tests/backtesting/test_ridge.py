@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fintrader.backtesting.all_baselines import simulate_all_baselines
-from fintrader.backtesting.baselines import equal_weight
+from fintrader.backtesting.baselines import hold_benchmark
 from fintrader.backtesting.result import measured_against
 from fintrader.backtesting.ridge import _fit_coefficients, _Panel, fit_ridge, ridge
 from fintrader.envs import EnvSettings
@@ -32,7 +32,7 @@ def test_it_finds_a_planted_line_and_beats_equal_weight_after_costs(market):
     signal, *noise = np.abs(fitted.coefficients)
     assert signal > 10 * max(noise)
     assert fitted.coefficients[0] > 0
-    plain = equal_weight(test, SETTINGS)
+    plain = hold_benchmark("equal_weight", test, SETTINGS)
     result = measured_against({"ridge": ridge(test, SETTINGS, fitted)}, plain)["ridge"]
     assert result.equity[-1] > 1.02 * plain.equity[-1]
     assert result.metrics["information_ratio_low"] > 0

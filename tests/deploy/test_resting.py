@@ -214,9 +214,8 @@ def test_rows_of_the_ledger_and_orders_say_the_same():
 def stand(env, *shares):
     """An account of 100,000 USD in four symbols at bar 5 that holds `shares` of the first ones."""
     market = make_market(30, 4, 2, seed=1)
-    account = BacktestAccount.resume(
-        market,
-        env,
+    account = BacktestAccount(market, env)
+    account.set_books(
         bar=5,
         cash=100_000.0 - shares[0] * float(market.close[5, 0]),
         equity=100_000.0,
@@ -310,7 +309,7 @@ def test_an_order_that_rests_across_a_split_is_whole_in_new_shares(fill, state):
         settings=EnvSettings(**LIMITS),
         market=SimpleNamespace(minutes=[0, 60]),
         trade_log=SimpleNamespace(shares=np.array([[0.0], [fill]])),
-        split_at=lambda asset, bar: 2.0,
+        splits_at=lambda bar: np.array([2.0]),
         list_trades=lambda first: trades,
     )
     order = Order("ft-1", "AA", 10.0, 0, limit_usd=10.0).report("accepted")

@@ -23,7 +23,7 @@ def test_every_piece_is_the_environment_it_would_be_alone(observation, lookback)
         for number, (piece, count) in enumerate(zip(PIECES, (3, 4), strict=True))
     ]
     rows = torch.cat([env.market_rows for env in alone])
-    assert torch.equal(joined.market_rows, rows)
+    assert torch.equal(joined.table.whole, rows)
     assert torch.equal(joined.table[torch.arange(70)], rows)
 
     def flat(shown):

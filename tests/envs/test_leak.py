@@ -10,7 +10,7 @@ import torch
 
 from fintrader.agents import PPO, Budget, NetworkSettings, make_agent, train
 from fintrader.envs import EnvSettings, TradingEnv
-from tests.factories import evaluation_env, make_market, reprice
+from tests.factories import make_market, reprice
 
 SETTINGS = EnvSettings(num_envs=64, cost_bps=0.0, episode_bars=60, reward_scale=100.0)
 
@@ -28,7 +28,7 @@ def market_with(leaked, *, seed):
 
 def growth(policy, market):
     """Last equity over first."""
-    env = evaluation_env(market, SETTINGS)
+    env = TradingEnv.evaluation(market, SETTINGS)
     obs, _ = env.reset()
     done = False
     while not done:

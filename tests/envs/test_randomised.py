@@ -12,7 +12,7 @@ from fintrader.envs.settings import RandomiseSettings
 from fintrader.errors import CheckpointError, ConfigError, EnvError
 from fintrader.seeding import create_generator
 from tests.engines.twins import assert_same
-from tests.factories import evaluation_env, make_market
+from tests.factories import make_market
 from tests.quick import slow_but
 
 SESSION = 20
@@ -262,7 +262,7 @@ def test_training_in_variants_resumes_bit_exactly_and_is_judged_without_them(set
     parts, _ = go(tmp_path / "parts", 4 * 4 * 8)
     assert any(name.startswith("env.1.") for name in whole)
     assert_same(whole, parts)
-    judged = evaluation_env(MARKET, given)
+    judged = TradingEnv.evaluation(MARKET, given)
     assert torch.equal(
         judged.view.mark, TradingEnv(MARKET, EnvSettings(benchmark="equal_weight")).view.mark
     )

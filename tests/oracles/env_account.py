@@ -12,11 +12,10 @@ from fintrader.backtesting.policy_strategy import PolicyStrategy
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.simulation import trade
 from fintrader.backtesting.trade_log import TradeLog
-from fintrader.envs import EnvSettings, Policy
+from fintrader.envs import EnvSettings, Policy, TradingEnv
 from fintrader.envs.account import split_shares
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.backtest_files import TradeRows
-from tests.factories import evaluation_env
 
 Array = NDArray[np.float64]
 
@@ -33,7 +32,7 @@ class EnvAccount:
     """The environment's own step, written down."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
-        self.env = evaluation_env(market, settings)
+        self.env = TradingEnv.evaluation(market, settings)
         self.market = market
         self.settings = settings
         self.layout = self.env.layout

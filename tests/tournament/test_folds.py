@@ -109,7 +109,7 @@ def test_a_childs_learner_goes_on_from_its_parents_learner_of_the_same_block(tmp
     began = []
 
     def spy(agent, env, *rest, **named):
-        bars = len(env.market_rows)
+        bars = len(env.table)
         began.append((bars, {name: tensor.clone() for name, tensor in agent.state_dict().items()}))
         return train(agent, env, *rest, **named)
 

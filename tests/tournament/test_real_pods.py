@@ -11,6 +11,7 @@ from fintrader.agents.on_policy import OnPolicyAgent
 from fintrader.agents.parallel import BatchedLearners, PipelinedAgent
 from fintrader.backtesting import simulate
 from fintrader.backtesting.baselines import benchmark_portfolio
+from fintrader.envs import TradingEnv
 from fintrader.files import read_json, read_jsonl
 from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.results.run import Run as open_run
@@ -26,7 +27,7 @@ from fintrader.tournament.updater import submit
 from tests.engines.killing import Killed, dies_at
 from tests.engines.races import AGENT, ENV, SETTINGS, first_spec, market_file, real_race, train_pod
 from tests.engines.thread_launcher import ThreadLauncher
-from tests.factories import evaluation_env, make_market
+from tests.factories import make_market
 from tests.quick import slow_but
 
 
@@ -44,7 +45,7 @@ def test_scores_are_those_of_the_backtest_and_the_ensemble_is_its_members_mean(f
     )
     assert result.score == backtest.metrics["sharpe"]
     assert result.returns == tuple(backtest.daily_returns.tolist())
-    env = evaluation_env(market, ENV)
+    env = TradingEnv.evaluation(market, ENV)
     obs, _ = env.reset()
     ensemble = load_policy(finished.ensemble_policy, market=market)
     members = [

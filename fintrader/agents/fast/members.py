@@ -49,7 +49,7 @@ class BoundNetworks:
         self.encoders = {
             k: _Encoder(member)
             for k, member in enumerate(members)
-            if layout.lookback > 1 and member.actor.kind != "mlp"
+            if layout.lookback > 1 and member.network.kind != "mlp"
         }
         self.columns = layout.num_features + 1 + flags
         """P: columns of an asset, its holdings included, without encoded ones."""
@@ -146,7 +146,7 @@ class BoundNetworks:
         )
         weights = actor.actor.state_dict()
         groups = actor.normaliser.groups
-        plan[Plan.IS_MLP] = actor.actor.kind == "mlp"
+        plan[Plan.IS_MLP] = network.kind == "mlp"
         if plan[Plan.IS_MLP]:
             parts = [groups]
             self._add_mlp(k, actor, weights)
@@ -166,7 +166,7 @@ class BoundNetworks:
         plan = self.plan[k]
         network = actor.network
         features = actor.layout.num_features
-        once = actor.actor.kind == "market_once"
+        once = network.kind == "market_once"
         wide = 0
         for depth in range(len(network.hidden)):
             own = weights[f"trunk.layers.own.{depth}.weight"]

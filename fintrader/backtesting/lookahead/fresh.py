@@ -63,7 +63,6 @@ class FreshBuilds:
     ):
         self._folder = TemporaryDirectory(prefix="fintrader-lookahead-")
         self._count = 0
-        self.settings = settings
         self._source = {
             "settings": json.loads(settings.model_dump_json()),
             "seed": seed,

@@ -18,7 +18,7 @@ from fintrader.backtesting.lookahead.report import LookaheadReport, gather, list
 from fintrader.backtesting.lookahead.views import View
 from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.config import Settings
-from fintrader.envs import EnvSettings
+from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import FintraderError, RunError
 from fintrader.market.build import BUILD_VERSION, hash_own_modules, portable, refuse_functions
 from fintrader.market.index_level import EQUAL_WEIGHT
@@ -84,7 +84,16 @@ def lookahead(
             name = _address(market, data, repr((env, seed, setup)))
             results_file = cache / "lookahead" / f"{name}.json"
         results = _read(results_file)
-        search = _Search(market, build, plan, env, seed, progress)
+        own = market.normalisation if data.features.normalisation is None else None
+        search = _Search(
+            market=market,
+            build=build,
+            plan=plan,
+            env=env,
+            policy=draw_policy(market, seed, env),
+            progress=progress,
+            statistics=None if own is None else json.dumps(to_json(own)),
+        )
         with progress.task("look-ahead", unit="builds") as task:
             task.resume_at(results.done)
             while results.done < len(plan.trials):
@@ -109,48 +118,40 @@ def lookahead(
         )
 
 
+@dataclass(frozen=True)
 class _Search:
     """Builds the views of a plan and compares them with the market."""
 
-    def __init__(
-        self,
-        market: MarketTensors,
-        build: FreshBuilds,
-        plan: TrialPlan,
-        env: EnvSettings,
-        seed: int,
-        progress: Progress,
-    ) -> None:
-        self._market = market
-        self._build = build
-        self._plan = plan
-        self._env = env
-        self._policy = draw_policy(market, seed, env)
-        self._progress = progress
-        own = market.normalisation if build.settings.features.normalisation is None else None
-        self._statistics = None if own is None else json.dumps(to_json(own))
+    market: MarketTensors
+    build: FreshBuilds
+    plan: TrialPlan
+    env: EnvSettings
+    policy: Policy
+    progress: Progress
+    statistics: str | None
+    """JSON of the statistics that scale the market's columns; None: as configured."""
 
     def advance(self, results: TrialResults) -> TrialResults:
         """Try the next bars, as many as are built at once."""
-        trials = self._plan.trials[results.done : results.done + self._build.at_once]
-        views = [self._plan.view(trial, self._market.symbols, self._statistics) for trial in trials]
+        trials = self.plan.trials[results.done : results.done + self.build.at_once]
+        views = [self.plan.view(trial, self.market.symbols, self.statistics) for trial in trials]
         leaks: list[Leak] = []
         still: set[str] | None = None if results.unmoved is None else {*results.unmoved}
         untried: list[str] = []
-        for trial, changed in zip(trials, self._build.each(views), strict=True):
+        for trial, changed in zip(trials, self.build.each(views), strict=True):
             if isinstance(changed, FintraderError):
                 if trial.stage == WHOLE:
                     raise changed
                 untried.append(f"bar {trial.bar}: {changed}")
                 continue
-            leaks += compare(self._market, changed, trial.bar, self._env, self._policy)
+            leaks += compare(self.market, changed, trial.bar, self.env, self.policy)
             if trial.stage == WHOLE:
-                same = find_unmoved(self._market, changed, trial.bar)
+                same = find_unmoved(self.market, changed, trial.bar)
                 still = same if still is None else still & same
         known = {leak.what for leak in results.leaks}
         for leak in gather(leaks):
             if leak.what not in known:
-                self._progress.print_line(f"leak: {leak}")
+                self.progress.print_line(f"leak: {leak}")
         return TrialResults(
             results.done + len(trials),
             gather((*results.leaks, *leaks)),

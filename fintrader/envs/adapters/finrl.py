@@ -155,11 +155,9 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
         risk = () if known.turbulence_threshold is None else (known.risk_indicator_col,)
         self.df = df
         self.market = to_market(df, known.tech_indicator_list, risk)
-        self.closes = pivot(df, "close")
-        self.indicators = [pivot(df, name) for name in known.tech_indicator_list]
         self.dates = sorted(df["date"].unique())
         count = self.market.num_assets
-        width = 1 + (2 + len(self.indicators)) * count
+        width = 1 + (2 + self.market.num_features) * count
         sizes = (known.stock_dim, known.state_space, known.action_space)
         if sizes != (count, width, count):
             raise EnvError(
@@ -222,9 +220,10 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
     def state(self) -> NDArray[np.float32]:
         """Cash, closes, shares and the indicators, one after another."""
         day = len(self.asset_memory) - 1
-        parts = [self.closes[day], self._shares(), *(values[day] for values in self.indicators)]
-        cash = self.env.vector_env.account.cash.numpy()
-        return np.concatenate([cash, *parts]).astype(np.float32)
+        indicators = self.market.features[day].T.flatten()
+        cash = self.env.vector_env.account.cash
+        parts = [cash, self.market.close[day], self._shares(), indicators]
+        return np.concatenate(parts).astype(np.float32)
 
     def save_asset_memory(self) -> pd.DataFrame:
         """Table of `date` and `account_value`, USD."""

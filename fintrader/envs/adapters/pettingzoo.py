@@ -44,7 +44,8 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
         seed: int | None = None,
     ) -> None:
         self.env = MultiTraderEnv(market, settings, traders, num_games=1, seed=seed)
-        self.possible_agents = [f"trader_{i}" for i in range(self.env.num_traders)]
+        self._places = {f"trader_{i}": i for i in range(self.env.num_traders)}
+        self.possible_agents = list(self._places)
         self.agents: list[str] = []
         self.render_mode = None
         width = self.env.layout.width
@@ -87,9 +88,9 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
                     f"the action of {agent} has shape {tuple(action.shape)}, expected"
                     f" {tuple(batch.shape[2:])}"
                 )
-            batch[0, self.possible_agents.index(agent)] = action
+            batch[0, self._places[agent]] = action
         _, reward, terminated, truncated, info = self.env.step(batch)
-        places = {agent: self.possible_agents.index(agent) for agent in self.agents}
+        places = {agent: self._places[agent] for agent in self.agents}
         observations = self._rows(info["final_obs"][0])
         rewards = {agent: float(reward[0, i]) for agent, i in places.items()}
         terminations = {agent: bool(terminated[0, i]) for agent, i in places.items()}
@@ -104,4 +105,4 @@ class TradersParallelEnv(ParallelEnv):  # type: ignore[misc]
 
     def _rows(self, obs: torch.Tensor) -> Rows:
         rows = obs.cpu().numpy().copy()
-        return {agent: rows[self.possible_agents.index(agent)] for agent in self.agents}
+        return {agent: rows[self._places[agent]] for agent in self.agents}

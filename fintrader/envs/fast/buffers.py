@@ -3,6 +3,7 @@ passed costs time."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -310,25 +311,6 @@ class Buffers(NamedTuple):
             books.new_empty(count, rows, num_assets),
         )
 
-    def account(self, memory: Tensor) -> Account:
-        """The accounts in these buffers, which share their memory."""
-        ints = self.ints
-        floats = self.floats
-        return Account(
-            bar=ints[BAR],
-            cash=floats[CASH],
-            shares=self.shares,
-            equity=floats[EQUITY],
-            peak_equity=floats[PEAK],
-            first_equity=floats[FIRST],
-            start_bar=ints[START],
-            end_bar=ints[END],
-            episode=ints[EPISODE],
-            memory=memory,
-            finished=self.flags[FINISHED],
-            resting=self.resting,
-        )
-
 
 class StepResult(NamedTuple):
     """One step of all accounts."""
@@ -360,14 +342,25 @@ class Generation:
         self.buffers = buffers
         self.memory = memory
         self.arrays = arrays
-        self._account: Account | None = None
 
-    @property
+    @cached_property
     def account(self) -> Account:
         """The accounts as views of the buffers, made on first use."""
-        if self._account is None:
-            self._account = self.buffers.account(self.memory)
-        return self._account
+        ints, floats, flags, shares, resting = self.buffers
+        return Account(
+            bar=ints[BAR],
+            cash=floats[CASH],
+            shares=shares,
+            equity=floats[EQUITY],
+            peak_equity=floats[PEAK],
+            first_equity=floats[FIRST],
+            start_bar=ints[START],
+            end_bar=ints[END],
+            episode=ints[EPISODE],
+            memory=self.memory,
+            finished=flags[FINISHED],
+            resting=resting,
+        )
 
     @property
     def bar(self) -> Tensor:
