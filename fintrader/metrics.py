@@ -129,6 +129,12 @@ def finite_or_none(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def divide(above: Array, below: Array, otherwise: float = 0.0) -> Array:
+    """Compute `above / below` element by element; `otherwise` where `below` is not positive. The
+    result has the form of `above`."""
+    return np.divide(above, below, out=np.full_like(above, otherwise), where=below > 0)
+
+
 def ratio(above: float, below: float) -> float | None:
     """`above / below`; None when `below` is zero or either is not finite."""
     if below == 0 or not math.isfinite(above) or not math.isfinite(below):

@@ -70,7 +70,7 @@ class BacktestAccount:
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         settings = settings.model_copy(update={"start": "first", "episode_bars": None})
         self._device = market.device  # the policy's device, for observations
-        market = market if market.device.type == "cpu" else market.to("cpu")
+        market = market.to("cpu")
         view = build_market_view(market, settings, getattr(torch, settings.observation_dtype))
         self.market = market
         self.settings = settings

@@ -172,8 +172,7 @@ def _pair_active_weights(
         return None
 
     def weigh(of: BacktestResult, asset: int) -> Array:
-        value = of.shares[:, asset] * of.mark[:, asset]
-        return np.divide(value, of.equity, out=np.zeros_like(value), where=of.equity > 0)
+        return m.divide(of.shares[:, asset] * of.mark[:, asset], of.equity)
 
     def pairs() -> Iterator[tuple[Array, Array]]:
         ahead = symbol_returns(windows)[1:]

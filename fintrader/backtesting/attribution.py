@@ -25,6 +25,7 @@ import numpy as np
 
 from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.market.tensors import MarketTensors
+from fintrader.metrics import divide
 from fintrader.results.analysis import Attribution, SymbolAttribution
 
 _BLOCK = 4096
@@ -104,7 +105,6 @@ def _average_weights(result: BacktestResult, returns: Array, capital: Array) -> 
 def _scale_to_capital(result: BacktestResult, capital: Array) -> tuple[float, float]:
     """Scale the returns and the costs of a result to this capital, USD."""
     before = result.equity[:-1]
-    alive = before > 0
-    steps = np.divide(result.equity[1:], before, out=np.ones_like(before), where=alive) - 1
-    costs = np.divide(result.costs_usd[1:], before, out=np.zeros_like(before), where=alive)
+    steps = divide(result.equity[1:], before, 1.0) - 1
+    costs = divide(result.costs_usd[1:], before)
     return float(capital[1:] @ steps), float(capital[1:] @ costs)

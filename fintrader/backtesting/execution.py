@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fintrader.backtesting.result import Array, BacktestResult
 from fintrader.market.tensors import MarketTensors
+from fintrader.metrics import divide
 from fintrader.results.analysis import ExecutionCosts, FillGroup
 
 CLASSES = {
@@ -47,13 +48,8 @@ def measure_execution(
     scale = _scale(result, markets)[filled]
     growth = _trace_growth(markets)
     seen = result.mark[decided, asset] * growth[decided, asset] / growth[filled, asset]
-    known = seen > 0
-    slipped = np.divide(
-        np.sign(shares) * (price - seen), seen, out=np.zeros_like(price), where=known
-    )
-    share = np.divide(
-        np.abs(shares) / scale, volume, out=np.full_like(price, np.nan), where=volume > 0
-    )
+    slipped = divide(np.sign(shares) * (price - seen), seen)
+    share = divide(np.abs(shares) / scale, volume, np.nan)
     # A fill at an edge rounds to either side of it. NaN sorts last.
     kind = np.searchsorted(list(CLASSES), share * (1 - 1e-9))
     classes = [*CLASSES.values(), NO_VOLUME]

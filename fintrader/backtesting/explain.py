@@ -71,9 +71,7 @@ class Explainer:
         # Rise of each symbol's weight by each input, [I, N]; cash moves the other way.
         raised = weights[0] - weights[1:]
         moved = 0.5 * (np.abs(raised).sum(axis=1) + np.abs(raised.sum(axis=1)))
-        time = np.datetime_as_string(
-            account.market.minutes[account.bar].numpy().astype("M8[ns]"), unit="s"
-        )
+        time = np.datetime_as_string(account.market.timestamps()[account.bar], unit="s")
         first = np.argsort(-np.abs(raised).sum(axis=0), kind="stable")[:SYMBOLS]
         self.explained.append(
             ExplainedDecision(

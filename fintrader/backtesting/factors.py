@@ -115,7 +115,7 @@ def fit_factors(
     residual = y - design @ beta
     errors = np.sqrt(np.diag(bread @ _estimate_long_run(design * residual[:, None]) @ bread))
     names = list(FACTORS)
-    ratios = np.divide(beta, errors, out=np.zeros_like(beta), where=errors > 0)
+    ratios = m.divide(beta, errors)
     return FactorFit(
         sessions=size,
         alpha=None if is_short(size, sessions_a_year) else float(beta[0]) * sessions_a_year,

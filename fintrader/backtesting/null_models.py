@@ -132,11 +132,8 @@ def _simulate_static(
     last return net of the sale if `sold`."""
     if market.num_bars < 2:
         raise BacktestError("the window holds one bar; random portfolios need at least two")
-    fill = market.open[1] if settings.fill == "next_open" else market.close[1]
-    entry = fill.cpu().to(torch.float64).numpy()
-    growth = market.events.growth(market.close)
-    if growth is not None:
-        entry = entry * growth[1].cpu().numpy()
+    fill = market.open if settings.fill == "next_open" else market.close
+    entry = market.adjust(fill)[1].cpu().numpy()
     can = (
         (market.member[0] & market.tradable[0] & market.member[1] & market.tradable[1])
         .cpu()

@@ -91,7 +91,7 @@ class _Panel:
     decision."""
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
-        self.market = market = market if market.device.type == "cpu" else market.to("cpu")
+        self.market = market = market.to("cpu")
         delay = 0 if settings.fill == "close" else 1
         bars = np.arange(0, market.num_bars - delay, settings.decision_interval)
         self.bars = bars
@@ -99,11 +99,9 @@ class _Panel:
         self.session = market.session.numpy()[bars]
         self.weights = _tilted_weights(market, settings)[bars]
         at = bars + delay
-        closed = market.close[at].numpy()
-        paid = market.open[at].numpy() if settings.fill == "next_open" else closed
-        price = np.where(np.isfinite(paid), paid, closed).astype(np.float64)
-        growth = market.events.growth(market.close)
-        price *= 1.0 if growth is None else growth[at].numpy()
+        closed = market.adjusted_close[at].numpy()
+        paid = market.adjust(market.open)[at].numpy() if settings.fill == "next_open" else closed
+        price = np.where(np.isfinite(paid), paid, closed)
         change = price[1:] / price[:-1] - 1
         self.missing = ~np.isfinite(change)
         self.change = np.where(self.missing, 0.0, change)

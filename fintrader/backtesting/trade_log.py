@@ -9,7 +9,7 @@ import torch
 from fintrader.backtesting.result import Array, BacktestResult, window_fields
 from fintrader.envs import EnvSettings
 from fintrader.envs.account import closing_cost
-from fintrader.envs.market_view import MarketView, Quote
+from fintrader.envs.market_view import MarketView
 from fintrader.envs.money import in_usd
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.backtest_files import TradeRows, trade_frame
@@ -27,7 +27,7 @@ class TradeLog:
         self.market = market
         self.settings = settings
         self._view = view
-        self.mark: Array = view.mark.cpu().to(torch.float64).numpy()
+        self.mark: Array = view.mark.double().numpy()
         self.equity = np.full(bars, float(settings.initial_cash_usd))
         self.shares = np.zeros((bars, assets))
         self.costs = np.zeros(bars)
@@ -53,10 +53,7 @@ class TradeLog:
         """Compute the cost `[N]`, USD, of closing every position, whatever its size, at its mark at
         `bar`."""
         held = torch.from_numpy(self.shares[[bar]])
-        quote = self._view.quote(torch.tensor([bar], device=self._view.mark.device))._replace(
-            price=self._view.mark[[bar]]
-        )
-        quote = Quote(*(value.cpu() for value in quote))
+        quote = self._view.quote(torch.tensor([bar]))._replace(price=self._view.mark[[bar]])
         return closing_cost(held, in_usd(held, quote.price).abs(), quote, self.settings)[0].numpy()
 
     def result(self, name: str, note: str) -> BacktestResult:

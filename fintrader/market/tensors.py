@@ -354,9 +354,12 @@ class MarketTensors:
     def adjusted_close(self) -> Tensor:
         """`[T, N]` float64: closes whose changes are returns, splits and dividends included; equal
         to `close` at the first bar, so that no value before an ex-date depends on the event."""
+        return self.adjust(self.close)
+
+    def adjust(self, price: Tensor) -> Tensor:
+        """Adjust prices `[T, N]` for splits and dividends, as `adjusted_close`."""
         growth = self.events.growth(self.close)
-        close = self.close.double()
-        return close if growth is None else close * growth
+        return price.double() if growth is None else price.double() * growth
 
     def to(self, device: torch.device | str) -> MarketTensors:
         """Copy the market to another device; return this market if it is there already."""

@@ -150,16 +150,12 @@ class MetricInputs:
 
 def weights(shares: Array, mark: Array, equity: Array) -> Array:
     """`[T, N]`: value of each position over equity `[T]` (0 once the equity is gone)."""
-    return _divide(shares * mark, equity[:, None])
+    return m.divide(shares * mark, equity[:, None])
 
 
 def gross_exposure(shares: Array, mark: Array, equity: Array) -> Array:
     """`[T]`: gross value of the positions over equity (0 once the equity is gone)."""
-    return _divide(np.abs(shares * mark).sum(axis=1), equity)
-
-
-def _divide(value: Array, equity: Array) -> Array:
-    return np.divide(value, equity, out=np.zeros_like(value), where=equity > 0)
+    return m.divide(np.abs(shares * mark).sum(axis=1), equity)
 
 
 def round_trips(trades: pd.DataFrame) -> pd.DataFrame:

@@ -38,7 +38,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from fintrader.errors import BacktestError
-from fintrader.metrics import Array, drop_missing, kurtosis, skew, standard_deviation
+from fintrader.metrics import Array, divide, drop_missing, kurtosis, skew, standard_deviation
 
 EULER = 0.5772156649015329
 """The Euler-Mascheroni constant γ."""
@@ -162,7 +162,7 @@ def mean_correlation(values: Array) -> float:
         return 0.0
     centred = values - values.mean(axis=0)
     length = np.sqrt(np.square(centred).sum(axis=0))
-    unit = np.divide(centred, length, out=np.zeros_like(centred), where=length > 0)
+    unit = divide(centred, length)
     # Σ_ij u_i·u_j = |Σ_i u_i|², less the diagonal.
     total = float(np.square(unit.sum(axis=1)).sum()) - float((length > 0).sum())
     return float(min(1.0, max(0.0, total / (count * (count - 1)))))

@@ -11,10 +11,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from scipy.stats import rankdata
 from scipy.stats import t as student
-from torch import Tensor
 
 from fintrader.bars.bars import Array
 from fintrader.market.tensors import MarketTensors
@@ -98,9 +96,8 @@ def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
     is that of the mean of up to fifty blocks of consecutive bars, each at least three horizons
     long.
     """
-    growth = market.events.growth(market.close)
-    closes = _log(market.close, growth)
-    opens = _log(market.open, growth)
+    closes = np.log(market.to_numpy("adjusted_close"))
+    opens = np.log(market.adjust(market.open).numpy())
     traded = market.tradable.numpy()
     session = market.session.numpy()
     length = int(np.median(np.bincount(session - session[0])))
@@ -120,12 +117,6 @@ def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
         yield from _strengths(
             market, last, opens[last + 1] - closes[last], traded[last], NEXT_OPEN, blocks
         )
-
-
-def _log(prices: Tensor, growth: Tensor | None) -> Array:
-    """Compute log prices `[T, N]`, float64, adjusted for splits and dividends."""
-    whole = prices.to(torch.float64)
-    return np.asarray(np.log((whole if growth is None else whole * growth).numpy()))
 
 
 def _strengths(
@@ -194,7 +185,7 @@ def sharpe_ratios(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
     Each symbol is held from the next open to the one after: long if the column is above its mean
     over time at the close, short if below.
     """
-    opens = _log(market.open, market.events.growth(market.close))
+    opens = np.log(market.adjust(market.open).numpy())
     ahead = opens[2:] - opens[1:-1]
     known = market.tradable[:-2].numpy() & np.isfinite(ahead)
     session = market.session[:-2].numpy()

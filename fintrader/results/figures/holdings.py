@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from fintrader.metrics import find_session_ends
+from fintrader.metrics import divide, find_session_ends
 from fintrader.results.analysis import Variation
 from fintrader.results.figures.curves import Session
 from fintrader.results.figures.style import (
@@ -79,7 +79,7 @@ def turnover_figure(
     ends = find_session_ends(session)
     traded = turnover.groupby(np.asarray(session)).sum().to_numpy()
     close = equity.to_numpy()[ends]
-    share = np.divide(traded, close, out=np.zeros_like(traded), where=close > 0)
+    share = divide(traded, close)
     times = pd.DatetimeIndex(equity.index[ends])
     label = escape_label(title_of(name))
     figure = go.Figure(
