@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.networks import Dense
+from fintrader.agents.networks import Dense, apply_flat
 from fintrader.agents.settings import ENCODER_WIDTH, NetworkSettings
 from fintrader.envs.observation import FlatLayout, Layout
 from fintrader.errors import ConfigError
@@ -32,8 +32,7 @@ class GruEncoder(nn.Module):
 
     def forward(self, window: Tensor) -> Tensor:
         """Encode `[..., S, L, P]` as `[*batch_shape, S, E]`."""
-        shape = window.shape[-3:-1]
-        inputs = self.input(window.flatten(-3, -2)).unflatten(-2, shape)
+        inputs = apply_flat(self.input, window)
         h = torch.zeros_like(inputs[..., 0, : inputs.shape[-1] // 3])
         for bar in range(self.bars):
             reset_in, update_in, new_in = inputs[..., bar, :].chunk(3, dim=-1)
@@ -64,13 +63,10 @@ class AttentionEncoder(nn.Module):
 
     def forward(self, window: Tensor) -> Tensor:
         """Encode `[..., S, L, P]` as `[*batch_shape, S, E]`."""
-        shape = window.shape[-3:-1]
-        flat = window.flatten(-3, -2)
         query = self.query(window[..., -1, :]).unsqueeze(-2)
-        key = self.key(flat).unflatten(-2, shape) + self.position
+        key = apply_flat(self.key, window) + self.position
         weight = torch.softmax((query * key).sum(dim=-1) / math.sqrt(key.shape[-1]), dim=-1)
-        value: Tensor = self.value(flat).unflatten(-2, shape)
-        return (weight.unsqueeze(-1) * value).sum(dim=-2)
+        return (weight.unsqueeze(-1) * apply_flat(self.value, window)).sum(dim=-2)
 
 
 ENCODERS = {"gru": GruEncoder, "attention": AttentionEncoder}

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.networks import Blueprint, Dense, Hidden, MarketTrunk
+from fintrader.agents.networks import Blueprint, Dense, Hidden, MarketTrunk, apply_flat
 from fintrader.agents.normalisation import Batch
 from fintrader.envs.observation import ObservationLayout
 
@@ -36,14 +36,13 @@ class MarketOnceLatentCritic(nn.Module):
     def forward(self, batch: Batch, latent: Tensor) -> Tensor:
         assets = self.num_assets
         h, _ = self.trunk(batch.rows)
-        h = self.embedding(h.flatten(-3, -2)).unflatten(-2, h.shape[-3:-1])
+        h = apply_flat(self.embedding, h)
         h = batch.expand(h, h.ndim - 3)
         held = batch.private[..., -assets:].expand_as(latent[..., :assets])
         own = torch.stack([held, latent[..., :assets]], dim=-1)
         common = torch.cat([batch.private[..., : self.account], latent[..., assets:]], dim=-1)
         if not common.shape[-1]:
             common = torch.zeros_like(latent[..., :1])
-        by_own = self.own(own.flatten(-3, -2)).unflatten(-2, own.shape[-3:-1])
-        h = self.last(h + by_own + self.common(common).unsqueeze(-2))
+        h = self.last(h + apply_flat(self.own, own) + self.common(common).unsqueeze(-2))
         value: Tensor = self.head(h.mean(dim=-2)).squeeze(-1)
         return value

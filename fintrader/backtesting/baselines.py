@@ -209,7 +209,7 @@ def hold_benchmark(
 
 def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:
     """Find the first bar of every k-th session."""
-    return frozenset(m.find_session_starts(market.to_numpy("session"))[::every_sessions].tolist())
+    return frozenset(market.session_starts[::every_sessions].tolist())
 
 
 class PastRule(NamedTuple):
@@ -284,7 +284,7 @@ def long_only_minimum_variance(covariance: Array) -> Array:
 def usual_volatility(market: MarketTensors) -> float | None:
     """Compute the median annual volatility of equal weights in the members over `LOOKBACK` sessions
     of a window; None for a window of fewer than LOOKBACK + 2 sessions."""
-    ends = m.find_session_ends(market.to_numpy("session"))
+    ends = market.session_ends
     if len(ends) < LOOKBACK + 2:
         return None
     close = market.to_numpy("adjusted_close")[ends]
@@ -326,7 +326,7 @@ def simulate_rule(
 ) -> BacktestResult:
     """Trade by a rule. It holds equal weights until three sessions have ended, and while no symbol
     has a full history."""
-    ends = m.find_session_ends(market.to_numpy("session"))
+    ends = market.session_ends
     close = market.to_numpy("adjusted_close")[ends]
 
     def weights(bar: int) -> Tensor:

@@ -79,7 +79,7 @@ def bound_survivorship(windows: Sequence[MarketTensors]) -> float | None:
     if survivors is None or not survivors.survivors_only or windows[0].num_assets < 2:
         return None
     growth = np.log1p(np.maximum(symbol_returns(windows), -0.999)).sum(axis=0)
-    sessions = sum(len(np.unique(window.to_numpy("session"))) for window in windows)
+    sessions = sum(len(window.session_starts) for window in windows)
     years = sessions / market.sessions_a_year
     return bound_absence(growth, years, survivors.member_days_without_bars)
 

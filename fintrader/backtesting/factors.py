@@ -74,11 +74,9 @@ def _spread(returns: Array, score: Array, here: NDArray[np.bool_]) -> float:
 def _aggregate_by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]:
     """Compute returns by session (the first against the window's first bar), traded value in USD
     and membership, `[S, N]` each."""
-    session = market.to_numpy("session")
-    ends = m.find_session_ends(session)
-    starts = m.find_session_starts(session)
+    starts = market.session_starts
     close = market.to_numpy("adjusted_close")
-    levels = close[np.append(0, ends)]
+    levels = close[np.append(0, market.session_ends)]
     with np.errstate(invalid="ignore", divide="ignore"):
         returns = levels[1:] / levels[:-1] - 1
     traded = np.nan_to_num(market.to_numpy("volume") * market.to_numpy("close")).astype(np.float64)

@@ -144,7 +144,7 @@ def _simulate_static(
         raise BacktestError(
             "no member trades in both of the first two bars; start the window elsewhere"
         )
-    ends = m.find_session_ends(market.to_numpy("session"))
+    ends = market.session_ends
     closes = np.nan_to_num(carry_forward(market.to_numpy("adjusted_close")))
     filled = closes[np.ix_(ends, names)] / entry[names]
     weights = rng.exponential(size=(count, names.size))
@@ -152,7 +152,7 @@ def _simulate_static(
     rank = rng.random((count, names.size)).argsort(axis=1).argsort(axis=1)
     weights = np.where(rank < size, weights, 0.0)
     weights /= weights.sum(axis=1, keepdims=True)
-    rate = settings.fee_rate + settings.spread_rate
+    rate = settings.cost_rate
     wealth = np.concatenate([np.ones((1, count)), filled @ weights.T / (1 + rate)])
     if sold:
         wealth[-1] *= 1 - rate

@@ -237,7 +237,7 @@ def _score_utilities(
     start = max(start, stop - MOST_DECISIONS)
     if stop - start < 2:
         raise BacktestError("the window to choose on holds fewer than two decisions")
-    cost = settings.fee_rate + settings.spread_rate
+    cost = settings.cost_rate
     part = np.asarray(rates)[:, None]
     shape = coefficients.shape[1], len(rates), panel.market.num_assets
     holding = np.zeros(shape)

@@ -69,7 +69,7 @@ def sensitivity(
     else:
         policies = [policy]
         windows = [market]
-        starts = m.find_session_starts(market.to_numpy("session"))
+        starts = market.session_starts
         shifts = [
             shift
             for shift in choices.start_shifts

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fintrader import metrics as m
 from fintrader.backtesting.result import BacktestResult
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.trade_log import MINUTE_NS
@@ -52,7 +51,7 @@ def make_folds(
     """
     if not isinstance(lengths, WalkForwardSettings):
         return make_folds(market, _share_sessions(market, lengths, embargo), embargo)[:lengths]
-    ends = m.find_session_ends(market.to_numpy("session"))
+    ends = market.session_ends
     starts = np.concatenate([[0], ends + 1])
     sessions = len(ends)
     train_length, validation_length, test_length = lengths.sessions
@@ -81,7 +80,7 @@ def make_folds(
 def _share_sessions(market: MarketTensors, count: int, embargo: int) -> WalkForwardSettings:
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise BacktestError(f"folds must be a whole number of at least 1, not {count!r}")
-    ends = m.find_session_ends(market.to_numpy("session"))
+    ends = market.session_ends
     train = len(ends) // 2
     if market.windows is not None:
         train = int(np.searchsorted(ends, market.windows.train[1] - 1, side="right"))

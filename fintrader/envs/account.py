@@ -481,7 +481,7 @@ def purchase_scale(addition: Tensor, budget: Tensor, quote: Quote, settings: Env
     leverage = settings.max_leverage
     ordered = notional.sum(1)
     if settings.costs_are_proportional:
-        variable = (settings.fee_rate + settings.spread_rate) * ordered
+        variable = settings.cost_rate * ordered
     else:
         variable = to_grid(variable_cost(addition, notional, quote, settings), USD_GRID).sum(1)
     owed = settings.min_commission_usd * (notional > DUST_USD).sum(1, dtype=torch.float64)
@@ -499,7 +499,7 @@ def total_cost(
 ) -> Tensor:
     """USD `[B]`: cost of all orders of an account. Proportional costs use the exact sum."""
     if settings.costs_are_proportional:
-        return (settings.fee_rate + settings.spread_rate) * notional.sum(1)
+        return settings.cost_rate * notional.sum(1)
     return (closing_cost if closing else trade_cost)(shares, notional, quote, settings).sum(1)
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,14 +78,9 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
 
 def split_sessions(market: MarketTensors) -> list[int]:
     """Cut the bars into blocks of whole sessions, of about `CELLS_AT_ONCE`: their edges."""
-    starts = find_session_starts(market).nonzero().flatten()
+    starts = market.session_starts
     block = starts * market.num_assets // CELLS_AT_ONCE
-    return [*starts[block.diff(prepend=block[:1] - 1) != 0].tolist(), market.num_bars]
-
-
-def find_session_starts(market: MarketTensors) -> Tensor:
-    """Find the first bars of sessions, `[T]` bool."""
-    return market.session.diff(prepend=market.session[:1] - 1) != 0
+    return [*starts[np.diff(block, prepend=-1) != 0].tolist(), market.num_bars]
 
 
 def _grow_from_session_start(market: MarketTensors, chosen: Tensor) -> Tensor:
@@ -95,7 +91,8 @@ def _grow_from_session_start(market: MarketTensors, chosen: Tensor) -> Tensor:
     """
     price = market.adjusted_close
     bars = torch.arange(market.num_bars, device=market.device).unsqueeze(1)
-    begins = find_session_starts(market).unsqueeze(1)
+    begins = torch.zeros_like(chosen[:, :1])
+    begins[market.session_starts] = True
     before = torch.cat([torch.zeros_like(chosen[:1]), chosen[:-1]])
     entered = chosen & (begins | ~before)
     paid = price.gather(0, torch.where(entered, bars, 0).cummax(0).values)
@@ -142,8 +139,7 @@ def benchmark_level(market: MarketTensors, weights: Tensor) -> Tensor:
     """
     price = market.adjusted_close
     level = torch.ones(market.num_bars, dtype=torch.float64, device=market.device)
-    starts = find_session_starts(market).nonzero().flatten()
-    bounds = [*starts.tolist(), market.num_bars - 1]
+    bounds = [*market.session_starts.tolist(), market.num_bars - 1]
     for start, stop in pairwise(bounds):
         paid = price[start]
         held = weights[start]

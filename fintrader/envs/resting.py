@@ -161,7 +161,7 @@ def place_orders(
         # In turbulence everything is sold, at any price.
         risk_off = view.risk_off[account.bar].view(-1, 1, 1)
         orders = torch.where(risk_off, close_at_any_price(account.shares, settings), orders)
-    if settings.stop_offset_bps is not None:
+    if settings.has_stops:
         is_reached = account.resting[:, -1:].abs() == LARGEST
         orders = torch.where(is_reached, account.resting, orders)
     return orders
@@ -230,7 +230,7 @@ def begin_bar(view: MarketView, account: Account, settings: EnvSettings) -> tupl
         for first in range(0, settings.num_sides * ORDER_ROWS, ORDER_ROWS):
             rested[:, first + LEFT] = split_shares(rested[:, first + LEFT], split, settings)
             rested[:, first + PRICE] /= split
-        if settings.stop_offset_bps is not None:
+        if settings.has_stops:
             stop = rested[:, -1]
             rested[:, -1] = torch.where(stop.abs() == LARGEST, stop, stop / split)
     owed = find_owed(view, account, account.bar)
@@ -293,7 +293,7 @@ def hold_back(
 ) -> Tensor:
     """Cut orders of signed shares `left` `[B, N]` to what a bar with these lows and highs may fill
     while `shares` `[B, N]` are held."""
-    if settings.stop_offset_bps is not None:
+    if settings.has_stops:
         # A stop that the bar reaches comes before any order that would close the position.
         stop = rested[:, -1]
         held_up = reach_stops(stop, shares, low, high) & (stop.abs() < LARGEST)
@@ -399,7 +399,7 @@ def rest_on(
         if settings.time_in_force is not None:
             over = over | (age >= settings.time_in_force)
         orders.append(torch.where(over.unsqueeze(1), 0.0, torch.stack((left, price, age), 1)))
-    if settings.stop_offset_bps is None:
+    if not settings.has_stops:
         return torch.cat(orders, 1)
 
     # Stops that the bar reached close positions at the next opens, until nothing is left.

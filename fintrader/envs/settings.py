@@ -319,7 +319,7 @@ class TradingSettings(Settings):
             raise ValueError("max_leverage above 1 needs short: true")
         if self.orders_rest and self.fill != "next_open":
             raise ValueError(f"action: {self.action} needs fill: next_open")
-        if self.stop_offset_bps is not None and not self.orders_rest:
+        if self.has_stops and not self.orders_rest:
             raise ValueError("stop_offset_bps needs action: limit or quote")
         if self.traders is not None:
             self._check_traders()
@@ -420,7 +420,7 @@ class TradingSettings(Settings):
     @property
     def resting_rows(self) -> int:
         """R: numbers that describe an asset's resting orders, its stop included."""
-        return self.orders_rest * 3 * self.num_sides + (self.stop_offset_bps is not None)
+        return self.orders_rest * 3 * self.num_sides + self.has_stops
 
     @property
     def order_bars(self) -> int:
@@ -451,6 +451,16 @@ class TradingSettings(Settings):
     def spread_rate(self) -> float:
         """Half-spread, as a share of the notional, of symbols without their own."""
         return self.half_spreads[OTHERS] / 1e4
+
+    @property
+    def cost_rate(self) -> float:
+        """Commission and half-spread, as a share of the notional, of symbols without their own."""
+        return self.fee_rate + self.spread_rate
+
+    @property
+    def has_stops(self) -> bool:
+        """True if positions may have a stop."""
+        return self.stop_offset_bps is not None
 
     @property
     def band(self) -> float:

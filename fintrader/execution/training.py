@@ -24,7 +24,6 @@ from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
 from fintrader.execution.executor import FARTHEST_BPS, META, PRICES, Array, Form, size_part
 from fintrader.market.tensors import MarketTensors
-from fintrader.metrics import find_session_starts
 
 SHARES = 10_000.0
 """Shares of an order, in units of its own."""
@@ -169,7 +168,7 @@ def draw_orders(market: MarketTensors, bars: int, *, seed: int = 0) -> MarketTen
     Raises ConfigError for a window without such orders.
     """
     session = market.session.numpy()
-    first = find_session_starts(session)
+    first = market.session_starts
     length = np.diff(np.append(first, len(session)))
     random = np.random.default_rng(seed)
     starts = [

@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -35,6 +36,7 @@ from fintrader.market.market_file import (
     write_market,
 )
 from fintrader.memory import pickle_by_value
+from fintrader.metrics import find_session_ends, find_session_starts
 from fintrader.progress import shorten_list
 from fintrader.results.market_description import MarketDescription, Normalisation, Provenance
 
@@ -355,6 +357,16 @@ class MarketTensors:
         """`[T, N]` float64: closes whose changes are returns, splits and dividends included; equal
         to `close` at the first bar, so that no value before an ex-date depends on the event."""
         return self.adjust(self.close)
+
+    @property
+    def session_starts(self) -> NDArray[np.int64]:
+        """`[S]`: the first bar of each session."""
+        return find_session_starts(self.to_numpy("session"))
+
+    @property
+    def session_ends(self) -> NDArray[np.int64]:
+        """`[S]`: the last bar of each session."""
+        return find_session_ends(self.to_numpy("session"))
 
     def adjust(self, price: Tensor) -> Tensor:
         """Adjust prices `[T, N]` for splits and dividends, as `adjusted_close`."""

@@ -11,7 +11,6 @@ from fintrader.config import read_yaml
 from fintrader.market.data_config import data_of
 from fintrader.market.inspect import dry_run
 from fintrader.market.tensors import MarketTensors
-from fintrader.metrics import find_session_starts
 from fintrader.numerals import number_of
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.estimates import estimate, list_records
@@ -53,7 +52,7 @@ def _describe_data(config: RunConfig) -> Iterator[tuple[str, str]]:
         return
     market = MarketTensors.load(data.market)
     yield "bars", f"{market.num_bars:,} of {market.num_assets} symbols"
-    starts = find_session_starts(market.session.numpy())
+    starts = market.session_starts
     listed = np.logical_or.reduceat((market.tradable & market.member).numpy(), starts)
     days = market.minutes.numpy()[starts].astype("datetime64[ns]").astype("datetime64[D]")
     for day in np.flatnonzero((listed != np.roll(listed, 1, axis=0)).any(1)):

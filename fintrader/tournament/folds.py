@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fintrader import metrics as m
 from fintrader.agents import Agent, Budget, TrainProgress, TrainResult, make_agent, read_agent_state
 from fintrader.agents.checkpoint import add_prefix, select_below
 from fintrader.agents.policy import ActorPolicy
@@ -72,7 +71,7 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
     (_, end), (begin, _), _ = windows
     embargo = len(torch.unique(market.session[end:begin]))
     whole = join_windows(market)
-    starts = m.find_session_starts(whole.session.cpu().numpy())
+    starts = whole.session_starts
     sessions = len(starts)
     if sessions < 2 * folds:
         raise ConfigError(
