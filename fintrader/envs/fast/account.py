@@ -165,14 +165,13 @@ def place_orders(
     prices: Prices,
     rules: Rules,
     log: AccountLog,
-) -> float:
+) -> Any:
     """Turn actions `[B, N]` float32 into holdings to reach, `work.desired`, in the bar of the fill,
     `work.fill_bar`. Return 0, or NaN where an action is not finite."""
     # Sizes are those of the decision; then splits before the fill apply to holdings and orders.
-    check: float = size_orders(first, last, action, work, state, prices, rules)
+    check = size_orders(first, last, action, work, state, prices, rules)
     if rules.is_limit:
-        check += place_limits(first, last, action, work, state, prices, rules)
-        return check
+        return check + place_limits(first, last, action, work, state, prices, rules)
     for b in range(first, last):
         meet_events(b, b - first, work, state, prices, rules, log)
     return check
@@ -287,7 +286,7 @@ def trade_shares(action: Any, shares: Any, rules: Rules, desired: Any) -> None:
 @njit_inline
 def place_limits(
     first: int, last: int, action: Any, work: Workspace, state: State, prices: Prices, rules: Rules
-) -> float:
+) -> Any:
     """Turn the holdings to reach and the prices `action[:, N:]`, or the prices of quotes, into the
     orders that rest from now on. Return 0, or NaN where an action is not finite."""
     # As `envs.resting.place_orders`: `size_orders` has written the holdings to reach.
@@ -315,8 +314,7 @@ def place_limits(
         work.fill_bar[b - first] = bar
         state.cost[b] = 0.0
         state.turnover[b] = 0.0
-    check: float = np.float64(finite)
-    return check
+    return np.float64(finite)
 
 
 @njit_inline
@@ -600,7 +598,7 @@ def purchase_budget(
     row: int,
     prices: Prices,
     rules: Rules,
-) -> float:
+) -> Any:
     """USD that purchases may take with shorts: L V - G, with equity V and gross exposure G of
     holdings `[N]`; the option was worth `owed`. `mark` `[N]`: the last close, before the splits and
     dividends of `row`."""
@@ -613,8 +611,7 @@ def purchase_budget(
         x = np.rint(held[n] * (usd if usd > 0.0 else last))
         value = add_any_order(value, x)
         gross = add_any_order(gross, abs(x))
-    budget: float = rules.max_leverage * (cash + value * UNIT - owed) - gross * UNIT
-    return budget
+    return rules.max_leverage * (cash + value * UNIT - owed) - gross * UNIT
 
 
 @njit_inline
@@ -666,9 +663,7 @@ def fill_resting(
             hold_back(ranges, resting, shares, work.start, rules, work.left)
         fill_side(b, bar, side, work, state, prices, rules, log)
     if rules.has_stops:
-        if len(log.counts) > 0:
-            count_stopped(bar, resting, shares, prices, rules, log)
-        meet_stops(bar, ranges, resting, shares, prices.last_bar, rules)
+        meet_stops(bar, resting, shares, prices, rules, log)
 
 
 @njit_inline
@@ -752,46 +747,33 @@ def reaches_stop(n: int, stop: float, shares: float, ranges: Any) -> Any:
 
 
 @njit_inline
-def find_side(shares: float, price: float) -> float:
+def find_side(shares: float, price: float) -> Any:
     """Return 1 for a long position, -1 for a short one, 0 for one worth a cent at most."""
-    side: float = np.sign(shares) if abs(shares) * price > DUST_USD * USD_GRID else 0.0
-    return side
+    return np.sign(shares) if abs(shares) * price > DUST_USD * USD_GRID else 0.0
 
 
-@njit_call
+@njit_inline
 def meet_stops(
-    bar: int, ranges: Any, resting: Any, shares: Any, last_bar: Any, rules: Rules
+    bar: int, resting: Any, shares: Any, prices: Prices, rules: Rules, log: AccountLog
 ) -> None:
     """Turn the stops that a bar has reached into orders at any price, until the positions are
     closed."""
-    # Repeated at each bar, since holdings shrink.
+    # Repeated at each bar, since holdings shrink; inlined, as `fill_side`.
+    ranges = prices.ranges[bar]
     stops = resting[len(resting) - 1]
     for n in range(len(shares)):
         stop = stops[n]
         if stop != 0.0:
             was_reached = abs(stop) == LARGEST
-            protects = shares[n] * stop > 0.0 and last_bar[n] > bar
+            protects = shares[n] * stop > 0.0 and prices.last_bar[n] > bar
             if protects and (was_reached or reaches_stop(n, stop, shares[n], ranges)):
+                # An order at any price counts for each bar of trade.
+                if len(log.counts) > 0 and ranges[1, n] > 0.0:
+                    count_all_cancelled(bar, n, resting, prices, rules, log)
+                    log.counts[ORDER] += 1.0
                 close_at_any_price(n, shares, rules, resting, True)
-            elif was_reached or last_bar[n] <= bar:
+            elif was_reached or prices.last_bar[n] <= bar:
                 stops[n] = 0.0
-
-
-@njit_call
-def count_stopped(
-    bar: int, resting: Any, shares: Any, prices: Prices, rules: Rules, log: AccountLog
-) -> None:
-    """Count the orders that `meet_stops` is about to place, and those that they cancel."""
-    # An order at any price counts for each bar of trade.
-    ranges = prices.ranges[bar]
-    for n in range(len(shares)):
-        stop = resting[len(resting) - 1, n]
-        was_reached = abs(stop) == LARGEST and ranges[1, n] > 0.0
-        protects = shares[n] * stop > 0.0 and prices.last_bar[n] > bar
-        if protects and (was_reached or reaches_stop(n, stop, shares[n], ranges)):
-            for side in range(1 + rules.is_quote):
-                count_cancelled(bar, side, n, resting[side * ORDER_ROWS + LEFT, n], prices, log)
-            log.counts[ORDER] += 1.0
 
 
 @njit_inline
@@ -889,8 +871,7 @@ def cancel_orders(
     bar: int, n: int, resting: Any, prices: Prices, rules: Rules, log: AccountLog
 ) -> None:
     """Cancel the orders and the stop of asset n at the close of `bar`."""
-    for side in range(1 + rules.is_quote):
-        count_cancelled(bar, side, n, resting[side * ORDER_ROWS + LEFT, n], prices, log)
+    count_all_cancelled(bar, n, resting, prices, rules, log)
     clear_order(n, resting)
 
 
@@ -940,6 +921,15 @@ def record_limit_fill(
 
 
 @njit_call
+def count_all_cancelled(
+    bar: int, n: int, resting: Any, prices: Prices, rules: Rules, log: AccountLog
+) -> None:
+    """Count the orders of asset n as cancelled at the close of `bar`."""
+    for side in range(1 + rules.is_quote):
+        count_cancelled(bar, side, n, resting[side * ORDER_ROWS + LEFT, n], prices, log)
+
+
+@njit_call
 def count_cancelled(
     bar: int, side: int, n: int, left: float, prices: Prices, log: AccountLog
 ) -> None:
@@ -954,10 +944,9 @@ def count_cancelled(
 
 
 @njit_inline
-def in_usd(shares: float, price: float) -> float:
+def in_usd(shares: float, price: float) -> Any:
     """Multiply shares by a price in units of money: USD, in whole units."""
-    usd: float = np.rint(shares * price) * UNIT
-    return usd
+    return np.rint(shares * price) * UNIT
 
 
 @njit_inline
@@ -1005,33 +994,28 @@ def purchase_costs(
 
 
 @njit_inline
-def closing_cost(shares: float, notional: float, root: float, spread: float, rules: Rules) -> float:
+def closing_cost(shares: float, notional: float, root: float, spread: float, rules: Rules) -> Any:
     """USD: `trade_cost`, but never more than the notional."""
-    cost: float = min(trade_cost(shares, notional, root, spread, rules), notional)
-    return cost
+    return min(trade_cost(shares, notional, root, spread, rules), notional)
 
 
 @njit_inline
-def trade_cost(shares: float, notional: float, root: float, spread: float, rules: Rules) -> float:
+def trade_cost(shares: float, notional: float, root: float, spread: float, rules: Rules) -> Any:
     """USD: cost of an order; `root` is 1 / sqrt(volume)."""
     cost = variable_cost(shares, notional, root, spread, rules)
     if rules.min_commission_usd > 0.0:
         least = rules.min_commission_usd if notional > DUST_USD else 0.0
         cost = cost + max(least - rules.fee_rate * notional, 0.0)
-    rounded: float = np.rint(cost * USD_GRID) * UNIT
-    return rounded
+    return np.rint(cost * USD_GRID) * UNIT
 
 
 @njit_inline
-def variable_cost(
-    shares: float, notional: float, root: float, spread: float, rules: Rules
-) -> float:
+def variable_cost(shares: float, notional: float, root: float, spread: float, rules: Rules) -> Any:
     """USD: the part of the cost that grows with the order, up to all of its notional."""
     impact = notional * min(np.sqrt(abs(shares)) * root, 1.0)
     moved = min(rules.impact_per_usd * notional, MOST_IMPACT) if root > 0.0 else 0.0
     rate = rules.fee_rate + spread + moved
-    cost: float = min(rate * notional + rules.impact_rate * impact, notional)
-    return cost
+    return min(rate * notional + rules.impact_rate * impact, notional)
 
 
 # --- mark to market -------------------------------------------------------------------------------

@@ -98,25 +98,21 @@ def observe_resting(resting: Any, mark: Any, share: float, rules: Rules, out: An
     # The formulas are in `envs.episodes.observe_resting`. A loop for each column is vectorised.
     assets = len(mark)
     for side in range(1 + rules.is_quote):
-        observe_order(side * ORDER_ROWS, resting, mark, share, rules, out)
+        at = side * ORDER_ROWS
+        for n in range(assets):
+            out[at * assets + n] = np.float32(resting[at + LEFT, n] * np.float64(mark[n]) * share)
+        for n in range(assets):
+            distance = find_distance(resting[at + PRICE, n], mark[n])
+            out[(at + 1) * assets + n] = np.float32(
+                distance if resting[at + LEFT, n] != 0.0 else 0.0
+            )
+        for n in range(assets):
+            out[(at + 2) * assets + n] = np.float32(resting[at + AGE, n] * rules.per_bar)
     if rules.has_stops:
         row = len(resting) - 1
         for n in range(assets):
             distance = find_distance(abs(resting[row, n]), mark[n])
             out[row * assets + n] = np.float32(distance if resting[row, n] != 0.0 else 0.0)
-
-
-@njit_inline
-def observe_order(at: int, resting: Any, mark: Any, share: float, rules: Rules, out: Any) -> None:
-    """Write to `out` `[R N]` weight, distance and age of the orders in rows `at` and beyond."""
-    assets = len(mark)
-    for n in range(assets):
-        out[at * assets + n] = np.float32(resting[at + LEFT, n] * np.float64(mark[n]) * share)
-    for n in range(assets):
-        distance = find_distance(resting[at + PRICE, n], mark[n])
-        out[(at + 1) * assets + n] = np.float32(distance if resting[at + LEFT, n] != 0.0 else 0.0)
-    for n in range(assets):
-        out[(at + 2) * assets + n] = np.float32(resting[at + AGE, n] * rules.per_bar)
 
 
 @njit_inline
