@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 TRADING_DAYS = 252
 """Sessions in a year of an exchange that closes at weekends, as in the paper's table and empyrical.
 Other markets have their own number (`MarketTensors.sessions_a_year`), which their results use."""

@@ -14,8 +14,8 @@ rollout, since rewards of markets have no natural scale.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
+from fintrader.agents.base import Loss
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout, log_prob_per_latent
 from fintrader.agents.settings import A2C
 
@@ -25,7 +25,7 @@ class A2CAgent(OnPolicyAgent):
 
     settings: A2C
 
-    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rollout: Rollout) -> Loss:
         """Compute L, and its parts as metrics."""
         mean = self.mean_latent(rollout.batch)
         noise = (rollout.latent - mean) * torch.exp(-self.log_std)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +24,7 @@ from fintrader.agents.sac import SACAgent
 from fintrader.agents.settings import A2C, APG, DDPG, PPO, REDQ, SAC, TD3
 from fintrader.agents.td3 import TD3Agent
 from fintrader.config import Settings
-from fintrader.envs.observation import Layout
+from fintrader.envs.observation import Layout, StateDict, Tensors
 from fintrader.errors import ConfigError, suggest
 
 
@@ -66,14 +66,14 @@ class Agent(Protocol):
         """Make the agent ready to be stored where `update` returned None, and return its metrics so
         far; None if it cannot be stored now."""
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> StateDict:
         """Collect everything needed to continue bit-exactly; valid right after `update` or `pause`
         returned metrics, and until `act`."""
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Tensors) -> None:
         """Continue from a `state_dict()`. Raises CheckpointError."""
 
-    def inherit(self, state: Mapping[str, Tensor]) -> None:
+    def inherit(self, state: Tensors) -> None:
         """Take networks, optimiser moments and normalisers of a parent. Raises CheckpointError."""
 
 

@@ -21,7 +21,6 @@ network for the value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,10 +28,11 @@ from torch import Tensor
 
 from fintrader.agents.base import BaseAgent, Metrics, explained_variance, to_metrics
 from fintrader.agents.buffers import Transition, gae
+from fintrader.agents.fast.graphs import Scalars
 from fintrader.agents.settings import APG
 from fintrader.envs.account import may_hold
 from fintrader.envs.joined import JoinedEnv
-from fintrader.envs.observation import FlatLayout
+from fintrader.envs.observation import FlatLayout, Tensors
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
 from fintrader.memory import require_memory
@@ -140,7 +140,7 @@ class APGAgent(BaseAgent):
             weight = torch.where(done, 1.0, weight)
         return total.mean() / len(self.steps)
 
-    def _fit_value(self, rollout: Transition) -> dict[str, Tensor]:
+    def _fit_value(self, rollout: Transition) -> Scalars:
         """Take gradient steps of the critic towards its targets; `rollout` is `[H, B, ...]`, its
         rewards scaled."""
         settings = self.settings
@@ -160,6 +160,6 @@ class APGAgent(BaseAgent):
             "explained_variance": explained_variance(value, target),
         }
 
-    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, state: Tensors) -> None:
         super().load_extra_state(state)
         self.steps = []

@@ -3,7 +3,7 @@ that the agent trains in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fintrader.agents.checkpoint import Resumable, load_generator
 from fintrader.agents.environment import MarketEnv, to_training_env
-from fintrader.agents.fast.graphs import ReplayedStep
+from fintrader.agents.fast.graphs import ReplayedStep, Scalars
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import make_critic
 from fintrader.agents.networks import tanh
@@ -19,11 +19,12 @@ from fintrader.agents.normalisation import Batch, RewardScaler
 from fintrader.agents.optimisers import make_adam, scale_rates
 from fintrader.agents.policy import ActorPolicy
 from fintrader.agents.regularisation import make_perturbation
-from fintrader.envs.observation import Layout, MarketTable
+from fintrader.envs.observation import Layout, MarketTable, StateDict, Tensors
 from fintrader.seeding import create_generator, derive
 
 Metrics: TypeAlias = dict[str, float]
-Parts: TypeAlias = Iterable[tuple[float, Tensor, dict[str, Tensor]]]
+Loss: TypeAlias = tuple[Tensor, Scalars]
+Parts: TypeAlias = Iterable[tuple[float, Tensor, Scalars]]
 """Parts of a batch: the share of its rows, their loss and metrics."""
 
 
@@ -160,7 +161,7 @@ class BaseAgent(Resumable):
         """Add Adam over `parameters`."""
         self.optimisers[name] = make_adam(parameters, rate, self.settings.weight_decay, eps)
 
-    def descend(self, name: str, parts: Parts) -> dict[str, Tensor]:
+    def descend(self, name: str, parts: Parts) -> Scalars:
         """Take one optimiser step on the mean loss of a batch, computed part by part; return the
         metrics' means and the gradient's norm."""
         optimiser = self.optimisers[name]
@@ -169,7 +170,7 @@ class BaseAgent(Resumable):
         # through are left alone.
         parameters = (weight for group in optimiser.param_groups for weight in group["params"])
         inputs = [weight for weight in parameters if weight.requires_grad]
-        metrics: dict[str, Tensor] = {}
+        metrics: Scalars = {}
         for share, loss, values in parts:
             for key, value in values.items():
                 metrics[key] = metrics.get(key, 0.0) + share * value.detach()
@@ -188,14 +189,14 @@ class BaseAgent(Resumable):
         for optimiser in self.optimisers.values():
             scale_rates(optimiser, 1 - fraction)
 
-    def collect_extra_state(self) -> dict[str, Tensor]:
+    def collect_extra_state(self) -> StateDict:
         state = {"running_return": self.rewards.running, "last_noise": self.last_noise}
         if self.perturbation is not None:
             state["perturbation"] = self.perturbation.drawn
             state["perturbation_generator"] = self.perturbation.generator.get_state()
         return {name: tensor for name, tensor in state.items() if tensor is not None}
 
-    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, state: Tensors) -> None:
         own = {key: part.to(self.device).clone() for key, part in state.items() if "." not in key}
         self.rewards.running = own.get("running_return")
         self.last_noise = own.get("last_noise")
@@ -212,7 +213,7 @@ def explained_variance(predicted: Tensor, target: Tensor) -> Tensor:
     return torch.where(spread > 0, 1 - residual / spread.clamp_min(1e-12), 0.0)
 
 
-def to_metrics(values: Mapping[str, Tensor]) -> Metrics:
+def to_metrics(values: Scalars) -> Metrics:
     """Move scalars from the device to the host as floats, in one transfer."""
     names = list(values)
     flat = torch.stack([values[name].detach().float().reshape(()) for name in names]).tolist()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fintrader.agents.fast.graphs import ReplayedStep
+from fintrader.envs.observation import StateDict, Tensors
 from fintrader.errors import CheckpointError
 from fintrader.files import atomic_file
 from fintrader.market.market_file import preamble, stored_order
@@ -23,7 +23,7 @@ Json: TypeAlias = "dict[str, Any]"
 """A JSON object. The `format` of a file's header names its kind and version."""
 
 
-def hash_content(tensors: Mapping[str, Tensor], header: str) -> str:
+def hash_content(tensors: Tensors, header: str) -> str:
     """Compute SHA-256 over the header and every tensor's name, type, shape and bytes."""
     digest = hashlib.sha256(header.encode())
     for name in sorted(tensors):
@@ -33,7 +33,7 @@ def hash_content(tensors: Mapping[str, Tensor], header: str) -> str:
     return digest.hexdigest()
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Json) -> None:
+def write_tensors(path: Path, tensors: Tensors, header: Json) -> None:
     """Write `tensors` and `header` (plain JSON, no NaN) atomically; equal contents give equal
     bytes."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
@@ -46,7 +46,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Json) -> No
             file.write(bytes_of(plain[entry.name]))
 
 
-def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], Json]:
+def read_tensors(path: Path, kind: str) -> tuple[StateDict, Json]:
     """Read a file of `write_tensors`, on the CPU; `kind` must equal the header's `format`.
 
     Raises CheckpointError when the file is missing, truncated, changed after writing, or of another
@@ -76,12 +76,12 @@ def read_tensors(path: Path, kind: str) -> tuple[dict[str, Tensor], Json]:
     return tensors, header
 
 
-def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def add_prefix(prefix: str, tensors: Tensors) -> StateDict:
     """Put the tensors under `prefix.name`."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def select_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def select_below(prefix: str, tensors: Tensors) -> StateDict:
     """Select the tensors whose names begin with `prefix.`, and strip it."""
     return {
         name[len(prefix) + 1 :]: tensor
@@ -90,7 +90,7 @@ def select_below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     }
 
 
-def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> None:
+def load_module(module: nn.Module, tensors: Tensors, what: str) -> None:
     """Copy `tensors` into `module`. Raises CheckpointError unless every name and shape agrees."""
     own = module.state_dict()
     if set(own) != set(tensors):
@@ -109,7 +109,7 @@ def load_module(module: nn.Module, tensors: Mapping[str, Tensor], what: str) -> 
     module.load_state_dict(dict(tensors))
 
 
-def collect_optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+def collect_optimiser_state(optimiser: torch.optim.Optimizer) -> StateDict:
     """Collect moments and step counts by parameter number, without hyper-parameters; not copied."""
     state = optimiser.state_dict()["state"]
     return {
@@ -119,11 +119,11 @@ def collect_optimiser_state(optimiser: torch.optim.Optimizer) -> dict[str, Tenso
     }
 
 
-def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
+def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Tensors) -> None:
     """Restore the moments; hyper-parameters stay as they are. Raises CheckpointError on a
     wrong shape."""
     parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    state: dict[int, dict[str, Tensor]] = {}
+    state: dict[int, StateDict] = {}
     for key, tensor in tensors.items():
         number, _, name = key.partition(".")
         if not number.isdigit() or int(number) >= len(parameters):
@@ -169,7 +169,7 @@ class Resumable:
         """Return None: this agent can be stored right after an update only (see `Agent.pause`)."""
         return None
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> StateDict:
         """Collect everything that is needed to continue bit-exactly. Call it between updates.
 
         Tensors are copies, except the rows of a replay buffer, which may fill most of the memory:
@@ -182,14 +182,14 @@ class Resumable:
             "generator": self.generator.get_state(),
         }
 
-    def collect_inheritable_state(self) -> dict[str, Tensor]:
+    def collect_inheritable_state(self) -> StateDict:
         """Copy the part that a child takes over: networks, normalisers, optimiser moments."""
         state = add_prefix("modules", self.modules.state_dict())
         for name, optimiser in self.optimisers.items():
             state |= add_prefix(f"optimisers.{name}", collect_optimiser_state(optimiser))
         return {name: tensor.detach().clone() for name, tensor in state.items()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Tensors) -> None:
         """Continue from `state_dict()`. Raises CheckpointError when the state belongs to another
         architecture or market."""
         self.inherit(state)
@@ -200,7 +200,7 @@ class Resumable:
             )
         load_generator(self.generator, state["generator"])
 
-    def inherit(self, state: Mapping[str, Tensor]) -> None:
+    def inherit(self, state: Tensors) -> None:
         """Take networks, optimiser moments and normalisers from a parent's `state_dict()`.
 
         Hyper-parameters and the random stream stay this agent's own. Raises CheckpointError when
@@ -212,9 +212,9 @@ class Resumable:
         if self.replayed is not None:
             self.replayed.forget()
 
-    def collect_extra_state(self) -> dict[str, Tensor]:
+    def collect_extra_state(self) -> StateDict:
         """Collect the state that belongs to one training only."""
         return {}
 
-    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, state: Tensors) -> None:
         """Restore the values of `collect_extra_state()`."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fintrader.agents.base import Parts
+from fintrader.agents.fast.graphs import Scalars
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
 
@@ -29,7 +30,7 @@ class DDPGAgent(OffPolicyAgent):
         """Choose the latents `[R, L]` at which target critics judge the next observations."""
         return torch.tanh(self.actor_target(batch)[0])
 
-    def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
+    def learn(self, sample: ReplaySample) -> Scalars:
         with torch.no_grad():
             following = self.choose_following(sample.next_obs)
             value = self.judge_following(sample.next_obs, following).min(dim=0).values
@@ -41,7 +42,7 @@ class DDPGAgent(OffPolicyAgent):
             self.update_target(self.actor_target, self.actor)
         return metrics
 
-    def improve_actor(self, sample: ReplaySample) -> dict[str, Tensor]:
+    def improve_actor(self, sample: ReplaySample) -> Scalars:
         """Take one step of the actor that raises the first critic's value."""
 
         def iterate_parts() -> Parts:

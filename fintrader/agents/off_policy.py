@@ -9,7 +9,7 @@ fixed function of observation and latent).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from fintrader.agents.base import BaseAgent, Metrics, Parts, to_metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import add_prefix, select_below
-from fintrader.agents.fast.graphs import take_step
+from fintrader.agents.fast.graphs import Scalars, take_step
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.replay import ReplayBuffer, sum_n_steps
 from fintrader.agents.settings import OffPolicySettings
+from fintrader.envs.observation import StateDict, Tensors
 
 REPORT_STEPS = 50
 """Steps of the environment between two lines of metrics: reading metrics waits for the device."""
@@ -123,7 +124,7 @@ class OffPolicyAgent(BaseAgent):
         warm = -(-settings.learning_starts // replay.num_envs)
         return int((replay.written - warm + 1) * settings.updates_per_step)
 
-    def record(self, step: dict[str, Tensor]) -> None:
+    def record(self, step: Scalars) -> None:
         """Count an update and keep its metrics for the next report."""
         self.learned += 1
         for name, value in step.items():
@@ -154,7 +155,7 @@ class OffPolicyAgent(BaseAgent):
         next_obs = self.normalise(batch.next_obs[last, rows], acting=True)
         return ReplaySample(obs, batch.latent, reward, discount, next_obs)
 
-    def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
+    def learn(self, sample: ReplaySample) -> Scalars:
         """Make one update; return scalar metrics on the device."""
         raise TypeError(f"{type(self).__name__} does not define `learn`")
 
@@ -164,7 +165,7 @@ class OffPolicyAgent(BaseAgent):
         delay: int = getattr(self.settings, "policy_delay", 1)
         return (self.learned + 1) % delay == 0
 
-    def fit_critics(self, sample: ReplaySample, target: Tensor) -> dict[str, Tensor]:
+    def fit_critics(self, sample: ReplaySample, target: Tensor) -> Scalars:
         """Take one step of all critics towards `target [R]`; the loss is the sum over K of mean
         squared errors."""
 
@@ -212,18 +213,18 @@ class OffPolicyAgent(BaseAgent):
             list(target.parameters()), list(source.parameters()), self.settings.tau
         )
 
-    def inherit(self, state: Mapping[str, Tensor]) -> None:
+    def inherit(self, state: Tensors) -> None:
         """Inherit as `BaseAgent` does; the child explores with its inherited networks instead of at
         random."""
         super().inherit(state)
         self.has_parent = True
 
-    def collect_extra_state(self) -> dict[str, Tensor]:
+    def collect_extra_state(self) -> StateDict:
         own = {"learned": torch.tensor(self.learned), "has_parent": torch.tensor(self.has_parent)}
         replay = {} if self.replay is None else add_prefix("replay", self.replay.state_dict())
         return super().collect_extra_state() | own | replay
 
-    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, state: Tensors) -> None:
         super().load_extra_state(state)
         self.learned = int(state["learned"])
         self.has_parent = bool(state["has_parent"])

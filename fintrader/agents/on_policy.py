@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fintrader.agents.base import BaseAgent, Metrics, Parts, explained_variance, to_metrics
+from fintrader.agents.base import BaseAgent, Loss, Metrics, Parts, explained_variance, to_metrics
 from fintrader.agents.buffers import RolloutBuffer, Transition, gae
 from fintrader.agents.fast import fast_on_cpu
-from fintrader.agents.fast.graphs import look_up_mean, take_step
+from fintrader.agents.fast.graphs import Scalars, look_up_mean, take_step
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.settings import OnPolicySettings
 from fintrader.envs.account import may_hold
@@ -65,7 +65,7 @@ def draw_actions(obs: Tensor, agent: OnPolicyAgent) -> tuple[Tensor, Tensor, Ten
 @fast_on_cpu("descent")
 def take_passes(
     latent: Tensor, agent: OnPolicyAgent, rollout: Rollout, passes: Iterable[list[Tensor]]
-) -> dict[str, Tensor]:
+) -> Scalars:
     """Take a gradient step on each minibatch of `passes` over a rollout with latents
     `latent [R, L]`; return means of their metrics."""
     step = agent.descend_rows
@@ -201,18 +201,18 @@ class OnPolicyAgent(BaseAgent):
         learned = Rollout(batch, latent, log_prob, advantage.flatten(), target.flatten())
         return learned, value.flatten()
 
-    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
+    def learn(self, rollout: Rollout) -> Scalars:
         """Take gradient steps on one rollout; return means of their metrics on the device."""
         batch = rollout.batch
         passes = self.draw_passes(len(rollout.latent), batch.row_index, len(batch.rows))
         return take_passes(rollout.latent, self, rollout, passes)
 
     def take_steps(
-        self, passes: Iterable[list[Tensor]], take_step: Callable[[Tensor], dict[str, Tensor]]
-    ) -> dict[str, Tensor]:
+        self, passes: Iterable[list[Tensor]], take_step: Callable[[Tensor], Scalars]
+    ) -> Scalars:
         """Call `take_step` on every minibatch, until the policy has moved enough; return means of
         its metrics."""
-        sums: dict[str, Tensor] = {}
+        sums: Scalars = {}
         taken = 0
         for minibatches in passes:
             for rows in minibatches:
@@ -223,7 +223,7 @@ class OnPolicyAgent(BaseAgent):
                 break
         return {name: total / taken for name, total in sums.items()}
 
-    def descend_rows(self, rollout: Rollout, rows: Tensor) -> dict[str, Tensor]:
+    def descend_rows(self, rollout: Rollout, rows: Tensor) -> Scalars:
         """Take one gradient step on these rows, `ROWS_AT_ONCE` at a time."""
         advantage = standardise(rollout.advantage[rows])
 
@@ -247,18 +247,16 @@ class OnPolicyAgent(BaseAgent):
         """
         yield [torch.arange(rows, device=self.device)]
 
-    def has_moved_enough(self, step: Mapping[str, Tensor]) -> bool:
+    def has_moved_enough(self, step: Scalars) -> bool:
         """Report whether to stop after a pass whose last step had these metrics."""
         return False
 
-    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rollout: Rollout) -> Loss:
         """Compute the loss of one gradient step, a mean over rows whose advantages are
         standardised, and its parts as scalar metrics on the device."""
         raise TypeError(f"{type(self).__name__} does not define `loss`")
 
-    def add_value_loss(
-        self, rollout: Rollout, policy_loss: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def add_value_loss(self, rollout: Rollout, policy_loss: Tensor) -> Loss:
         """Add value loss and entropy bonus to the policy loss; also return the three as metrics."""
         settings = self.settings
         value_loss = 0.5 * nn.functional.mse_loss(self.critic(rollout.batch), rollout.target)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -30,13 +30,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fintrader.agents.base import Metrics
+from fintrader.agents.base import Loss, Metrics
 from fintrader.agents.buffers import Transition
 from fintrader.agents.checkpoint import load_generator
+from fintrader.agents.fast.graphs import Scalars
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.off_policy import OffPolicyAgent
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout, standardise
 from fintrader.agents.optimisers import make_adam
+from fintrader.envs.observation import StateDict, Tensors
 from fintrader.errors import CheckpointError
 from fintrader.seeding import create_generator
 
@@ -55,7 +57,7 @@ class LossModule(nn.Module):
         )
         self._agent = agent
 
-    def forward(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, rollout: Rollout) -> Loss:
         return self._agent.loss(rollout)
 
 
@@ -67,7 +69,7 @@ class BatchedLearners:
         self.count = agent.settings.learners
         self.loss = LossModule(agent)
 
-    def learn(self, rollout: Rollout) -> dict[str, Tensor]:
+    def learn(self, rollout: Rollout) -> Scalars:
         """Take all learners' gradient steps on their accounts' rows of one rollout, then average.
 
         Rows are ordered by time, then account; learner k has the k-th block of accounts. Metrics
@@ -94,14 +96,12 @@ class BatchedLearners:
         self._average_copies()
         return metrics
 
-    def _evaluate_loss(
-        self, weights: dict[str, Tensor], rollout: Rollout
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _evaluate_loss(self, weights: StateDict, rollout: Rollout) -> Loss:
         rollout = rollout._replace(advantage=standardise(rollout.advantage))
-        result: tuple[Tensor, dict[str, Tensor]] = functional_call(self.loss, weights, (rollout,))
+        result: Loss = functional_call(self.loss, weights, (rollout,))
         return result
 
-    def _descend(self, shares: Rollout) -> dict[str, Tensor]:
+    def _descend(self, shares: Rollout) -> Scalars:
         """Take gradient steps on `[K, R, ...]` rows; leaves the K results in `self.weights`."""
         agent = self.agent
         row_index = shares.batch.row_index
@@ -137,7 +137,7 @@ class BatchedLearners:
     def _repeat(self, value: Tensor) -> Tensor:
         return value.expand(self.count, *value.shape).clone()
 
-    def _take_step(self, shares: Rollout, rows: Tensor) -> dict[str, Tensor]:
+    def _take_step(self, shares: Rollout, rows: Tensor) -> Scalars:
         """Take one gradient step of every learner; `rows [K, S]` are its minibatch."""
         learner = torch.arange(self.count, device=rows.device).unsqueeze(1)
         (private, market, row_index), *columns = shares
@@ -170,7 +170,7 @@ class BatchedLearners:
                 }
 
 
-def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def average(states: Sequence[Tensors]) -> StateDict:
     """Average every inherited floating-point tensor, on the first state's device; take all others
     from the first state.
 
@@ -191,7 +191,7 @@ def average(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return fused
 
 
-def _stack(states: Sequence[Mapping[str, Tensor]], name: str, device: torch.device) -> Tensor:
+def _stack(states: Sequence[Tensors], name: str, device: torch.device) -> Tensor:
     return torch.stack([state[name].to(device, torch.float64) for state in states])
 
 
@@ -306,13 +306,13 @@ class PipelinedAgent:
         finally:
             self._drawn.set()
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> StateDict:
         """Collect the agent's state, with the random stream of the side that acts."""
         self._take_over()
         self.agent.last_noise = self._front.last_noise
         return {**self.agent.state_dict(), "pipeline.generator": self._front.generator.get_state()}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Tensors) -> None:
         """Continue from a `state_dict()`. Raises CheckpointError."""
         self._take_over()
         self.agent.load_state_dict(state)
@@ -326,7 +326,7 @@ class PipelinedAgent:
         self._scheduled = self.agent.learned
         self._refresh()
 
-    def inherit(self, state: Mapping[str, Tensor]) -> None:
+    def inherit(self, state: Tensors) -> None:
         """Take networks, optimiser moments and normalisers of a parent, pipelined or not. Raises
         CheckpointError."""
         self._take_over()

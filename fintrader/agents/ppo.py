@@ -20,12 +20,14 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from fintrader.agents.base import Loss
 from fintrader.agents.fast import fast_on_cpu
+from fintrader.agents.fast.graphs import Scalars
 from fintrader.agents.on_policy import OnPolicyAgent, Rollout, log_prob_per_latent
 from fintrader.agents.settings import PPO
 from fintrader.errors import ConfigError
@@ -89,7 +91,7 @@ class PPOAgent(OnPolicyAgent):
     def _shuffle(self, count: int) -> Tensor:
         return torch.randperm(count, generator=self.generator, device=self.device)
 
-    def loss(self, rollout: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, rollout: Rollout) -> Loss:
         """Compute L on one minibatch, and its parts as metrics."""
         mean, row_index = self.mean_by_bar(rollout.batch)
         objective, kl, clip_fraction = clipped_surrogate(
@@ -98,7 +100,7 @@ class PPOAgent(OnPolicyAgent):
         loss, parts = self.add_value_loss(rollout, -objective)
         return loss, {**parts, "kl": kl, "clip_fraction": clip_fraction}
 
-    def has_moved_enough(self, step: Mapping[str, Tensor]) -> bool:
+    def has_moved_enough(self, step: Scalars) -> bool:
         """Report whether the policy is further than `target_kl` from the one that collected the
         data."""
         return self.settings.target_kl is not None and bool(step["kl"] > self.settings.target_kl)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fintrader.agents.buffers import StepBuffer, Transition
+from fintrader.envs.observation import StateDict, Tensors
 from fintrader.errors import CheckpointError
 from fintrader.memory import HOST, require_memory
 
@@ -79,14 +79,14 @@ class ReplayBuffer(StepBuffer):
             self.next_obs[rows, account],
         )
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> StateDict:
         """Return views of the rows held, in the buffer's order, and the number of steps ever
         written."""
         names = ("obs", "next_obs", "latent", "reward", "terminated", "truncated")
         state = {name: getattr(self, name)[: self.filled] for name in names}
         return {**state, "written": torch.tensor(self.written)}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Tensors) -> None:
         """Restore a `state_dict()`. Raises CheckpointError when the stored shapes differ."""
         for name, tensor in state.items():
             if name == "written":

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fintrader.agents.base import Parts
+from fintrader.agents.fast.graphs import Scalars
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.off_policy import OffPolicyAgent, ReplaySample
 from fintrader.agents.on_policy import log_prob_per_latent
@@ -71,7 +72,7 @@ class SACAgent(OffPolicyAgent):
         """Combine the critics' values `[K, R]` into those that the actor maximises, `[R]`."""
         return values.min(dim=0).values
 
-    def learn(self, sample: ReplaySample) -> dict[str, Tensor]:
+    def learn(self, sample: ReplaySample) -> Scalars:
         alpha = self.temperature["log_alpha"].exp().detach()
         with torch.no_grad():
             noise = self.draw_normal(sample.latent.shape)
@@ -82,7 +83,7 @@ class SACAgent(OffPolicyAgent):
         self.update_target(self.critic_target, self.critic)
         return metrics | self.learn_policy(sample) if self.is_actor_due else metrics
 
-    def learn_policy(self, sample: ReplaySample) -> dict[str, Tensor]:
+    def learn_policy(self, sample: ReplaySample) -> Scalars:
         """Take one step of the actor, then of the temperature."""
         settings = self.settings
         log_alpha = self.temperature["log_alpha"]

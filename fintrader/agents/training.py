@@ -27,7 +27,13 @@ from fintrader.agents.settings import Budget
 from fintrader.config import Settings, compare_values, describe_differences
 from fintrader.envs.account import may_hold
 from fintrader.envs.market_view import build_once
-from fintrader.envs.observation import ResetReturn, StepReturn, layout_to_json
+from fintrader.envs.observation import (
+    ResetReturn,
+    StateDict,
+    StepReturn,
+    Tensors,
+    layout_to_json,
+)
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from fintrader.files import append_jsonl, read_jsonl, write_text
 from fintrader.market.tensors import MarketTensors
@@ -92,10 +98,10 @@ class TrainingEnvironment(Protocol):
         """Step all accounts; return obs `[B, D]`, reward, terminated, truncated `[B]`, and
         `info["final_obs"]` where an episode ended."""
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> StateDict:
         """Collect everything needed to continue bit-exactly."""
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Tensors) -> None:
         """Continue from a `state_dict()`."""
 
 
@@ -490,7 +496,7 @@ def _measure_memory(device: torch.device) -> Metrics:
     return {} if peak is None else {"memory_mib": peak / 2**20}
 
 
-def read_agent_state(folder: Path) -> dict[str, Tensor]:
+def read_agent_state(folder: Path) -> StateDict:
     """Read the agent's part of a training folder's state, for a child's `inherit`. Raises
     CheckpointError."""
     tensors, _ = read_tensors(Path(folder) / "state.safetensors", FORMAT)

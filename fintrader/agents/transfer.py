@@ -10,7 +10,6 @@ policy therefore runs and is stored like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -23,6 +22,8 @@ from fintrader.envs.observation import (
     FlatLayout,
     Layout,
     ObservationLayout,
+    StateDict,
+    Tensors,
     layout_from_json,
     layout_to_json,
     statistic_groups,
@@ -38,10 +39,10 @@ _COLUMNS = {"features": "feature_names", "context": "context_names"}
 
 def transfer(
     description: PolicyDescription,
-    tensors: Mapping[str, Tensor],
+    tensors: Tensors,
     meta: Json,
     here: MarketIdentity,
-) -> tuple[PolicyDescription, dict[str, Tensor], Json]:
+) -> tuple[PolicyDescription, StateDict, Json]:
     """Rewrite a stored policy's description, tensors and meta as those of a policy for the market
     `here`.
 
@@ -62,7 +63,7 @@ def transfer(
 
 def _transfer_description(
     description: PolicyDescription,
-    tensors: dict[str, Tensor],
+    tensors: StateDict,
     trained: MarketIdentity,
     here: MarketIdentity,
     prefix: str,

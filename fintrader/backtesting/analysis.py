@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fintrader.backtesting.attribution import attribute, symbol_returns
 from fintrader.backtesting.execution import measure_execution
 from fintrader.backtesting.factors import factor_returns, fit_factors
 from fintrader.backtesting.result import Results
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.tensors import Markets, MarketTensors
 from fintrader.results.analysis import Analysis
 from fintrader.results.formatting import main_strategy
 
 
-def analyse(
-    results: Results, market: MarketTensors | Sequence[MarketTensors] | None
-) -> Analysis | None:
+def analyse(results: Results, market: MarketTensors | Markets | None) -> Analysis | None:
     """Analyse the main strategy; None if the market is not that of the results, or without
     positions.
 

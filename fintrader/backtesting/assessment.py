@@ -21,7 +21,7 @@ from fintrader.backtesting.null_models import random_portfolios
 from fintrader.backtesting.result import Array, BacktestResult, Results
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
-from fintrader.market.tensors import WHOLE, MarketTensors
+from fintrader.market.tensors import WHOLE, Markets, MarketTensors
 from fintrader.numerals import percent, span
 from fintrader.results.formatting import BASELINES, main_strategy
 from fintrader.verdict import alpha as ev
@@ -46,7 +46,7 @@ def assess(
     *,
     trials: int | None = None,
     search: SearchRecord = UNKNOWN_SEARCH,
-    market: MarketTensors | Sequence[MarketTensors] | None = None,
+    market: MarketTensors | Markets | None = None,
     settings: EnvSettings | None = None,
     look: int | None = None,
     caveats: Sequence[str] = (),
@@ -115,7 +115,7 @@ def assess(
 def _test_window(
     results: Results,
     name: str,
-    windows: Sequence[MarketTensors] | None,
+    windows: Markets | None,
     look: int | None,
     seed: int,
 ) -> Evidence:
@@ -161,7 +161,7 @@ def _pair_active_weights(
     result: BacktestResult,
     rival: BacktestResult | None,
     beta: float,
-    windows: Sequence[MarketTensors],
+    windows: Markets,
 ) -> Iterator[tuple[Array, Array]] | None:
     """Yield for each asset its weight at each close less beta times the benchmark portfolio's, and
     its next return; None if the windows are not the result's, or it has no positions."""
@@ -203,7 +203,7 @@ def _bootstrap_excess(results: Results, name: str, seed: int) -> dict[str, Exces
 
 def _draw_portfolios(
     result: BacktestResult,
-    windows: Sequence[MarketTensors] | None,
+    windows: Markets | None,
     settings: EnvSettings | None,
     seed: int,
 ) -> RandomDraws | None:

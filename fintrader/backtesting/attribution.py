@@ -19,12 +19,10 @@ Their sum is the difference to the cent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from fintrader.backtesting.result import Array, BacktestResult
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.tensors import Markets
 from fintrader.metrics import divide
 from fintrader.results.analysis import Attribution, SymbolAttribution
 
@@ -32,7 +30,7 @@ _BLOCK = 4096
 """Bars processed at once, so that no array `[T, N]` is copied as a whole."""
 
 
-def symbol_returns(markets: Sequence[MarketTensors]) -> Array:
+def symbol_returns(markets: Markets) -> Array:
     """Compute the return `[T, N]` of each symbol over each bar of the windows, one after another.
 
     Splits and dividends are included. 0 at the first bar of a window, and where either price is

@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fintrader import metrics as m
@@ -137,7 +136,7 @@ class TowardsWeights:
         later = self._due[self._due > bar]
         coming = int(later[0]) if later.size else len(self._mark)
         ahead = slice(bar + 1, coming)
-        can: NDArray[np.bool_] = np.asarray(self._mark[ahead][:, self._unpriced].any(axis=1))
+        can: m.Flags = np.asarray(self._mark[ahead][:, self._unpriced].any(axis=1))
         if self._pending.any():
             trades = self._buys[bar + 1 + self._delay : coming + self._delay, self._pending].any(
                 axis=1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from scipy import stats
 
 from fintrader.backtesting.attribution import symbol_returns
 from fintrader.backtesting.result import Array, Results
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.tensors import Markets
 from fintrader.results.market_description import Provenance
 
 _MANY_OUTSIDE = 0.01
@@ -41,7 +40,7 @@ def describe_outside(market: Provenance) -> str:
 
 
 def describe_idle(
-    windows: Sequence[MarketTensors],
+    windows: Markets,
     results: Results,
     participation: float | str | None,
 ) -> str:
@@ -71,7 +70,7 @@ def describe_idle(
     return f"buy and hold {invested:.0%} invested on average, because {why}"
 
 
-def bound_survivorship(windows: Sequence[MarketTensors]) -> float | None:
+def bound_survivorship(windows: Markets) -> float | None:
     """Bound the effect of a universe of survivors on alpha, a year; None for other universes, and
     for a single name, which shows no spread of growth."""
     market = windows[0].provenance

@@ -3,14 +3,11 @@ decision."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import NDArray
 
 from fintrader.backtesting.result import Array, BacktestResult
-from fintrader.market.tensors import MarketTensors
-from fintrader.metrics import divide
+from fintrader.market.tensors import Markets
+from fintrader.metrics import Flags, divide
 from fintrader.results.analysis import ExecutionCosts, FillGroup
 
 CLASSES = {
@@ -24,9 +21,7 @@ CLASSES = {
 NO_VOLUME = "no volume in the bar"
 
 
-def measure_execution(
-    result: BacktestResult, markets: Sequence[MarketTensors]
-) -> ExecutionCosts | None:
+def measure_execution(result: BacktestResult, markets: Markets) -> ExecutionCosts | None:
     """Group the fills of orders by participation; None for a strategy without orders.
 
     `slippage_bps` is the distance of the fill's price from the close at the decision, positive
@@ -67,7 +62,7 @@ def measure_execution(
 
 
 def _summarise(
-    name: str, which: NDArray[np.bool_], share: Array, notional: Array, slipped: Array, cost: Array
+    name: str, which: Flags, share: Array, notional: Array, slipped: Array, cost: Array
 ) -> FillGroup:
     """Summarise the fills of one group."""
     weight = float(notional[which].sum())
@@ -87,7 +82,7 @@ def _summarise(
     )
 
 
-def _scale(result: BacktestResult, markets: Sequence[MarketTensors]) -> Array:
+def _scale(result: BacktestResult, markets: Markets) -> Array:
     """Factors `[T]` by which each bar's shares were scaled to the capital left by earlier
     windows."""
     starts = np.cumsum([0, *[market.num_bars for market in markets]])
@@ -95,7 +90,7 @@ def _scale(result: BacktestResult, markets: Sequence[MarketTensors]) -> Array:
     return np.repeat(factors, np.diff(starts))
 
 
-def _trace_growth(markets: Sequence[MarketTensors]) -> Array:
+def _trace_growth(markets: Markets) -> Array:
     """Shares `[T, N]` that one share of the window's first bar has grown to, by splits and
     dividends."""
     parts = []

@@ -8,14 +8,11 @@ close. No factor pays costs. The first LOOKBACK sessions have no ranking and are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from numpy.typing import NDArray
 
 from fintrader import metrics as m
-from fintrader.market.tensors import MarketTensors
-from fintrader.metrics import Array
+from fintrader.market.tensors import Markets, MarketTensors
+from fintrader.metrics import Array, Flags
 from fintrader.numerals import is_short
 from fintrader.results.analysis import FactorBeta, FactorFit
 
@@ -34,7 +31,7 @@ FACTORS = {
 }
 
 
-def factor_returns(markets: Sequence[MarketTensors]) -> Array:
+def factor_returns(markets: Markets) -> Array:
     """Compute daily returns `[S, K]` of FACTORS over the windows, one after another; NaN before the
     first ranking."""
     returns, value, member = (
@@ -60,7 +57,7 @@ def factor_returns(markets: Sequence[MarketTensors]) -> Array:
     return table
 
 
-def _spread(returns: Array, score: Array, here: NDArray[np.bool_]) -> float:
+def _spread(returns: Array, score: Array, here: Flags) -> float:
     """Subtract the mean return of the lowest third from that of the highest; NaN below
     FEWEST_SYMBOLS."""
     known = np.flatnonzero(here & np.isfinite(score))
@@ -71,7 +68,7 @@ def _spread(returns: Array, score: Array, here: NDArray[np.bool_]) -> float:
     return float(returns[ranked[-third:]].mean() - returns[ranked[:third]].mean())
 
 
-def _aggregate_by_session(market: MarketTensors) -> tuple[Array, Array, NDArray[np.bool_]]:
+def _aggregate_by_session(market: MarketTensors) -> tuple[Array, Array, Flags]:
     """Compute returns by session (the first against the window's first bar), traded value in USD
     and membership, `[S, N]` each."""
     starts = market.session_starts

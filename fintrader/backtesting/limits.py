@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat
 
 from fintrader.config import Fraction, Settings
-from fintrader.metrics import Array
+from fintrader.metrics import Array, Flags
 
 Share = Annotated[float, Field(gt=0.0, le=100.0)]
 
@@ -115,11 +114,11 @@ class Limits:
         """Subtract orders that ended unfilled from the session's sum."""
         self.traded_usd = max(self.traded_usd - unfilled_usd, 0.0)
 
-    def has_enough_bars(self, tradable: NDArray[np.bool_], member: NDArray[np.bool_]) -> bool:
+    def has_enough_bars(self, tradable: Flags, member: Flags) -> bool:
         """Check whether enough members traded in the newest bars, `tradable` `[k, N]`."""
         if not self.settings.enforced or not member.any():
             return True
-        seen: NDArray[np.bool_] = np.logical_or.reduce(tradable, axis=0)
+        seen: Flags = np.logical_or.reduce(tradable, axis=0)
         return float(np.mean(seen[member])) >= self.settings.symbols_with_bars
 
     def clip(

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from fintrader.backtesting.result import Results
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.tensors import Markets
 from fintrader.runs import commit, versions
 from fintrader.verdict.looks import Look, Window, result_hash
 
 
-def bars_of(markets: Sequence[MarketTensors]) -> Window:
+def bars_of(markets: Markets) -> Window:
     """Identify the bars of one window, or of several one after another, for the ledger."""
     first = markets[0]
     minutes, close, session = (
@@ -24,7 +24,7 @@ def bars_of(markets: Sequence[MarketTensors]) -> Window:
 
 
 def look_at(
-    markets: Sequence[MarketTensors],
+    markets: Markets,
     results: Results,
     chosen: Sequence[str],
     **known: Any,

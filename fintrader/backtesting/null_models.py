@@ -3,7 +3,6 @@ portfolios."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from fintrader import metrics as m
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.market.moving import carry_forward
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.tensors import Markets, MarketTensors
 from fintrader.metrics import Array
 from fintrader.seeding import create_numpy_generator
 from fintrader.verdict.verdict import Histogram, RandomDraws, ShareAbove
@@ -91,7 +90,7 @@ class RandomPortfolios:
 
 
 def random_portfolios(
-    market: MarketTensors | Sequence[MarketTensors],
+    market: MarketTensors | Markets,
     settings: EnvSettings,
     *,
     seed: int,

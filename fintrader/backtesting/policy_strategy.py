@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeGuard, cast, runtime_checkable
 
 import gymnasium
@@ -275,18 +276,14 @@ class PolicyStrategy:
     ) -> None:
         """watch: called with the account before each decision."""
         self._watch = watch
-        self._policy = callable_policy(policy, account.layout, account.settings, name)
+        self._start = partial(callable_policy, policy, account.layout, account.settings, name)
+        self._policy = self._start()
         self._account = account
         self._name = name
         self.bound: Any = None
         if isinstance(self._policy, Bindable) and account.rows is not None:
             self.bound = self._policy.bind(account.rows)
         self._first: list[tuple[Any, Float32]] = []
-
-    @property
-    def layout(self) -> ObservationLayout:
-        """The layout of the observations."""
-        return self._account.layout
 
     @property
     def can_follow(self) -> bool:
@@ -323,8 +320,9 @@ class PolicyStrategy:
             action = torch.cat([self._policy(obs) for obs in shown])
         return self._check(action, len(private))
 
-    def gives_same(self, policy: Policy) -> bool:
-        """Return True if `policy`, newly started, repeats the first decisions."""
+    def gives_same(self) -> bool:
+        """Return True if the policy, newly started, repeats the first decisions."""
+        policy = self._start()
         with torch.no_grad():
             again = [(self._check(policy(obs), 1), action) for obs, action in self._first]
         return all(np.allclose(*pair, rtol=0.0, atol=1e-6) for pair in again)

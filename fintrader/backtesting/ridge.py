@@ -21,7 +21,6 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, Holdings
@@ -109,7 +108,7 @@ class _Panel:
         price."""
 
     @property
-    def held(self) -> NDArray[np.bool_]:
+    def held(self) -> m.Flags:
         """`[D, N]`: symbols that the benchmark holds."""
         return np.asarray(self.weights > 0)
 

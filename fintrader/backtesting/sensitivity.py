@@ -23,7 +23,7 @@ from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings, Policy
 from fintrader.envs.settings import MOST_CASH_USD
 from fintrader.errors import BacktestError
-from fintrader.market.tensors import MarketTensors
+from fintrader.market.tensors import Markets, MarketTensors
 from fintrader.progress import SILENT, Progress
 from fintrader.results.analysis import Variation, VariedChoice
 
@@ -46,7 +46,7 @@ ALL_CHOICES = Choices()
 
 def sensitivity(
     policy: Policy | Predictor | Sequence[Policy | Predictor],
-    market: MarketTensors | Sequence[MarketTensors],
+    market: MarketTensors | Markets,
     settings: EnvSettings,
     *,
     choices: Choices = ALL_CHOICES,

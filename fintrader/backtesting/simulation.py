@@ -21,7 +21,6 @@ from fintrader.backtesting.policy_strategy import (
     Predictor,
     Watch,
     ask_env,
-    callable_policy,
     find_normaliser,
     is_predictor,
     list_caveats,
@@ -78,7 +77,7 @@ def simulate(
         result = trade(worker, account, name=name, due=due, progress=progress, note=note)
     is_seen = any(span.overlaps(market.span) for one in learned for span in list_seen_spans(one))
     caveats = list_caveats(policy)
-    if not strategy.gives_same(callable_policy(policy, strategy.layout, settings, name)):
+    if not strategy.gives_same():
         caveats.append(VARYING)
     note = "; ".join(filter(None, [result.note, *(f"with {caveat}" for caveat in caveats)]))
     return replace(result, is_seen=is_seen, caveats=tuple(caveats), note=note)

@@ -7,7 +7,7 @@ configuration. Each worker is a process of gymnasium's `AsyncVectorEnv` with its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -16,7 +16,7 @@ import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 from torch import Tensor
 
-from fintrader.envs.observation import FlatLayout, ResetReturn, StepReturn
+from fintrader.envs.observation import FlatLayout, ResetReturn, StateDict, StepReturn, Tensors
 from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError, EnvError, install_command
 from fintrader.seeding import derive, draw_seed
@@ -151,11 +151,11 @@ class WorkerEnv:
         reward_tensor = torch.as_tensor(np.asarray(reward), dtype=torch.float32, device=self.device)
         return observation, reward_tensor, self._flag(terminated), self._flag(truncated), out
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> StateDict:
         """Return nothing: gymnasium cannot store an environment."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Tensors) -> None:
         """Do nothing."""
 
     def close(self) -> None:

@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fintrader.envs.observation import MarketTable, ResetReturn, StepReturn
+from fintrader.envs.observation import (
+    MarketTable,
+    ResetReturn,
+    StateDict,
+    StepReturn,
+    Tensors,
+)
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.state import count_games
 from fintrader.envs.trading import TradingEnv
@@ -80,16 +86,16 @@ class SeveralEnvs:
         info = {"final_obs": last, "_final_obs": ended, "final_info": {}, "_final_info": ended}
         return joined, reward, terminated, truncated, info
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> StateDict:
         """Collect the state for a bit-exact continuation (without markets and settings)."""
         states = enumerate(env.state_dict() for env in self.envs)
         return {
             f"{number}.{name}": value for number, state in states for name, value in state.items()
         }
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Tensors) -> None:
         """Continue from `state_dict`. Raises CheckpointError unless it fits."""
-        own: dict[str, dict[str, Tensor]] = {str(number): {} for number in range(len(self.envs))}
+        own: dict[str, StateDict] = {str(number): {} for number in range(len(self.envs))}
         for name, value in state.items():
             number, _, rest = name.partition(".")
             if number not in own:

@@ -6,7 +6,7 @@ the space of bfloat16 observations, which numpy does not know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -25,6 +25,12 @@ ResetReturn: TypeAlias = tuple[Any, dict[str, Any]]
 """Observations and info, as gymnasium's `reset` returns them."""
 StepReturn: TypeAlias = tuple[Any, Tensor, Tensor, Tensor, dict[str, Any]]
 """Observations, reward, terminated, truncated and info, as gymnasium's `step` returns them."""
+
+
+StateDict: TypeAlias = dict[str, Tensor]
+"""Everything needed to continue, by name."""
+Tensors: TypeAlias = Mapping[str, Tensor]
+"""Tensors by name, such as a stored `StateDict`."""
 
 
 class Bfloat16Box(gymnasium.spaces.Box):

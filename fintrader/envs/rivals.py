@@ -15,7 +15,7 @@ from torch import Tensor
 from fintrader.envs.account import Account
 from fintrader.envs.episodes import observe
 from fintrader.envs.games import lay_out_teams
-from fintrader.envs.observation import MarketTable, ResetReturn, StepReturn
+from fintrader.envs.observation import MarketTable, ResetReturn, StateDict, StepReturn
 from fintrader.envs.settings import EnvSettings
 from fintrader.envs.trading import Policy, TradingEnv
 from fintrader.errors import EnvError
@@ -90,11 +90,11 @@ class RivalsEnv:
         shown = {name: self._select(info[name]) for name in ("final_obs", "_final_obs")}
         return self._select(obs), reward[own], terminated[own], truncated[own], shown
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> StateDict:
         """Collect the state for a bit-exact continuation (without rivals, market and settings)."""
         return self.env.state_dict()
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from `state_dict`. Raises CheckpointError unless it fits."""
         self.env.load_state_dict(state)
 

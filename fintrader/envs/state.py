@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fintrader.envs.account import Account
+from fintrader.envs.observation import StateDict, Tensors
 from fintrader.envs.settings import MOST_CASH_USD, EnvSettings, TradingSettings
 from fintrader.errors import CheckpointError, EnvError, suggest
 
@@ -246,14 +247,14 @@ def _shown(value: Any) -> str:
     return shown if len(shown) < 40 else type(value).__name__
 
 
-def name_tensors(account: Account, endow: Endowment, key: Tensor) -> dict[str, Tensor]:
+def name_tensors(account: Account, endow: Endowment, key: Tensor) -> StateDict:
     """Name the tensors of a state."""
     state = {f"account.{name}": value for name, value in account._asdict().items()}
     state |= {f"endowment.{name}": value for name, value in endow._asdict().items()}
     return state | {"key": key}
 
 
-def check_form(state: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
+def check_form(state: Tensors, like: Tensors) -> None:
     """Check that a state has the names, dtypes and shapes of another. Raises CheckpointError."""
     if not isinstance(state, Mapping):
         raise CheckpointError(
@@ -280,7 +281,7 @@ def check_form(state: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> None:
 
 
 def check_values(
-    state: Mapping[str, Tensor], settings: EnvSettings, *, num_bars: int, resets_at_once: bool
+    state: Tensors, settings: EnvSettings, *, num_bars: int, resets_at_once: bool
 ) -> None:
     """Check that accounts in a window of T bars can continue from `state`. Raises CheckpointError.
 

@@ -38,6 +38,7 @@ from fintrader.envs.market_view import MarketView, build_market_view
 from fintrader.envs.observation import (
     MarketTable,
     ResetReturn,
+    StateDict,
     StepReturn,
     observation_space,
 )
@@ -343,12 +344,12 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.reward = make_reward(self.settings)
         self.view = build_market_view(self.market, self.settings, self._obs_dtype)
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> StateDict:
         """Collect the state for a bit-exact continuation (without market and settings)."""
         state = name_tensors(self.account, self._endowment, self._key)
         return {name: value.clone() for name, value in state.items()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Continue from `state_dict`, on any device.
 
         Raises CheckpointError, changing nothing, if it does not fit or is impossible for accounts.

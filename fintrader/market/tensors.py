@@ -6,12 +6,12 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import numpy as np
@@ -639,6 +639,10 @@ class MarketTensors:
         rows = {name: self.to_numpy(name) for name in cells}
         for at in range(0, self.num_bars, 8192):  # in blocks: the checks copy the cells
             refuse_bad_cells({name: values[at : at + 8192] for name, values in rows.items()})
+
+
+Markets: TypeAlias = Sequence[MarketTensors]
+"""Windows of a market, one after another."""
 
 
 def _inside(numbers: Tensor, count: int) -> Tensor:

@@ -30,7 +30,7 @@ from fintrader.envs.settings import EnvSettings
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.files import hash_bytes, remove, write_bytes
 from fintrader.market.planted import oracle_policy
-from fintrader.market.tensors import MarketTensors, Split
+from fintrader.market.tensors import Markets, MarketTensors, Split
 from fintrader.pipeline.backtest_context import (
     Repeat,
     add_data,
@@ -71,7 +71,7 @@ class _Traded:
 
     folders: Sequence[RunFolder]
     """The searches that the strategies were chosen in, one for each of `markets`."""
-    markets: Sequence[MarketTensors]
+    markets: Markets
     results: Results
     free: BacktestResult | None
     """Result of the same searches on information-free features."""
@@ -171,7 +171,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
 
 def _within_limits(
     policies: Sequence[PolicyModule],
-    markets: Sequence[MarketTensors],
+    markets: Markets,
     env: EnvSettings,
     progress: Progress,
 ) -> LimitedOutcome:

@@ -17,7 +17,9 @@ from torch import Tensor
 from fintrader.agents.normalisation import Batch
 from fintrader.envs.fast.capture import capture
 
-StepFunction: TypeAlias = Callable[..., dict[str, Tensor]]
+Scalars: TypeAlias = dict[str, Tensor]
+"""Scalar results of a gradient step by name, on the device."""
+StepFunction: TypeAlias = Callable[..., Scalars]
 
 BARS_AT_ONCE = 4096
 """Bars whose latents are computed together: a bound on memory."""
@@ -61,7 +63,7 @@ class ReplayedStep:
         self.copied: dict[int, Tensor] = {}
         """By id of a graph's input: the tensor that was last copied to it."""
 
-    def __call__(self, step: StepFunction, branch: Hashable, *inputs: Any) -> dict[str, Tensor]:
+    def __call__(self, step: StepFunction, branch: Hashable, *inputs: Any) -> Scalars:
         """Take `step(*inputs)`; return its scalar results. `branch` names the path that the
         step takes, if its inputs have the same form on several paths."""
         tensors = list(flatten(inputs))
@@ -85,7 +87,7 @@ class ReplayedStep:
         results = recording.results.clone()
         return dict(zip(recording.names, results.unbind(), strict=True))
 
-    def _run(self, step: StepFunction, inputs: tuple[Any, ...]) -> dict[str, Tensor]:
+    def _run(self, step: StepFunction, inputs: tuple[Any, ...]) -> Scalars:
         # Runs in the stream of the graphs, because gradients accumulate in the stream of their
         # first use.
         here = torch.cuda.current_stream(self.stream.device)
@@ -120,13 +122,11 @@ class ReplayedStep:
         return Recording(graph, list(flatten(inputs)), list(outputs), results)
 
 
-def take_step(
-    agent: Any, step: StepFunction, *inputs: Any, branch: Hashable = None
-) -> dict[str, Tensor]:
+def take_step(agent: Any, step: StepFunction, *inputs: Any, branch: Hashable = None) -> Scalars:
     """Take a gradient step of an agent, `step(*inputs)`; on a GPU, replay its graph."""
     if agent.replayed is None:
         return step(*inputs)
-    results: dict[str, Tensor] = agent.replayed(step, branch, *inputs)
+    results: Scalars = agent.replayed(step, branch, *inputs)
     return results
 
 

@@ -29,7 +29,7 @@ from fintrader.agents.fast.forward import (
 )
 from fintrader.agents.heads import EXTRA_LATENT_SCALE
 from fintrader.agents.normalisation import to_shift_and_scale
-from fintrader.envs.observation import market_widths
+from fintrader.envs.observation import StateDict, market_widths
 
 Numbers = NDArray[np.float32]
 NUMBERS_AT_ONCE = 1 << 22
@@ -162,7 +162,7 @@ class BoundNetworks:
             for statistic in statistics:
                 self._place(statistic[columns])
 
-    def _add_assets(self, k: int, actor: Any, weights: dict[str, Tensor]) -> None:
+    def _add_assets(self, k: int, actor: Any, weights: StateDict) -> None:
         plan = self.plan[k]
         network = actor.network
         features = actor.layout.num_features
@@ -209,7 +209,7 @@ class BoundNetworks:
             bias = EXTRA_LATENT_SCALE * weights["extra_head.bias"][every]
             plan[Plan.EXTRA_BIAS] = self._place(bias)
 
-    def _add_mlp(self, k: int, actor: Any, weights: dict[str, Tensor]) -> None:
+    def _add_mlp(self, k: int, actor: Any, weights: StateDict) -> None:
         last = len(actor.network.hidden)
         for depth in range(last + 1):  # every second layer of the Mlp is dense
             weight = weights[f"mlp.layers.{2 * depth}.weight"]

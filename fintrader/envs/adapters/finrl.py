@@ -26,6 +26,7 @@ from fintrader.errors import EnvError
 from fintrader.market.tensors import MarketTensors
 
 Array = NDArray[np.float64]
+State = NDArray[np.float32]
 OPENS_NS = 14 * 3_600_000_000_000 + 30 * 60_000_000_000
 """Nanoseconds from midnight UTC to the start of a daily bar."""
 
@@ -191,9 +192,7 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
         self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (width,))
         self.reset()
 
-    def reset(
-        self, *, seed: int | None = None, options: Any = None
-    ) -> tuple[NDArray[np.float32], Any]:
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[State, Any]:
         """Begin on the first date with the starting cash and shares."""
         super().reset(seed=seed)
         self.env.reset(seed=seed, options=self.start)
@@ -201,9 +200,7 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
         self.actions_memory: list[NDArray[np.int64]] = []
         return self.state, {}
 
-    def step(
-        self, actions: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], float, bool, bool, Any]:
+    def step(self, actions: State) -> tuple[State, float, bool, bool, Any]:
         """Trade one day. The step after the last date only ends the episode, as in FinRL, whose
         loops read `save_asset_memory` before it; its reward is 0."""
         if len(self.asset_memory) == len(self.dates):
@@ -217,13 +214,13 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
         return self.state, reward, terminated, False, {}
 
     @property
-    def state(self) -> NDArray[np.float32]:
+    def state(self) -> State:
         """Cash, closes, shares and the indicators, one after another."""
         day = len(self.asset_memory) - 1
+        account = self.env.vector_env.account
         indicators = self.market.features[day].T.flatten()
-        cash = self.env.vector_env.account.cash
-        parts = [cash, self.market.close[day], self._shares(), indicators]
-        return np.concatenate(parts).astype(np.float32)
+        parts = (account.cash, self.market.close[day], account.shares[0], indicators)
+        return np.asarray(torch.cat(parts), dtype=np.float32)
 
     def save_asset_memory(self) -> pd.DataFrame:
         """Table of `date` and `account_value`, USD."""

@@ -28,6 +28,8 @@ from fintrader.envs.adapters.gymnasium import require_flat, to_batch, to_numpy
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import EnvError
 
+_Array = np.ndarray[Any, Any]
+
 
 class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
     """A SAME_STEP `TradingEnv` with flat observations. Raises EnvError for any other mode or
@@ -37,7 +39,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         require_flat(env, AutoresetMode.SAME_STEP, "Stable-Baselines3")
         self.env = env
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
-        self._actions: np.ndarray[Any, Any] | None = None
+        self._actions: _Array | None = None
 
     def reset(self) -> VecEnvObs:
         """Begin episodes: observations `[B, D]` float32; a seed of `seed()` is used once."""
@@ -50,7 +52,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         self._reset_options()
         return _copy(obs)
 
-    def step_async(self, actions: np.ndarray[Any, Any]) -> None:
+    def step_async(self, actions: _Array) -> None:
         """Keep the actions `[B, N]` for `step_wait`."""
         self._actions = actions
 
@@ -96,10 +98,10 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         """Report that no account has a gymnasium wrapper."""
         return [False for _ in self._get_indices(indices)]
 
-    def get_images(self) -> Sequence[np.ndarray[Any, Any] | None]:
+    def get_images(self) -> Sequence[_Array | None]:
         """Return no images: there is nothing to render."""
         return [None] * self.num_envs
 
 
-def _copy(value: torch.Tensor) -> np.ndarray[Any, Any]:
+def _copy(value: torch.Tensor) -> _Array:
     return np.array(to_numpy(value), copy=True)

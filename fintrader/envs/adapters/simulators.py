@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fintrader.envs.observation import FlatLayout, ResetReturn, StepReturn
+from fintrader.envs.observation import FlatLayout, ResetReturn, StateDict, StepReturn, Tensors
 from fintrader.errors import EnvError
 
 GROUPS = ("policy", "obs")
@@ -79,11 +79,11 @@ class SimulatorEnv:
         info = {"final_obs": final, "_final_obs": ends[0] | ends[1]}
         return self._obs, reward.float().reshape(-1), *ends, info
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> StateDict:
         """Return nothing: a simulator's state cannot be read."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Tensors) -> None:
         """Do nothing."""
 
     def close(self) -> None:
