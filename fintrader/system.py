@@ -50,6 +50,18 @@ _PROBE_SECONDS = 0.01
 _POLL_SECONDS = 0.02
 _seeking = threading.Lock()
 
+# --- threads --------------------------------------------------------------------------------------
+
+
+def start_thread(
+    work: Callable[..., object], *arguments: object, name: str | None = None
+) -> threading.Thread:
+    """Start a thread that calls `work` with these arguments. It does not keep the process alive."""
+    thread = threading.Thread(target=work, args=arguments, daemon=True, name=name)
+    thread.start()
+    return thread
+
+
 # --- locks ----------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fintrader.errors import ConfigError, FintraderError
+from fintrader.system import start_thread
 from fintrader_app.guard import GUARD_VARIABLE, Guard, describe, read_admission
 
 HEADERS = (
@@ -52,7 +52,7 @@ async def prepare(_: st.App) -> AsyncIterator[None]:
         with contextlib.suppress(FintraderError, OSError):
             artifacts.load_summaries(shell.find_runs_folder())
 
-    threading.Thread(target=read, daemon=True).start()
+    start_thread(read)
     scheme = "https" if st.get_option("server.sslCertFile") else "http"
     for line in describe(ADMISSION, BOUND, st.get_option("server.port"), ROOT, scheme=scheme):
         print(line, flush=True)

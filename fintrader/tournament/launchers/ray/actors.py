@@ -22,6 +22,7 @@ from ray.util import list_named_actors
 
 from fintrader import reproducible
 from fintrader.files import hash_bytes
+from fintrader.system import start_thread
 from fintrader.tournament.at_work import wait_for_checkpoint
 from fintrader.tournament.launchers.ray.cluster import Resources, build_options
 from fintrader.tournament.launchers.ray.tasks import (
@@ -66,15 +67,11 @@ class PodActor:
         self._heard = time.monotonic()
         self._over = threading.Event()
         self._send(StartMessage(self.node, socket.gethostname(), os.getpid()))
-        threading.Thread(
-            target=work_on_pod, args=(task, self._send, self._work), daemon=True, name=task.spec.pod
-        ).start()
+        start_thread(work_on_pod, task, self._send, self._work, name=task.spec.pod)
         if self.patience:
-            threading.Thread(target=self._wait_for_listeners, daemon=True, name="listeners").start()
+            start_thread(self._wait_for_listeners, name="listeners")
         if task.mirror is not None and task.operations.store_seconds:
-            threading.Thread(
-                target=follow_node, args=(self.node, self._over), daemon=True, name="node"
-            ).start()
+            start_thread(follow_node, self.node, self._over, name="node")
 
     def listen(self, after: int, token: int | None) -> list[tuple[int, Message]]:
         """Wait for messages above number `after`; `token` is that of the caller."""

@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fintrader import reproducible
 from fintrader.errors import TournamentError
+from fintrader.system import start_thread
 from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
@@ -286,8 +287,7 @@ class Cluster:
         self._requested: list[dict[str, float]] | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._follow_nodes, daemon=True, name="ray nodes")
-        self._thread.start()
+        self._thread = start_thread(self._follow_nodes, name="ray nodes")
 
     @property
     def is_silent(self) -> bool:
@@ -346,8 +346,7 @@ class Cluster:
         silent = self.is_silent
         self.request([])
         self._closing.set()
-        leaving = threading.Thread(target=disconnect, daemon=True, name="ray leaving")
-        leaving.start()
+        leaving = start_thread(disconnect, name="ray leaving")
         leaving.join(1.0 if silent else CLOSE_SECONDS)
 
 

@@ -34,6 +34,7 @@ from fintrader.errors import RunError, TournamentError
 from fintrader.files import make_folder, open_file
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, locate_cache, open_mirror, open_working_copy
+from fintrader.system import start_thread
 from fintrader.tournament.fusion.coordinator import GRACE_SECONDS, LocalHost
 from fintrader.tournament.launchers import LEAVE_SECONDS
 from fintrader.tournament.launchers.ray.cluster import wrap_remote
@@ -132,8 +133,7 @@ class Streams:
         self._streams: set[Stream] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._read, daemon=True, name="ray streams")
-        self._thread.start()
+        self._thread = start_thread(self._read, name="ray streams")
 
     def add(self, stream: Stream) -> None:
         """Read a task from now on."""
@@ -353,12 +353,10 @@ def run_task(task: PodTask) -> Iterator[Message]:
             TrainedMessage(outcome) if isinstance(outcome, TrainedPod) else ResultMessage(outcome)
         )
 
-    threading.Thread(
-        target=work_on_pod, args=(task, messages.put, work, hosts), daemon=True, name=task.spec.pod
-    ).start()
+    start_thread(work_on_pod, task, messages.put, work, hosts, name=task.spec.pod)
     over = threading.Event()
     if task.mirror is not None and task.operations.store_seconds:
-        threading.Thread(target=follow_node, args=(node, over), daemon=True, name="node").start()
+        start_thread(follow_node, node, over, name="node")
     try:
         while True:
             message = messages.get()
