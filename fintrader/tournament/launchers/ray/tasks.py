@@ -220,6 +220,12 @@ def find_run(task: PodTask) -> tuple[RunFolder, Mirror | None]:
     return RunFolder(copy), open_mirror(copy, task.mirror)
 
 
+def describe_start(*, joined: bool = False) -> StartMessage:
+    """Describe the place of this task, which has started."""
+    node = ray.get_runtime_context().get_node_id()
+    return StartMessage(node, socket.gethostname(), os.getpid(), joined)
+
+
 def find_address() -> str:
     """Find the address at which other nodes of the cluster reach this one."""
     return str(get_node_ip_address())
@@ -228,14 +234,13 @@ def find_address() -> str:
 def serve_ranks(task: PodTask, ranks: list[RankTask]) -> Iterator[StartMessage | RankMessage]:
     """Run `ranks` on this node for the pod of `task`, and yield their messages, each with its
     rank."""
-    node = ray.get_runtime_context().get_node_id()
     run, mirror = find_run(task)
     folder = run.pod(task.spec.pod)
     make_folder(folder)
     market = open_store(run, mirror).fetch_market(task.spec.data_hash, Path(task.market))
     messages: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
     host = LocalHost(find_address())
-    yield StartMessage(node, socket.gethostname(), os.getpid(), joined=True)
+    yield describe_start(joined=True)
     try:
         host.start(
             [
@@ -335,8 +340,8 @@ REPORT_SECONDS = 0.5
 def run_task(task: PodTask) -> Iterator[Message]:
     """Run `task` in a thread and yield its messages, until one `is_last`."""
     os.environ.update(reproducible.ONE_THREAD)
-    node = ray.get_runtime_context().get_node_id()
-    yield StartMessage(node, socket.gethostname(), os.getpid())
+    start = describe_start()
+    yield start
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     hosts: list[Host] = []
     streams = Streams() if task.nodes > 1 else None
@@ -356,7 +361,7 @@ def run_task(task: PodTask) -> Iterator[Message]:
     start_thread(work_on_pod, task, messages.put, work, hosts, name=task.spec.pod)
     over = threading.Event()
     if task.mirror is not None and task.operations.store_seconds:
-        start_thread(follow_node, node, over, name="node")
+        start_thread(follow_node, start.node, over, name="node")
     try:
         while True:
             message = messages.get()
