@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import ipaddress
 import math
 import os
 import platform
@@ -384,6 +385,14 @@ def keep_freed_memory() -> None:
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a server that listens on `host` is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def find_interface(address: str) -> str | None:

@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import streamlit as st
@@ -29,11 +30,11 @@ HEADERS = (
 """They forbid frames: on a page that hides the app in a frame, a click could start runs."""
 
 
+@dataclass
 class SecurityHeaders:
     """Adds the headers to every answer."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from fintrader.errors import RunError
-from fintrader.results.folders import NotThereError, UnsafePathError
+from fintrader.errors import UnsafePathError
+from fintrader.results.folders import NotThereError
 from fintrader.results.run import Run
 
 

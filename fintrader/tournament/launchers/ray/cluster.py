@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import ipaddress
 import os
 import signal
 import socket
@@ -27,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fintrader import reproducible
 from fintrader.errors import TournamentError
-from fintrader.system import start_thread
+from fintrader.system import is_loopback, start_thread
 from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
@@ -256,14 +255,6 @@ def _list_addresses(address: str) -> list[str]:
     except (RayError, RuntimeError) as error:
         raise TournamentError(f"the Ray cluster at {address} does not answer: {error}") from None
     return [str(node.node_manager_address) for node in nodes if node.state == 0]  # 0: alive
-
-
-def is_loopback(host: str) -> bool:
-    """Check that an address reaches this machine only."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _keep_on_loopback() -> None:
