@@ -455,7 +455,7 @@ def flatten_values(
 ) -> dict[str, Any]:
     """Flatten nested plain values to dotted name -> value; each entry of the mappings `whole` stays
     one value."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for name, value in values.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping) and value and prefix.removesuffix(".") not in whole:

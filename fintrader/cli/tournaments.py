@@ -116,13 +116,17 @@ def _print_status(folder: RunFolder, *, as_json: bool) -> None:
         lost = ", ".join(f"{times} x {name}" for name, times in sorted(race.losses.items()))
         print(f"lost attempts: {lost}")
     columns = ("rank", "pod", "score", "standard_error", "algo", "origin", "parent", "env_steps")
-    # `standard_error` is a metric.
-    print(tabulate([row.metrics | vars(row) for row in race.leaderboard], *columns))
+    print(tabulate([*map(_merge_metrics, race.leaderboard)], *columns))
     if folder.config.is_file():
         print(describe_score(read_yaml(folder.config).get("tournament", {}).get("metric")))
     for pod in race.at_work:
         facts = ", ".join(f"{key} {format_cell(value)}" for key, value in vars(pod).items())
         print(f"  at work: {facts}")
+
+
+def _merge_metrics(row: Any) -> Any:
+    """Merge a row with its metrics, of which `standard_error` is a column."""
+    return row.metrics | vars(row)
 
 
 def _scale(place: str, pods: int | None) -> None:
