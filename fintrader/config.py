@@ -450,15 +450,19 @@ def merge_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[
     return merged
 
 
-def flatten_values(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested plain values to dotted name -> value."""
-    if not isinstance(values, dict) or not values:
-        return {prefix.removesuffix("."): values}
-    return {
-        key: value
-        for name, below in values.items()
-        for key, value in flatten_values(below, f"{prefix}{name}.").items()
-    }
+def flatten_values(
+    values: Mapping[str, Any], whole: Collection[str] = (), prefix: str = ""
+) -> dict[str, Any]:
+    """Flatten nested plain values to dotted name -> value; each entry of the mappings `whole` stays
+    one value."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value and prefix.removesuffix(".") not in whole:
+            flat |= flatten_values(value, whole, f"{path}.")
+        else:
+            flat[path] = value
+    return flat
 
 
 def compare_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -23,6 +23,8 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+Measure = float | None
+"""A number, None where it is undefined."""
 TRADING_DAYS = 252
 """Sessions in a year of an exchange that closes at weekends, as in the paper's table and empyrical.
 Other markets have their own number (`MarketTensors.sessions_a_year`), which their results use."""
@@ -92,9 +94,7 @@ def simple_returns(equity: ArrayLike, start: Any = None) -> Array:
     """
     values = np.asarray(equity, dtype=np.float64)
     if start is not None:
-        values = np.concatenate(
-            [np.broadcast_to(np.asarray(start, dtype=np.float64), values[:1].shape), values]
-        )
+        values = np.concatenate([np.broadcast_to(start, values[:1].shape), values])
     before = values[:-1]
     after = values[1:]
     is_positive = before != 0
@@ -125,7 +125,7 @@ def drop_missing(returns: ArrayLike) -> Array:
     return present
 
 
-def finite_or_none(value: float) -> float | None:
+def finite_or_none(value: float) -> Measure:
     """Convert `value` to a float, NaN and infinity to None."""
     return float(value) if math.isfinite(value) else None
 
@@ -136,7 +136,7 @@ def divide(above: Array, below: Array, otherwise: float = 0.0) -> Array:
     return np.divide(above, below, out=np.full_like(above, otherwise), where=below > 0)
 
 
-def ratio(above: float, below: float) -> float | None:
+def ratio(above: float, below: float) -> Measure:
     """`above / below`; None when `below` is zero or either is not finite."""
     if below == 0 or not math.isfinite(above) or not math.isfinite(below):
         return None
@@ -151,7 +151,7 @@ def standard_deviation(values: Array) -> float:
     return 0.0 if values.max() == values.min() else float(values.std(ddof=1))
 
 
-def _measure(name: str, *series: Array, **options: float) -> float | None:
+def _measure(name: str, *series: Array, **options: float) -> Measure:
     """Compute empyrical's measure of that name; None if there are no returns or it is not finite.
 
     The import is late because it takes a second and loads pandas, scipy and yfinance, which a
@@ -165,12 +165,12 @@ def _measure(name: str, *series: Array, **options: float) -> float | None:
         return finite_or_none(getattr(empyrical, name)(*series, **options))
 
 
-def cumulative_return(returns: ArrayLike) -> float | None:
+def cumulative_return(returns: ArrayLike) -> Measure:
     """`Π (1 + r) − 1`."""
     return _measure("cum_returns_final", drop_missing(returns))
 
 
-def annual_return(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def annual_return(returns: ArrayLike, periods: float = TRADING_DAYS) -> Measure:
     """Compound annual growth rate, `(Π (1 + r))^(periods / S) − 1`, with S counting missing days
     too."""
     growth = cumulative_return(returns)
@@ -179,31 +179,31 @@ def annual_return(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | 
     return _measure("annual_return", np.asarray(returns, dtype=np.float64), annualization=periods)
 
 
-def mean_return(returns: ArrayLike) -> float | None:
+def mean_return(returns: ArrayLike) -> Measure:
     """Arithmetic mean of the periods' returns."""
     values = drop_missing(returns)
     return finite_or_none(values.mean()) if values.size else None
 
 
-def best_return(returns: ArrayLike) -> float | None:
+def best_return(returns: ArrayLike) -> Measure:
     """The largest return."""
     values = drop_missing(returns)
     return finite_or_none(values.max()) if values.size else None
 
 
-def worst_return(returns: ArrayLike) -> float | None:
+def worst_return(returns: ArrayLike) -> Measure:
     """The smallest return."""
     values = drop_missing(returns)
     return finite_or_none(values.min()) if values.size else None
 
 
-def hit_rate(returns: ArrayLike) -> float | None:
+def hit_rate(returns: ArrayLike) -> Measure:
     """Share of periods with a positive return."""
     values = drop_missing(returns)
     return finite_or_none((values > 0).mean()) if values.size else None
 
 
-def payoff_ratio(returns: ArrayLike) -> float | None:
+def payoff_ratio(returns: ArrayLike) -> Measure:
     """Mean gain over mean loss."""
     values = drop_missing(returns)
     gains = values[values > 0]
@@ -211,7 +211,7 @@ def payoff_ratio(returns: ArrayLike) -> float | None:
     return ratio(float(gains.mean()), float(-losses.mean())) if gains.size and losses.size else None
 
 
-def annual_volatility(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def annual_volatility(returns: ArrayLike, periods: float = TRADING_DAYS) -> Measure:
     """`std(r) · √periods`, sample standard deviation."""
     values = drop_missing(returns)
     if standard_deviation(values) == 0:
@@ -219,24 +219,24 @@ def annual_volatility(returns: ArrayLike, periods: float = TRADING_DAYS) -> floa
     return _measure("annual_volatility", values, annualization=periods)
 
 
-def downside_risk(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def downside_risk(returns: ArrayLike, periods: float = TRADING_DAYS) -> Measure:
     """`√(mean(min(r, 0)²)) · √periods`: the mean runs over all periods, the gains counting as
     zero."""
     return _measure("downside_risk", drop_missing(returns), annualization=periods)
 
 
-def skew(returns: ArrayLike) -> float | None:
+def skew(returns: ArrayLike) -> Measure:
     """Third standardised moment, `m₃ / m₂^1.5` (moments about the mean, divided by n)."""
     return _standard_moment(returns, 3)
 
 
-def kurtosis(returns: ArrayLike) -> float | None:
+def kurtosis(returns: ArrayLike) -> Measure:
     """Fourth standardised moment less 3, `m₄ / m₂² − 3`: 0 for a normal distribution."""
     moment = _standard_moment(returns, 4)
     return None if moment is None else moment - 3
 
 
-def _standard_moment(returns: ArrayLike, order: int) -> float | None:
+def _standard_moment(returns: ArrayLike, order: int) -> Measure:
     values = drop_missing(returns)
     if values.size < 2 or values.max() == values.min():
         return None
@@ -246,23 +246,23 @@ def _standard_moment(returns: ArrayLike, order: int) -> float | None:
     return finite_or_none(np.power(centred / spread, order).mean()) if spread > 0 else None
 
 
-def value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> float | None:
+def value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> Measure:
     """The `cutoff` quantile of the returns (a return, so usually negative), linearly
     interpolated."""
     return _measure("value_at_risk", drop_missing(returns), cutoff=cutoff)
 
 
-def conditional_value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> float | None:
+def conditional_value_at_risk(returns: ArrayLike, cutoff: float = 0.05) -> Measure:
     """Mean of the worst `⌊(n − 1) · cutoff⌋ + 1` returns (expected shortfall)."""
     return _measure("conditional_value_at_risk", drop_missing(returns), cutoff=cutoff)
 
 
-def tail_ratio(returns: ArrayLike) -> float | None:
+def tail_ratio(returns: ArrayLike) -> Measure:
     """`|95th percentile| / |5th percentile|`."""
     return _measure("tail_ratio", drop_missing(returns))
 
 
-def sharpe(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def sharpe(returns: ArrayLike, periods: float = TRADING_DAYS) -> Measure:
     """`mean(r) / std(r) · √periods`, risk-free rate 0; None when all returns are equal."""
     values = drop_missing(returns)
     if standard_deviation(values) == 0:
@@ -270,24 +270,24 @@ def sharpe(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
     return _measure("sharpe_ratio", values, annualization=periods)
 
 
-def sortino(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def sortino(returns: ArrayLike, periods: float = TRADING_DAYS) -> Measure:
     """`mean(r) · periods / downside_risk`; None without a loss."""
     return _measure("sortino_ratio", drop_missing(returns), annualization=periods)
 
 
-def calmar(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def calmar(returns: ArrayLike, periods: float = TRADING_DAYS) -> Measure:
     """`annual_return / |max_drawdown|`; None without a drawdown."""
     if annual_return(returns, periods) is None:
         return None
     return _measure("calmar_ratio", np.asarray(returns, dtype=np.float64), annualization=periods)
 
 
-def omega(returns: ArrayLike) -> float | None:
+def omega(returns: ArrayLike) -> Measure:
     """`Σ r⁺ / Σ r⁻` about a threshold of 0; None without a loss."""
     return _measure("omega_ratio", drop_missing(returns))
 
 
-def stability(returns: ArrayLike) -> float | None:
+def stability(returns: ArrayLike) -> Measure:
     """R² of a straight line through the cumulative log returns; None when wealth reached zero."""
     values = drop_missing(returns)
     if values.size < 2 or (values <= -1).any():
@@ -305,12 +305,12 @@ def drawdowns(returns: ArrayLike) -> Array:
     return ((wealth - peak) / peak)[1:]
 
 
-def max_drawdown(returns: ArrayLike) -> float | None:
+def max_drawdown(returns: ArrayLike) -> Measure:
     """The deepest drawdown, <= 0."""
     return _measure("max_drawdown", drop_missing(returns))
 
 
-def average_drawdown(returns: ArrayLike) -> float | None:
+def average_drawdown(returns: ArrayLike) -> Measure:
     """Mean depth of drawdown episodes, each at its deepest point, <= 0; 0 without any."""
     if not drop_missing(returns).size:
         return None
@@ -319,7 +319,7 @@ def average_drawdown(returns: ArrayLike) -> float | None:
     return finite_or_none(float(np.mean(depths))) if depths else 0.0
 
 
-def longest_drawdown(returns: ArrayLike) -> float | None:
+def longest_drawdown(returns: ArrayLike) -> Measure:
     """Periods of the longest stay below a peak, the recovering one included."""
     if not drop_missing(returns).size:
         return None
@@ -328,7 +328,7 @@ def longest_drawdown(returns: ArrayLike) -> float | None:
     return float(max((min(stop, last) - start + 1 for start, stop in episodes), default=0))
 
 
-def longest_recovery(returns: ArrayLike) -> float | None:
+def longest_recovery(returns: ArrayLike) -> Measure:
     """Most periods from an episode's deepest point back to the peak, or to the end of the
     series."""
     if not drop_missing(returns).size:
@@ -349,7 +349,7 @@ def find_episodes(depth: Array) -> list[tuple[int, int]]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def ulcer_index(returns: ArrayLike) -> float | None:
+def ulcer_index(returns: ArrayLike) -> Measure:
     """`√(mean(drawdown²))`."""
     return (
         finite_or_none(math.sqrt(np.square(drawdowns(returns)).mean()))
@@ -358,7 +358,7 @@ def ulcer_index(returns: ArrayLike) -> float | None:
     )
 
 
-def martin_ratio(returns: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def martin_ratio(returns: ArrayLike, periods: float = TRADING_DAYS) -> Measure:
     """Annual return over the Ulcer index."""
     growth = annual_return(returns, periods)
     ulcer = ulcer_index(returns)
@@ -378,7 +378,7 @@ def align(returns: ArrayLike, benchmark: ArrayLike) -> tuple[Array, Array]:
     return ours[both], theirs[both]
 
 
-def beta(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
+def beta(returns: ArrayLike, benchmark: ArrayLike) -> Measure:
     """`cov(r, b) / var(b)`; None when the benchmark hardly moves (variance below 1e-30)."""
     ours, theirs = align(returns, benchmark)
     if standard_deviation(ours) == 0 and standard_deviation(theirs) > 0:
@@ -386,12 +386,12 @@ def beta(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
     return _measure("beta", ours, theirs)
 
 
-def alpha(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> float | None:
+def alpha(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> Measure:
     """Jensen's annualised alpha: `(1 + mean(r − β b))^periods − 1`."""
     return _measure("alpha", *align(returns, benchmark), annualization=periods)
 
 
-def correlation(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
+def correlation(returns: ArrayLike, benchmark: ArrayLike) -> Measure:
     """Pearson's correlation."""
     ours, theirs = align(returns, benchmark)
     if ours.size < 2 or standard_deviation(ours) == 0 or standard_deviation(theirs) == 0:
@@ -401,7 +401,7 @@ def correlation(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
 
 def active_return(
     returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
-) -> float | None:
+) -> Measure:
     """`mean(r − b) · periods`: annual return in excess of the benchmark's, not compounded."""
     ours, theirs = align(returns, benchmark)
     return finite_or_none(float((ours - theirs).mean()) * periods) if ours.size else None
@@ -409,7 +409,7 @@ def active_return(
 
 def tracking_error(
     returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
-) -> float | None:
+) -> Measure:
     """`std(r − b) · √periods`."""
     ours, theirs = align(returns, benchmark)
     return (
@@ -421,7 +421,7 @@ def tracking_error(
 
 def information_ratio(
     returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
-) -> float | None:
+) -> Measure:
     """`mean(r − b) / std(r − b) · √periods` (empyrical's `excess_sharpe`, annualised)."""
     ours, theirs = align(returns, benchmark)
     if standard_deviation(ours - theirs) == 0:
@@ -430,23 +430,21 @@ def information_ratio(
     return None if by_session is None else finite_or_none(by_session * math.sqrt(periods))
 
 
-def up_capture(
-    returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
-) -> float | None:
+def up_capture(returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS) -> Measure:
     """Annual return over the benchmark's, both on days with a rise of the benchmark."""
     return _capture(returns, benchmark, np.greater, periods)
 
 
 def down_capture(
     returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
-) -> float | None:
+) -> Measure:
     """Annual return over the benchmark's, both on days with a fall of the benchmark."""
     return _capture(returns, benchmark, np.less, periods)
 
 
 def _capture(
     returns: ArrayLike, benchmark: ArrayLike, compare: np.ufunc, periods: float
-) -> float | None:
+) -> Measure:
     # empyrical's captures assume years of 252 sessions; this is their formula for any year.
     ours, theirs = align(returns, benchmark)
     days = compare(theirs, 0)
@@ -455,7 +453,7 @@ def _capture(
     return None if growth is None or reference is None else ratio(growth, reference)
 
 
-def batting_average(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
+def batting_average(returns: ArrayLike, benchmark: ArrayLike) -> Measure:
     """Share of days with a higher return than the benchmark's."""
     ours, theirs = align(returns, benchmark)
     # empyrical builds a pandas table of this and two more shares, at a hundred times the cost.
@@ -464,7 +462,7 @@ def batting_average(returns: ArrayLike, benchmark: ArrayLike) -> float | None:
 
 def treynor_ratio(
     returns: ArrayLike, benchmark: ArrayLike, periods: float = TRADING_DAYS
-) -> float | None:
+) -> Measure:
     """Annual return over beta."""
     slope = beta(returns, benchmark)
     growth = annual_return(align(returns, benchmark)[0], periods)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import ipaddress
 import math
 import os
 import platform
@@ -49,6 +50,18 @@ _PROBES = 3
 _PROBE_SECONDS = 0.01
 _POLL_SECONDS = 0.02
 _seeking = threading.Lock()
+
+# --- threads --------------------------------------------------------------------------------------
+
+
+def start_thread(
+    work: Callable[..., object], *arguments: object, name: str | None = None
+) -> threading.Thread:
+    """Start a thread that calls `work` with these arguments. It does not keep the process alive."""
+    thread = threading.Thread(target=work, args=arguments, daemon=True, name=name)
+    thread.start()
+    return thread
+
 
 # --- locks ----------------------------------------------------------------------------------------
 
@@ -372,6 +385,14 @@ def keep_freed_memory() -> None:
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a server that listens on `host` is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def find_interface(address: str) -> str | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote, unquote_plus
 
 from fintrader.errors import ConfigError
+from fintrader.system import is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -112,14 +113,6 @@ def is_wildcard(host: str) -> bool:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether a server that listens on `host` is reached from this machine alone."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def list_hosts(bound: str | None, allowed: Iterable[str]) -> frozenset[str]:

@@ -15,17 +15,11 @@ import numpy as np
 import pandas as pd
 
 from fintrader.bars.bars import PRICES
-from fintrader.errors import MarketError
+from fintrader.errors import MarketError, UnsafePathError
 from fintrader.market.market_file import parse_header
 from fintrader.metrics import find_session_starts
 from fintrader.records import RecordError
-from fintrader.results.folders import (
-    DamagedFileError,
-    Folder,
-    NotThereError,
-    Signature,
-    UnsafePathError,
-)
+from fintrader.results.folders import DamagedFileError, Folder, NotThereError, Signature
 from fintrader.results.formatting import find_timezone
 from fintrader.results.market_description import MarketDescription
 

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 import streamlit as st
 from numpy.typing import NDArray
 
-from fintrader.numerals import chance, count, percent
+from fintrader.numerals import chance, count, number, percent
 from fintrader.results.figures import PALETTE
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder
@@ -57,7 +57,7 @@ class Axis:
 
 def place_values(values: list[Any], log: bool) -> Axis:
     """Place numbers as they are, other values by their rank among the distinct ones."""
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    if all(number(value) is not None for value in values):
         numbers = np.array(values, dtype=float)
         return Axis(numbers, log=log and bool((numbers > 0).all()))
     labels = tuple(sorted({str(value) for value in values}))

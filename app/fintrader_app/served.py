@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import streamlit as st
@@ -18,6 +18,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fintrader.errors import ConfigError, FintraderError
+from fintrader.system import start_thread
 from fintrader_app.guard import GUARD_VARIABLE, Guard, describe, read_admission
 
 HEADERS = (
@@ -29,11 +30,11 @@ HEADERS = (
 """They forbid frames: on a page that hides the app in a frame, a click could start runs."""
 
 
+@dataclass
 class SecurityHeaders:
     """Adds the headers to every answer."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    app: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -52,7 +53,7 @@ async def prepare(_: st.App) -> AsyncIterator[None]:
         with contextlib.suppress(FintraderError, OSError):
             artifacts.load_summaries(shell.find_runs_folder())
 
-    threading.Thread(target=read, daemon=True).start()
+    start_thread(read)
     scheme = "https" if st.get_option("server.sslCertFile") else "http"
     for line in describe(ADMISSION, BOUND, st.get_option("server.port"), ROOT, scheme=scheme):
         print(line, flush=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
+from streamlit.column_config import NumberColumn, TextColumn
 
 from fintrader.numerals import DASH, count
 from fintrader.results.backtest_files import StoredBacktest
@@ -63,9 +64,9 @@ def table(
 ) -> None:
     """Draw `rows`, a styled frame or a frame's data, over the whole width. `right`: columns to
     align right; `pinned`: a column; `height="few"`: scroll after MOST_ROWS."""
-    config = {name: st.column_config.TextColumn(alignment="right") for name in right}
+    config = {name: TextColumn(alignment="right") for name in right}
     if pinned:
-        config[pinned] = st.column_config.TextColumn(pinned=True)
+        config[pinned] = TextColumn(pinned=True)
     options = {"column_config": config, "placeholder": DASH, **options}
     shown = rows if isinstance(rows, Styler) else pd.DataFrame(rows, columns=columns)
     if options.get("height") == "few":
@@ -140,16 +141,16 @@ def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
         st.info("No pod has finished yet.", icon=":material/hourglass_empty:")
         return
     config = {
-        "rank": st.column_config.NumberColumn("#", width=50),
-        "pod": st.column_config.TextColumn("Pod", pinned=True),
-        "score": st.column_config.NumberColumn("Score", format="%.3f"),
-        "error": st.column_config.NumberColumn("± Error", format="%.3f"),
+        "rank": NumberColumn("#", width=50),
+        "pod": TextColumn("Pod", pinned=True),
+        "score": NumberColumn("Score", format="%.3f"),
+        "error": NumberColumn("± Error", format="%.3f"),
         "algo": "Algorithm",
         "origin": "Origin",
         "parent": "Parent",
         "generation": "Gen.",
-        "env_steps": st.column_config.NumberColumn("Env-steps", format="localized"),
-        "seconds": st.column_config.NumberColumn("Seconds", format="%.1f"),
+        "env_steps": NumberColumn("Env-steps", format="localized"),
+        "seconds": NumberColumn("Seconds", format="%.1f"),
     }
     errors = board["metrics"].map(lambda metrics: metrics.get("standard_error"))
     if errors.isna().all():  # the score of one window has none

@@ -3,6 +3,7 @@ a runs folder in order."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import shutil
@@ -40,26 +41,6 @@ class SearchOptions(Settings):
     search has at least 25 pods, and six for each algorithm."""
 
 
-def run(argv: list[str]) -> None:
-    """Run the whole pipeline."""
-    _run_verb("run", "run_stages:run", argv)
-
-
-def train(argv: list[str]) -> None:
-    """Train one agent."""
-    _run_verb("train", "train:train_one", argv)
-
-
-def tournament(argv: list[str]) -> None:
-    """Run data and tournament."""
-    _run_verb("tournament", "run_stages:run_tournament", argv)
-
-
-def walk_forward(argv: list[str]) -> None:
-    """Run a tournament for each fold."""
-    _run_verb("walkforward", "run_stages:walk_forward", argv)
-
-
 def _run_verb(name: str, function: str, argv: list[str]) -> None:
     """Call a function of the pipeline (`module:name`) on a configuration; print the next steps."""
     config = _read_config(name, argv)
@@ -67,6 +48,16 @@ def _run_verb(name: str, function: str, argv: list[str]) -> None:
     report = home / "backtest" / "report.html"
     if report.is_file():
         _print_next_steps(config, report)
+
+
+run = functools.partial(_run_verb, "run", "run_stages:run")
+"""Run the whole pipeline."""
+train = functools.partial(_run_verb, "train", "train:train_one")
+"""Train one agent."""
+tournament = functools.partial(_run_verb, "tournament", "run_stages:run_tournament")
+"""Run data and tournament."""
+walk_forward = functools.partial(_run_verb, "walkforward", "run_stages:walk_forward")
+"""Run a tournament for each fold."""
 
 
 def _read_config(name: str, argv: list[str]) -> RunConfig:

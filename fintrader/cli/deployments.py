@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -142,21 +143,6 @@ def promote(name: str, deployments_dir: str) -> None:
     print(f"{home.name} is the champion" + (f", {before} the challenger" if before else ""))
 
 
-def halt(argv: list[str]) -> None:
-    """Ask a deployment to order nothing more."""
-    _request("halt", argv)
-
-
-def resume(argv: list[str]) -> None:
-    """Ask a halted deployment to go on."""
-    _request("resume", argv)
-
-
-def accept(argv: list[str]) -> None:
-    """Ask a deployment to take over the differences of its account that it has named."""
-    _request("accept", argv)
-
-
 def flatten(argv: list[str]) -> None:
     """Ask a deployment, or all of them, to sell everything."""
     from fintrader.deploy import control, status
@@ -191,3 +177,11 @@ def _request(kind: Request, argv: list[str]) -> None:
         f"{home.name}: asked to {kind}; a running deployment does so within two seconds, a stopped"
         " one when it starts"
     )
+
+
+halt = functools.partial(_request, "halt")
+"""Ask a deployment to order nothing more."""
+resume = functools.partial(_request, "resume")
+"""Ask a halted deployment to go on."""
+accept = functools.partial(_request, "accept")
+"""Ask a deployment to take over the differences of its account that it has named."""

@@ -146,11 +146,11 @@ class LooksShown:
     left: int
 
 
+@dataclass
 class Confinement:
     """The folder that files, runs and the settings of configurations may name."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def find(self, name: str) -> Path:
         """Find a file of the folder. Raises ToolError for a path outside it, or a missing file."""

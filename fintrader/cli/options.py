@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from fintrader.config import (
     SettingsT,
@@ -37,16 +37,6 @@ T = TypeVar("T", bound=BaseModel)
 _SHORT = {"from_run": "from", "vendor": "from", "as_json": "json", "print_only": "print"}
 """Options with names that no field can have, by field."""
 HELP = {"-h", "--help", "--help-all"}
-_TRUE_OR_FALSE = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
-}
 
 
 class Option(NamedTuple):
@@ -99,12 +89,12 @@ class Option(NamedTuple):
 
     def _read_flag(self, words: Sequence[str]) -> bool:
         """Read true, false, or true from no word at all."""
-        text = " ".join(words).lower() or "true"
-        if text not in _TRUE_OR_FALSE:
+        try:
+            return TypeAdapter(bool).validate_python(" ".join(words) or True)
+        except ValidationError:
             raise ConfigError(
                 f"{self.name}: expected true, false or nothing after it, got {' '.join(words)!r}"
-            )
-        return _TRUE_OR_FALSE[text]
+            ) from None
 
 
 def list_options(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Option]:

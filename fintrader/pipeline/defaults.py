@@ -49,7 +49,7 @@ def _defaults(model: type[BaseModel], place: str) -> Iterator[tuple[str, Any]]:
             if field.is_required()
             else to_jsonable_python(field.get_default(call_default_factory=True))
         )
-        yield from flatten_values(value, f"{place}.{name}.").items()
+        yield from flatten_values({f"{place}.{name}": value}).items()
 
 
 def _mappings(model: type[BaseModel], before: str = "") -> Iterator[str]:

@@ -131,7 +131,6 @@ def _learn(
         device=config.resolved_device(),
         seed=derive(config.seed, "train"),
     )
-    budget = config.tournament.budget
     with (
         reporter() as progress,
         progress.task(f"train {config.only_agent.algo}", total=1.0) as task,
@@ -144,7 +143,7 @@ def _learn(
         trained = train(
             agent,
             env,
-            budget,
+            config.tournament.budget,
             folder=home,
             on_progress=show,
         )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fintrader import metrics as m
 from fintrader.errors import BacktestError, find_meant
-from fintrader.metrics import Array
+from fintrader.metrics import Array, Measure
 from fintrader.numerals import number_of
 from fintrader.results.backtest_files import empty_trades
 from fintrader.results.catalogue import measure
@@ -142,7 +142,7 @@ class BacktestResult(AccountHistory):
         curve = pd.DataFrame({self.name: self.equity}, index=pd.to_datetime(self.minutes, utc=True))
         return equity_figure(curve, main=self.name, notice=self.provenance.notice)
 
-    def __getattr__(self, name: str) -> float | None:
+    def __getattr__(self, name: str) -> Measure:
         """A measure of `metrics` by its key, such as `sharpe`."""
         if name in KEYS:
             return self.metrics[name]

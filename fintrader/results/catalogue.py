@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from fintrader import metrics as m
-from fintrader.metrics import Array
+from fintrader.metrics import Array, Measure
 from fintrader.results.history import AccountHistory, MetricInputs
-from fintrader.results.strategy_metrics import Measure, StrategyMetrics
+from fintrader.results.strategy_metrics import StrategyMetrics
 
 EMPYRICAL = "empyrical"
 PYFOLIO = "pyfolio"

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fintrader import system
-from fintrader.errors import FintraderError, RunError
-from fintrader.errors import UnsafePathError as UnsafePathError
+from fintrader.errors import FintraderError, RunError, UnsafePathError
 from fintrader.files import parse_jsonl, refuse_link
 from fintrader.records import RecordError, from_json
 from fintrader.runs import RunFolder

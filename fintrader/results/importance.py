@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fintrader.metrics import Array
-from fintrader.numerals import count
+from fintrader.numerals import count, number
 
 MIN_PODS = 12
 """Fewest scored pods for which importance is computed: with fewer, luck can produce any share."""
@@ -130,7 +130,7 @@ def levels(values: Sequence[Any]) -> NDArray[np.int64]:
     """The level `[n]` of each value: bins of equal counts for numbers with many values, else the
     values themselves, rare ones together."""
     size = len(values)
-    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    if all(number(value) is not None for value in values):
         bins = min(_MOST_LEVELS, max(2, size // 6))
         if len(set(values)) > bins:
             places = pd.Series(values).rank().to_numpy(float)  # equal values share a bin

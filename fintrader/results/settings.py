@@ -12,13 +12,15 @@ lacks is marked (`Setting.known`).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from fintrader.config import flatten_values
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
 NAME = "name"
@@ -50,7 +52,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
     """Dotted name -> setting, of a run's `config.yaml` as plain values, in its order."""
     table = _table()
     free = table["mappings"]
-    given = dict(flatten(config, free))
+    given = flatten_values(config, free)
     defaults = dict(table["settings"])
     for place, members in table["choices"].items():
         chosen = given.get(place)
@@ -66,19 +68,6 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
         name: Setting(value, defaults.get(name), name in defaults or name.startswith(within))
         for name, value in given.items()
     }
-
-
-def flatten(
-    values: Mapping[str, Any], whole: Collection[str] = (), prefix: str = ""
-) -> Iterator[tuple[str, Any]]:
-    """List nested plain values by dotted name; each entry of the mappings `whole` stays one
-    value."""
-    for name, value in values.items():
-        path = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value and prefix.removesuffix(".") not in whole:
-            yield from flatten(value, whole, f"{path}.")
-        else:
-            yield path, value
 
 
 def changed(config: Mapping[str, Any]) -> dict[str, Setting]:

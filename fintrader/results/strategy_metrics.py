@@ -6,11 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fintrader.metrics import ANNUAL, TRADING_DAYS
+from fintrader.metrics import ANNUAL, TRADING_DAYS, Measure
 from fintrader.numerals import is_short
-
-Measure = float | None
-"""A number, None where it is undefined."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from fintrader.errors import RunError, StorageDamagedError, StorageError, StorageOfflineError
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.storage.objects import ObjectStore
-from fintrader.system import call_after_fork, name_process_space, read_process_start
+from fintrader.system import call_after_fork, name_process_space, read_process_start, start_thread
 
 BEAT_SECONDS = 6.0
 """Seconds between two renewals."""
@@ -103,11 +103,10 @@ class StoreLease:
         self._beats = 0
         self._confirmed = time.monotonic()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="store lease")
 
     def start(self) -> None:
         """Start the thread that renews the lease."""
-        self._thread.start()
+        self._thread = start_thread(self._run, name="store lease")
 
     def check(self, *, ask_store: bool = False) -> None:
         """Raise RunError when another process has taken over, StorageOfflineError when the store

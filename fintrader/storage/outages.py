@@ -49,12 +49,12 @@ def allow_outages(
         _budgets.remove(budget)
 
 
+@dataclass
 class OutageReporter:
     """Callback that reports each outage of a store once."""
 
-    def __init__(self, progress: Progress) -> None:
-        self.progress = progress
-        self._last_problem = -math.inf
+    progress: Progress
+    _last_problem: float = -math.inf
 
     def __call__(self, problem: StorageError) -> None:
         now = time.monotonic()

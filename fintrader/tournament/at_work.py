@@ -19,7 +19,6 @@ import contextlib
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from fintrader.files import make_folder, open_file, read_bytes, remove_tree
 from fintrader.records import from_json, to_json
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import ProcessIdentity, describe_process
-from fintrader.system import is_locked, signal_process, try_lock
+from fintrader.system import is_locked, signal_process, start_thread, try_lock
 from fintrader.tournament import lease as leases
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.spec import OrphanLost, PodSpec, Reason
@@ -181,8 +180,7 @@ def wait_for_checkpoint(folder: Path) -> None:
     until = time.monotonic() + CHECKPOINT_SECONDS
     while _find_last_write(folder) == before and time.monotonic() < until and folder.is_dir():
         time.sleep(LOOK_SECONDS)
-    storing = threading.Thread(target=save_all, daemon=True, name="storing")
-    storing.start()
+    storing = start_thread(save_all, name="storing")
     storing.join(CHECKPOINT_SECONDS)  # an unreachable store gets this disk's files later
 
 

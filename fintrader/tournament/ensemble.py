@@ -144,7 +144,7 @@ def build_ensemble(
         weights=weights,
         trials=leaderboard.trials,
         shrinkage=shrinkage,
-        founders=tuple(map(leaderboard.find_founder, members)),
+        founders=tuple(leaderboard.founders[member.spec.pod] for member in members),
         scores=tuple(member.score for member in members),
         correlations=measure_correlations(members),
     )

@@ -111,7 +111,7 @@ def evaluate(
         for name, value in (result.metrics.by_key() if measures else {}).items()
     }
     if own is not None and terms.windows > 1:
-        measured["standard_error"] = _find_error(by_part)
+        measured["standard_error"] = standard_error([one for one in by_part if one is not None])
     return Evaluation(
         own,
         by_part,
@@ -258,13 +258,9 @@ def score_windows(
     known = [value for value in scores if value is not None]
     if len(known) < len(scores):
         return None, scores
-    return float(np.mean(known)) - _find_error(known), scores
-
-
-def _find_error(scores: Sequence[float | None]) -> float:
-    """Find the standard error of the mean of scores; 0 for one, whose error is unknown."""
-    known = [value for value in scores if value is not None]
-    return standard_error(known) if len(known) > 1 else 0.0
+    # The error of a single score is unknown.
+    error = standard_error(known) if len(known) > 1 else 0.0
+    return float(np.mean(known)) - error, scores
 
 
 def score(

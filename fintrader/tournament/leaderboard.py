@@ -43,10 +43,19 @@ class FinishedPod:
         """Sort key: the better entry first."""
         return -self.spec.rung, -self.score, self.spec.index, self.result.epoch
 
+    def __lt__(self, other: FinishedPod) -> bool:
+        """True if this entry ranks before the other."""
+        return self.order < other.order
+
     @property
     def is_inheritable(self) -> bool:
         """True if another pod can start from it."""
         return self.result.snapshot is not None and self.result.score is not None
+
+
+def rank_inheritable(entries: Iterable[FinishedPod]) -> list[FinishedPod]:
+    """Rank the entries that another pod can start from, best first."""
+    return sorted(entry for entry in entries if entry.is_inheritable)
 
 
 @dataclass
@@ -78,10 +87,6 @@ class Leaderboard:
         result."""
         scores = (entry.result.benchmark_score for entry in self.applied)
         return next((score for score in scores if score is not None), None)
-
-    def find_founder(self, entry: FinishedPod) -> str:
-        """Find an entry's ancestor without a parent."""
-        return self.founders[entry.spec.pod]
 
 
 POD_COLUMNS = """pod TEXT PRIMARY KEY, idx INTEGER NOT NULL UNIQUE, origin TEXT NOT NULL,

@@ -16,7 +16,6 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME
 from sqlalchemy.exc import SQLAlchemyError
 
 from fintrader.errors import TournamentError
-from fintrader.files import read_jsonl
 from fintrader.results.tournament_events import read_events
 from fintrader.runs import RunFolder
 from fintrader.tournament.scalars import (
@@ -95,8 +94,7 @@ def _write(run: RunFolder, address: str) -> ExportSummary:
 
     parent = write(run.root.name, {}, list_race_scalars(read_events(run.events), results))
     for name, spec in specs.items():
-        curve = read_jsonl(run.pod(name) / "metrics.jsonl")
-        scalars = list_pod_scalars(spec, results.get(name), curve)
+        scalars = list_pod_scalars(run, spec, results.get(name))
         write(name, {MLFLOW_PARENT_RUN_ID: parent}, scalars, **flatten_hyper(spec))
     # Only now: a kill in between leaves both exports, and the next one removes them.
     for export_before in earlier:

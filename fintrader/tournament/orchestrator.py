@@ -44,7 +44,7 @@ from fintrader.tournament.events import EventLog, list_applied
 from fintrader.tournament.generator import Generator
 from fintrader.tournament.launchers import Launcher, PodFailure
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, PodState, open_or_replace
-from fintrader.tournament.retention import Retention, list_needed
+from fintrader.tournament.retention import Retention
 from fintrader.tournament.schedulers import PendingResults, Scheduler
 from fintrader.tournament.settings import OperationsSettings
 from fintrader.tournament.spec import PodResult, PodSpec
@@ -192,7 +192,9 @@ class Orchestrator:
         """
         whole = dict[str, PodResult]()
         found = [spec for spec in self.specs if self.store.has_result(spec.pod)]
-        needed = list_needed(self.specs, {spec.pod for spec in found})
+        # Parents and rivals of pods without a result: needed in full, even if they were dropped.
+        ended = {spec.pod for spec in found}
+        needed = {pod for spec in self.specs if spec.pod not in ended for pod in spec.sources}
         for spec in reversed(found):  # children first: a damaged child needs its parent's files
             try:
                 result = whole[spec.pod] = self.store.read_result(spec.pod)

@@ -33,6 +33,7 @@ from fintrader.errors import FintraderError, StorageError
 from fintrader.files import hash_file
 from fintrader.records import from_json
 from fintrader.storage.outages import allow_outages
+from fintrader.system import start_thread
 from fintrader.tournament.at_work import lock_pod, wait_for_takeover
 from fintrader.tournament.messages import (
     FailureMessage,
@@ -238,7 +239,7 @@ def serve() -> None:
             wait_for_takeover(task.spec.pod, PodContext.from_task(task))
             os._exit(1)
 
-    threading.Thread(target=read_tasks, daemon=True).start()
+    start_thread(read_tasks)
     for task in iter(tasks.get, None):
         if not _run_task(task, channel, is_alone):
             os._exit(1)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import subprocess
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from fintrader.errors import ConfigError
 from fintrader.results.tournament_events import LossEvent, select_events
 from fintrader.runs import commit, versions
+from fintrader.system import start_thread
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.settings import TournamentSettings
 
@@ -251,7 +251,7 @@ class Endpoint:
             raise ConfigError(f"operations.metrics: {host}:{port} {problem}") from None
         self.host = str(self._server.server_address[0])
         self.port = int(self._server.server_address[1])
-        threading.Thread(target=self._server.serve_forever, daemon=True, name="metrics").start()
+        start_thread(self._server.serve_forever, name="metrics")
 
     @contextlib.contextmanager
     def observe(self, run: str, settings: TournamentSettings) -> Iterator[Watch]:

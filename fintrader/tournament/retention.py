@@ -89,9 +89,3 @@ class Retention:
                 kept.add(pod)
                 sources += finished[pod].spec.sources if is_lineage else ()
         return kept | {pod for pod, entry in finished.items() if entry.result.status == "failed"}
-
-
-def list_needed(specs: Sequence[PodSpec], finished: Collection[str]) -> set[str]:
-    """List parents and rivals of pods without a result: needed in full, even if they were
-    dropped."""
-    return {pod for spec in specs if spec.pod not in finished for pod in spec.sources}

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fintrader.files import read_jsonl
 from fintrader.results.tournament_events import LossEvent, ResultEvent, TournamentEvent
+from fintrader.runs import RunFolder
 from fintrader.tournament.spec import PodResult, PodSpec
 
 COUNTERS = ("update", "env_steps", "seconds")
@@ -29,12 +31,10 @@ class ExportSummary:
     """Command that shows the export."""
 
 
-def list_pod_scalars(
-    spec: PodSpec, result: PodResult | None, records: list[dict[str, Any]]
-) -> Iterator[Scalar]:
+def list_pod_scalars(run: RunFolder, spec: PodSpec, result: PodResult | None) -> Iterator[Scalar]:
     """List one pod's curves over its env-steps; with times if its start is known."""
     began = result.started if result is not None and result.started else None
-    for record in records:
+    for record in read_jsonl(run.pod(spec.pod) / "metrics.jsonl"):
         wall = None if began is None else began + float(record.get("seconds", 0.0))
         for name, value in record.items():
             if name not in COUNTERS and isinstance(value, int | float):

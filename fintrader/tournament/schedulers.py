@@ -4,10 +4,10 @@ choice."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fintrader.tournament.generator import Generator
-from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
+from fintrader.tournament.leaderboard import FinishedPod, Leaderboard, rank_inheritable
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import PodResult, PodSpec
 
@@ -31,11 +31,11 @@ class Scheduler:
         return generator.propose(index, leaderboard)
 
 
+@dataclass
 class Submission(Scheduler):
     """Reproducible order: pod k waits for, and sees, the results of pods <= k - pool_size."""
 
-    def __init__(self, pool_size: int) -> None:
-        self.pool_size = pool_size
+    pool_size: int
 
     def count_needed(self, index: int) -> int | None:
         return max(0, index - self.pool_size + 1)
@@ -44,14 +44,13 @@ class Submission(Scheduler):
         return pod_index
 
 
+@dataclass
 class Generational(Submission):
     """Synchronous generations of `pool_size` pods: each waits for the whole generation before
     it."""
 
-    def __init__(self, pool_size: int, survivors: int) -> None:
-        super().__init__(pool_size)
-        self.survivors = survivors
-        self._best: tuple[Leaderboard | None, int, list[FinishedPod]] = (None, -1, [])
+    survivors: int
+    _best: tuple[Leaderboard | None, int, list[FinishedPod]] = (None, -1, [])
 
     def count_needed(self, index: int) -> int | None:
         return index // self.pool_size * self.pool_size
@@ -74,8 +73,7 @@ class Generational(Submission):
         if self._best[0] is not leaderboard or self._best[1] != generation:
             first = generation * self.pool_size
             last = leaderboard.applied[first : first + self.pool_size]
-            best = sorted(filter(_is_able, last), key=lambda entry: entry.order)[: self.survivors]
-            self._best = (leaderboard, generation, best)
+            self._best = (leaderboard, generation, rank_inheritable(last)[: self.survivors])
         return self._best[2]
 
 
@@ -119,7 +117,7 @@ class Halving(Scheduler):
         rung = self.find_rung(index)
         first, times = self.rungs[rung]
         before = leaderboard.applied[self.rungs[rung - 1][0] : first] if rung else []
-        able = sorted(filter(_is_able, before), key=lambda entry: entry.order)[index - first :]
+        able = rank_inheritable(before)[index - first :]
         if able:
             spec = generator.derive_child(
                 index, leaderboard, able[0], generation=rung, explore=False
@@ -131,10 +129,6 @@ class Halving(Scheduler):
         return replace(
             spec, rung=rung, budget=spec.budget.scale(times), agent={**spec.agent, **anneal}
         )
-
-
-def _is_able(entry: FinishedPod) -> bool:
-    return entry.is_inheritable
 
 
 class Replay(Scheduler):

@@ -3,7 +3,6 @@ evaluated."""
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -47,7 +46,7 @@ class Range(Settings):
 
     @model_validator(mode="after")
     def _possible(self) -> Range:
-        if not (math.isfinite(self.low) and math.isfinite(self.high)) or self.low >= self.high:
+        if self.low >= self.high:
             raise ValueError(f"impossible range: low {self.low} must be below high {self.high}")
         if self.log and self.low <= 0:
             raise ValueError(f"impossible range: a logarithmic range needs low > 0, got {self.low}")

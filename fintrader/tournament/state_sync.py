@@ -36,6 +36,7 @@ from fintrader.files import (
     write_text,
 )
 from fintrader.storage.mirror import Mirror
+from fintrader.system import start_thread
 from fintrader.tournament.spec import PodSpec
 
 MARKER = ".stored.json"
@@ -205,9 +206,8 @@ def synchronise(mirror: Mirror, spec: PodSpec, folder: Path, seconds: float) -> 
         while not ended.wait(seconds):
             _try_save(state)
 
-    thread = threading.Thread(target=keep, daemon=True, name="training states")
     _active.add(state)
-    thread.start()
+    thread = start_thread(keep, name="training states")
     try:
         yield
     finally:

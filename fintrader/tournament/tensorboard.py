@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from fintrader.files import read_jsonl, refuse_foreign, replace_folder
+from fintrader.files import refuse_foreign, replace_folder
 from fintrader.results.tournament_events import read_events
 from fintrader.runs import RunFolder
 from fintrader.tournament.scalars import (
@@ -49,10 +49,7 @@ def export(run: RunFolder, out: Path | None = None) -> ExportSummary:
         for name, spec in specs.items():
             with SummaryWriter(str(new / name)) as writer:
                 result = results.get(name)
-                written += _write(
-                    writer,
-                    list_pod_scalars(spec, result, read_jsonl(run.pod(name) / "metrics.jsonl")),
-                )
+                written += _write(writer, list_pod_scalars(run, spec, result))
                 if result is not None and result.score is not None:
                     writer.add_hparams(
                         flatten_hyper(spec), {"hparam/score": result.score}, run_name="."

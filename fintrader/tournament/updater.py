@@ -42,20 +42,16 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
         return Placement(new=True)
     rows = leaderboard.rows
     parents = leaderboard.parents
-    position = bisect.bisect_left(rows, entry.order, key=_order)
+    position = bisect.bisect_left(rows, entry)
     if position >= leaderboard.size:
         return Placement(new=True)
     rows.insert(position, entry)
     if entry.is_inheritable:
-        bisect.insort(parents, entry, key=_order)
+        bisect.insort(parents, entry)
     evicted = rows.pop() if len(rows) > leaderboard.size else None
     if parents and parents[-1] is evicted:
         parents.pop()
     return Placement(True, position, evicted.spec.pod if evicted else None)
-
-
-def _order(entry: FinishedPod) -> tuple[int, float, int, int]:
-    return entry.order
 
 
 def build_result_event(entry: FinishedPod, number: int, placement: Placement) -> ResultEvent:

@@ -39,7 +39,7 @@ from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.folds import WHOLE
 from fintrader.tournament.generator import select_values, set_value
-from fintrader.tournament.leaderboard import FinishedPod
+from fintrader.tournament.leaderboard import FinishedPod, rank_inheritable
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.spec import SettingsValues
@@ -147,9 +147,8 @@ def _rank_pods(source: RunStore) -> list[FinishedPod]:
     """Rank the pods that others can start from, best first."""
     specs = source.read_specs()
     results = source.read_results()
-    entries = (FinishedPod(specs[pod], results[pod]) for pod in results if pod in specs)
-    return sorted(
-        (entry for entry in entries if entry.is_inheritable), key=lambda entry: entry.order
+    return rank_inheritable(
+        FinishedPod(specs[pod], results[pod]) for pod in results if pod in specs
     )
 
 

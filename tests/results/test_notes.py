@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fintrader.errors import RunError
+from fintrader.errors import RunError, UnsafePathError
 from fintrader.results import deletion
 from fintrader.results.deletion import TOMBSTONE, delete_run, describe_loss
 from fintrader.results.folders import (
@@ -19,7 +19,6 @@ from fintrader.results.folders import (
     Folder,
     NotThereError,
     RunsFolder,
-    UnsafePathError,
 )
 from fintrader.results.notes import FILE, Notes, read_notes, write_notes
 from fintrader.results.run import Run, summaries

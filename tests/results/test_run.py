@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from fintrader.errors import RunError
-from fintrader.results.folders import NotThereError, UnsafePathError
+from fintrader.errors import RunError, UnsafePathError
+from fintrader.results.folders import NotThereError
 from fintrader.results.run import Run
 
 

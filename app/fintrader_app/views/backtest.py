@@ -7,6 +7,7 @@ from functools import partial
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import DatetimeColumn, NumberColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.numerals import count, number_of, percent, usd
@@ -223,11 +224,11 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
         held=(60 * lots["minutes"]).map(duration),
     )
     config = {
-        "symbol": st.column_config.TextColumn("Symbol", pinned=True),
-        "opened": st.column_config.DatetimeColumn("Opened", format=MOMENT),
-        "closed": st.column_config.DatetimeColumn("Closed", format=MOMENT),
+        "symbol": TextColumn("Symbol", pinned=True),
+        "opened": DatetimeColumn("Opened", format=MOMENT),
+        "closed": DatetimeColumn("Closed", format=MOMENT),
         "shares": "Shares",
-        "profit_usd": st.column_config.NumberColumn("Profit, net", format="dollar"),
+        "profit_usd": NumberColumn("Profit, net", format="dollar"),
         "held": "Held",
     }
     table(frame[list(config)].head(MOST_ROWS), "profit_lots", height=458, column_config=config)
@@ -345,13 +346,13 @@ def draw_prices(
 
 def list_fills(rows: pd.DataFrame, timezone: str) -> None:
     config = {
-        "decision_time": st.column_config.DatetimeColumn(f"Decided ({timezone})", format=MOMENT),
-        "fill_time": st.column_config.DatetimeColumn(f"Filled ({timezone})", format=MOMENT),
+        "decision_time": DatetimeColumn(f"Decided ({timezone})", format=MOMENT),
+        "fill_time": DatetimeColumn(f"Filled ({timezone})", format=MOMENT),
         "symbol": "Symbol",
-        "shares": st.column_config.NumberColumn("Shares", format="%.4g"),
-        "price_usd": st.column_config.NumberColumn("Price", format="dollar"),
-        "notional_usd": st.column_config.NumberColumn("Notional", format="dollar"),
-        "cost_usd": st.column_config.NumberColumn("Cost", format="dollar"),
+        "shares": NumberColumn("Shares", format="%.4g"),
+        "price_usd": NumberColumn("Price", format="dollar"),
+        "notional_usd": NumberColumn("Notional", format="dollar"),
+        "cost_usd": NumberColumn("Cost", format="dollar"),
         "kind": "Kind",
     }
     frame = rows[list(config)].head(MOST_ROWS)

@@ -18,7 +18,6 @@ from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import format_metric, statistic, title_of
 from fintrader.results.sections import BacktestView
 from fintrader.results.sections.comparison import present_comparison
-from fintrader.results.strategy_metrics import NO_METRICS
 from fintrader_app import artifacts, charts, tables
 from fintrader_app.artifacts import load_summaries
 from fintrader_app.sections import draw, draw_verdict
@@ -126,9 +125,7 @@ def list_differences(lines: dict[str, Contender]) -> None:
     """List metrics of each strategy, and their differences from a chosen one."""
     heading("Metrics")
     base = st.selectbox("Differences from", list(lines), key=f"compare_base_{len(lines)}")
-    values = {
-        name: line.backtest.metrics.get(line.strategy, NO_METRICS) for name, line in lines.items()
-    }
+    values = {name: line.backtest.metrics_of(line.strategy) for name, line in lines.items()}
     portfolios = {name: title_of(line.backtest.portfolio or DASH) for name, line in lines.items()}
     rows = [{"Metric": "Benchmark portfolio", **portfolios}]
     for key in KEYS:

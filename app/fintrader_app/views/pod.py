@@ -165,7 +165,7 @@ def show_curves(folder: Folder, names: list[str]) -> None:
 
 def show_settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
     """Show all settings of the agent, next to the parent's values if it has a parent."""
-    mine = flatten_values(pod["agent"]) if pod["agent"] else {}
+    mine = flatten_values(pod["agent"] or {})
     parent = pod["parent"] if pod["parent"] in by_name.index else None
     theirs = flatten_values(by_name.loc[parent, "agent"]) if parent else {}
     searched = set(pod["hyper"] or {})

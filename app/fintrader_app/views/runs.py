@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import streamlit as st
+from streamlit.column_config import DatetimeColumn, ListColumn, NumberColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.numerals import DASH, count
@@ -51,28 +52,24 @@ from fintrader_app.shell import (
 from fintrader_app.tables import find_height, show_board
 
 COLUMNS = {
-    "status": st.column_config.TextColumn("Status", width=110),
-    "name": st.column_config.TextColumn("Run", pinned=True),
-    "verdict": st.column_config.TextColumn(
+    "status": TextColumn("Status", width=110),
+    "name": TextColumn("Run", pinned=True),
+    "verdict": TextColumn(
         "Verdict",
         help=(
             "Of the test window against the benchmark portfolio; the Honesty page has it in full"
         ),
     ),
-    "return": st.column_config.NumberColumn(
-        "Return", format="percent", help="Ensemble, test window, net of costs"
-    ),
-    "index": st.column_config.NumberColumn(
-        "Index", format="percent", help="The market's index over the same bars"
-    ),
-    "market": st.column_config.TextColumn("Market", help="Synthetic, or with a planted signal"),
-    "sharpe": st.column_config.NumberColumn("Sharpe", format="%.2f"),
-    "drawdown": st.column_config.NumberColumn("Max drawdown", format="percent"),
-    "created": st.column_config.DatetimeColumn("Created (UTC)", format="YYYY-MM-DD HH:mm"),
-    "took": st.column_config.TextColumn("Took", alignment="right"),
-    "trials": st.column_config.NumberColumn("Trials"),
-    "tags": st.column_config.ListColumn("Tags"),
-    "note": st.column_config.TextColumn("Note"),
+    "return": NumberColumn("Return", format="percent", help="Ensemble, test window, net of costs"),
+    "index": NumberColumn("Index", format="percent", help="The market's index over the same bars"),
+    "market": TextColumn("Market", help="Synthetic, or with a planted signal"),
+    "sharpe": NumberColumn("Sharpe", format="%.2f"),
+    "drawdown": NumberColumn("Max drawdown", format="percent"),
+    "created": DatetimeColumn("Created (UTC)", format="YYYY-MM-DD HH:mm"),
+    "took": TextColumn("Took", alignment="right"),
+    "trials": NumberColumn("Trials"),
+    "tags": ListColumn("Tags"),
+    "note": TextColumn("Note"),
 }
 ROWS = 5
 """Rows of the table that are visible without scrolling."""

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from fintrader.config import flatten_values
 from fintrader.numerals import DASH
 from fintrader.records import to_json
 from fintrader.results.context import BacktestContext
 from fintrader.results.sections.section import BacktestView, Section
-from fintrader.results.settings import flatten
 from fintrader.results.table import Row, Table
 
 _NAMES = {
@@ -62,7 +62,7 @@ def present_origin(view: BacktestView) -> Section:
     parts = {"recipe": stored["recipe"]}
     if context.market.source is not None:
         parts["market"] = stored["market"]
-    leaves = sorted(flatten(parts), key=lambda leaf: leaf[0].split("."))
+    leaves = sorted(flatten_values(parts).items(), key=lambda leaf: leaf[0].split("."))
     settings = [Row((name, _write(value))) for name, value in leaves if value not in (None, {})]
     notes = []
     if settings:

@@ -17,7 +17,6 @@ import os
 import queue
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -27,7 +26,7 @@ from pathlib import Path
 import torch
 
 from fintrader.agents import Budget, TrainProgress
-from fintrader.system import KILL, SENT_BY_OTHERS, count_oom_kills, find_interface
+from fintrader.system import KILL, SENT_BY_OTHERS, count_oom_kills, find_interface, start_thread
 from fintrader.tournament.fusion.learners import Maker, Report, State, ThreadFusion
 from fintrader.tournament.messages import (
     EndMessage,
@@ -89,8 +88,7 @@ class LocalHost:
             process = spawn("fintrader.tournament.fusion.worker", log=log, variables=variables)
             self._processes.append(process)
             send_task(process, task)
-            watched = (process, task.rank, str(log), on_message)
-            threading.Thread(target=self._read, args=watched, daemon=True).start()
+            start_thread(self._read, process, task.rank, str(log), on_message)
 
     def _read(
         self, process: subprocess.Popen[str], rank: int, log: str, on_message: OnMessage

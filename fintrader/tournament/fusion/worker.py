@@ -216,7 +216,9 @@ def run_rank(task: RankTask, channel: Channel) -> None:
             channel.send(RankProgressMessage(share, progress.env_steps, progress.steps_per_second))
 
     for number in itertools.count():
-        due = wait_for_order(orders, number)
+        # The next order comes after the pod's evaluation.
+        with translate_errors():
+            due = int(orders.get(f"order-{number}"))
         if due == END:
             return
         while rank.number < due:
@@ -230,13 +232,6 @@ def connect(address: str, patience: timedelta) -> Any:
     return dist.TCPStore(  # type: ignore[attr-defined]
         host, int(port), is_master=False, timeout=patience
     )
-
-
-def wait_for_order(orders: Any, number: int) -> int:
-    """Wait for order `number`, which comes after the pod's evaluation. Raises RankLost when the
-    pod's process is gone."""
-    with translate_errors():
-        return int(orders.get(f"order-{number}"))
 
 
 @contextmanager

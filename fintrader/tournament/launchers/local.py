@@ -25,6 +25,7 @@ from fintrader.system import (
     count_cards,
     count_oom_kills,
     count_usable_cores,
+    start_thread,
 )
 from fintrader.tournament.at_work import end, list_at_work, read_holder
 from fintrader.tournament.launchers import (
@@ -292,9 +293,7 @@ class LocalLauncher(Launcher):
         cards = {"CUDA_VISIBLE_DEVICES": slot.cards}
         process = spawn("fintrader.tournament.pod", self.body, log=log, variables=cards)
         worker = _Worker(self, slot, process, log, is_evaluator, oom_kills=count_oom_kills())
-        threading.Thread(
-            target=_read, args=(worker,), daemon=True, name=f"reader {slot.name}"
-        ).start()
+        start_thread(_read, worker, name=f"reader {slot.name}")
         return worker
 
     def _ask_to_leave(self, worker: _Worker) -> None:

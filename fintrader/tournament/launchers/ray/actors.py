@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from contextlib import suppress
@@ -22,9 +21,11 @@ from ray.util import list_named_actors
 
 from fintrader import reproducible
 from fintrader.files import hash_bytes
+from fintrader.system import start_thread
 from fintrader.tournament.at_work import wait_for_checkpoint
 from fintrader.tournament.launchers.ray.cluster import Resources, build_options
 from fintrader.tournament.launchers.ray.tasks import (
+    describe_start,
     find_run,
     follow_node,
     is_last,
@@ -36,7 +37,6 @@ from fintrader.tournament.messages import (
     PodTask,
     ProgressMessage,
     ResultMessage,
-    StartMessage,
     TrainedMessage,
 )
 from fintrader.tournament.pod import evaluate_pod
@@ -59,22 +59,18 @@ class PodActor:
         self.task = task
         self.patience = task.operations.orphan_seconds
         self.token = task.token
-        self.node = ray.get_runtime_context().get_node_id()
         self._messages: list[tuple[int, Message]] = []
         self._number = self._taken = 0
         self._change = threading.Condition()
         self._heard = time.monotonic()
         self._over = threading.Event()
-        self._send(StartMessage(self.node, socket.gethostname(), os.getpid()))
-        threading.Thread(
-            target=work_on_pod, args=(task, self._send, self._work), daemon=True, name=task.spec.pod
-        ).start()
+        begun = describe_start()
+        self._send(begun)
+        start_thread(work_on_pod, task, self._send, self._work, name=task.spec.pod)
         if self.patience:
-            threading.Thread(target=self._wait_for_listeners, daemon=True, name="listeners").start()
+            start_thread(self._wait_for_listeners, name="listeners")
         if task.mirror is not None and task.operations.store_seconds:
-            threading.Thread(
-                target=follow_node, args=(self.node, self._over), daemon=True, name="node"
-            ).start()
+            start_thread(follow_node, begun.node, self._over, name="node")
 
     def listen(self, after: int, token: int | None) -> list[tuple[int, Message]]:
         """Wait for messages above number `after`; `token` is that of the caller."""

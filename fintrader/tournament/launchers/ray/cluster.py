@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import ipaddress
 import os
 import signal
 import socket
@@ -27,6 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from fintrader import reproducible
 from fintrader.errors import TournamentError
+from fintrader.system import is_loopback, start_thread
 from fintrader.tournament.launchers.ray.settings import RaySettings
 
 HEAD_SECONDS = 30.0
@@ -257,14 +257,6 @@ def _list_addresses(address: str) -> list[str]:
     return [str(node.node_manager_address) for node in nodes if node.state == 0]  # 0: alive
 
 
-def is_loopback(host: str) -> bool:
-    """Check that an address reaches this machine only."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _keep_on_loopback() -> None:
     """Keep Ray from replacing 127.0.0.1 by this machine's outward address, at which such a cluster
     does not listen."""
@@ -286,8 +278,7 @@ class Cluster:
         self._requested: list[dict[str, float]] | None = None
         self._wake = threading.Event()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._follow_nodes, daemon=True, name="ray nodes")
-        self._thread.start()
+        self._thread = start_thread(self._follow_nodes, name="ray nodes")
 
     @property
     def is_silent(self) -> bool:
@@ -346,8 +337,7 @@ class Cluster:
         silent = self.is_silent
         self.request([])
         self._closing.set()
-        leaving = threading.Thread(target=disconnect, daemon=True, name="ray leaving")
-        leaving.start()
+        leaving = start_thread(disconnect, name="ray leaving")
         leaving.join(1.0 if silent else CLOSE_SECONDS)
 
 

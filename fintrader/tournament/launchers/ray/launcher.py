@@ -176,7 +176,7 @@ class RayLauncher(Launcher):
         pods = pods if self._limit is None else min(pods, self._limit)
         if pods != self._requested:
             self._requested = pods
-            self._cluster.request([dict(self.need)] * (pods * self.settings.nodes))
+            self._cluster.request([self.need] * (pods * self.settings.nodes))
 
     def submit(self, spec: PodSpec, *, attempt: int = 1) -> Future[PodResult]:
         task = self.access.build_task(

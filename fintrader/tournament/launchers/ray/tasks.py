@@ -34,6 +34,7 @@ from fintrader.errors import RunError, TournamentError
 from fintrader.files import make_folder, open_file
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import Mirror, locate_cache, open_mirror, open_working_copy
+from fintrader.system import start_thread
 from fintrader.tournament.fusion.coordinator import GRACE_SECONDS, LocalHost
 from fintrader.tournament.launchers import LEAVE_SECONDS
 from fintrader.tournament.launchers.ray.cluster import wrap_remote
@@ -132,8 +133,7 @@ class Streams:
         self._streams: set[Stream] = set()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._read, daemon=True, name="ray streams")
-        self._thread.start()
+        self._thread = start_thread(self._read, name="ray streams")
 
     def add(self, stream: Stream) -> None:
         """Read a task from now on."""
@@ -220,6 +220,12 @@ def find_run(task: PodTask) -> tuple[RunFolder, Mirror | None]:
     return RunFolder(copy), open_mirror(copy, task.mirror)
 
 
+def describe_start(*, joined: bool = False) -> StartMessage:
+    """Describe the place of this task, which has started."""
+    node = ray.get_runtime_context().get_node_id()
+    return StartMessage(node, socket.gethostname(), os.getpid(), joined)
+
+
 def find_address() -> str:
     """Find the address at which other nodes of the cluster reach this one."""
     return str(get_node_ip_address())
@@ -228,14 +234,13 @@ def find_address() -> str:
 def serve_ranks(task: PodTask, ranks: list[RankTask]) -> Iterator[StartMessage | RankMessage]:
     """Run `ranks` on this node for the pod of `task`, and yield their messages, each with its
     rank."""
-    node = ray.get_runtime_context().get_node_id()
     run, mirror = find_run(task)
     folder = run.pod(task.spec.pod)
     make_folder(folder)
     market = open_store(run, mirror).fetch_market(task.spec.data_hash, Path(task.market))
     messages: queue.SimpleQueue[RankMessage] = queue.SimpleQueue()
     host = LocalHost(find_address())
-    yield StartMessage(node, socket.gethostname(), os.getpid(), joined=True)
+    yield describe_start(joined=True)
     try:
         host.start(
             [
@@ -335,8 +340,8 @@ REPORT_SECONDS = 0.5
 def run_task(task: PodTask) -> Iterator[Message]:
     """Run `task` in a thread and yield its messages, until one `is_last`."""
     os.environ.update(reproducible.ONE_THREAD)
-    node = ray.get_runtime_context().get_node_id()
-    yield StartMessage(node, socket.gethostname(), os.getpid())
+    start = describe_start()
+    yield start
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
     hosts: list[Host] = []
     streams = Streams() if task.nodes > 1 else None
@@ -353,12 +358,10 @@ def run_task(task: PodTask) -> Iterator[Message]:
             TrainedMessage(outcome) if isinstance(outcome, TrainedPod) else ResultMessage(outcome)
         )
 
-    threading.Thread(
-        target=work_on_pod, args=(task, messages.put, work, hosts), daemon=True, name=task.spec.pod
-    ).start()
+    start_thread(work_on_pod, task, messages.put, work, hosts, name=task.spec.pod)
     over = threading.Event()
     if task.mirror is not None and task.operations.store_seconds:
-        threading.Thread(target=follow_node, args=(node, over), daemon=True, name="node").start()
+        start_thread(follow_node, start.node, over, name="node")
     try:
         while True:
             message = messages.get()
