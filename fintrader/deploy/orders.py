@@ -14,6 +14,7 @@ is never sent again, and is written off once the broker still does not have it a
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,6 +70,7 @@ def format_decision_stamp(name: str) -> str:
     return match[2] if match else ""
 
 
+@functools.lru_cache(maxsize=1)  # that of a decision's orders
 def _format_stamp(decision_ns: int) -> str:
     return dt.datetime.fromtimestamp(decision_ns // SECOND, tz=dt.UTC).strftime("%Y%m%dT%H%M%SZ")
 

@@ -26,37 +26,36 @@ class ReceivedBars:
         self._names = (*COLUMNS, *self.extras)
         self._rows = {symbol: _Rows(len(self._names)) for symbol in symbols}
 
-    def add(self, bars: Bars) -> Bars:
-        """Store the bars that are newer than the newest one of their symbol; return the late ones.
-        Bars of other symbols are ignored."""
+    def add(self, bars: Bars) -> Array:
+        """Store the bars that are newer than the newest one of their symbol; return a mask `[R]` of
+        the late ones. Bars of other symbols are ignored."""
+        late: Array = np.zeros(len(bars), bool)
         if not len(bars):
-            return bars
+            return late
         order = np.lexsort((bars.ts, bars.symbol))
-        late = np.zeros(len(bars), bool)
         values = [getattr(bars, name) for name in COLUMNS]
         table = np.stack([*values, *(bars.extras[name] for name in self.extras)])[:, order]
         ts = bars.ts[order]
         codes = bars.symbol[order]
         edges = np.searchsorted(codes, np.arange(len(bars.symbols) + 1)).tolist()
+        has_repeats = bool(((np.diff(ts) == 0) & (np.diff(codes) == 0)).any())
         for symbol, (start, stop) in zip(bars.symbols, itertools.pairwise(edges), strict=True):
             rows = self._rows.get(symbol)
             if rows is None or start == stop:
                 continue
             own = ts[start:stop]
-            if own[0] > rows.newest and (len(own) == 1 or (np.diff(own) > 0).all()):
+            if own[0] > rows.newest and not has_repeats:
                 rows.add(own, table[:, start:stop], self.needed)
                 continue
             fresh = (own > rows.newest) & (np.diff(own, prepend=-1) > 0)
             rows.add(own[fresh], table[:, start:stop][:, fresh], self.needed)
             late[order[start:stop][~fresh]] = True
-        known = np.isin(
-            codes, [code for code, name in enumerate(bars.symbols) if name in self._rows]
-        )
-        taken = order[known & ~late[order]]
+        known = np.array([name in self._rows for name in bars.symbols], dtype=bool)
+        taken = order[known[codes] & ~late[order]]
         if len(taken):
             extras = {name: bars.extras[name] for name in self.extras}
             self.fresh.append(replace(bars, extras=extras).take(taken))
-        return bars.take(late)
+        return late
 
     def carry(self, symbol: str, ts: int, close: float) -> None:
         """Give a symbol a last price before its first bar: store a bar at `ts` (ns) with `close`

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fintrader.bars.bars import COLUMNS, MINUTE_NS, Bars
+from fintrader.bars.bars import COLUMNS, MINUTE_NS, Array, Bars
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid
 from fintrader.bars.corporate_actions import Action
 from fintrader.deploy.bundle import Bundle
@@ -86,16 +86,17 @@ class Recorder:
         no row; the journal keeps it unless it has one of that time."""
         newest = self.since
         bars = feed.poll(newest, at)
-        late = _list_until(newest, bars) - _list_until(newest, self.keep(bars, at))
-        if late:
-            names = sorted({name for name, _ in late})
-            self.journal.write(LateBars(len(late), tuple(names)), at=at)
+        missed = ~self.keep(bars, at) & (bars.ts <= newest)
+        if missed.any():
+            names = sorted({bars.symbols[code] for code in bars.symbol[missed].tolist()})
+            self.journal.write(LateBars(int(missed.sum()), tuple(names)), at=at)
 
-    def keep(self, bars: Bars, at: int) -> Bars:
-        """Take bars in and journal them; return those not newer than the newest of their symbol."""
-        if not len(bars):
-            return bars
+    def keep(self, bars: Bars, at: int) -> Array:
+        """Take bars in and journal them; return a mask `[R]` of those not newer than the newest of
+        their symbol."""
         late = self.rows.history.add(bars)
+        if not len(bars):
+            return late
         names = [bars.symbols[code] for code in bars.symbol.tolist()]
         extras = [""] * len(bars)
         if bars.extras:
@@ -153,9 +154,3 @@ class Recorder:
         self.lay_out(first, last)
         self.restore()
         return self.rows.whole(self.grid, first, last)
-
-
-def _list_until(moment: int, bars: Bars) -> set[tuple[str, int]]:
-    """List symbol and start of the bars that began by a moment, ns."""
-    old = bars.take(bars.ts <= moment)
-    return {(bars.symbols[code], ts) for code, ts in zip(old.symbol, old.ts.tolist(), strict=True)}

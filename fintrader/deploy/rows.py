@@ -79,9 +79,9 @@ class _Recent(Feed):
 def _known_level(index: Level, stop: int, moments: Array) -> Array:
     """Look up an index as it is known before `stop` at these moments."""
     minutes, level = index
-    known = minutes < stop
-    at = np.searchsorted(minutes[known], moments, side="right") - 1
-    return np.asarray(level[known][np.maximum(at, 0)])
+    known = int(np.searchsorted(minutes, stop))
+    at = np.searchsorted(minutes[:known], moments, side="right") - 1
+    return np.asarray(level[:known][np.maximum(at, 0)])
 
 
 class RecentMarket:
@@ -112,11 +112,14 @@ class RecentMarket:
         self.lookback = lookback
         chosen = settings.features
         self.context = chosen.context
-        self._turbulence: dict[int, list[float]] = {}
         self.sessions = warm_up_sessions or self._count_needed_sessions()
-        days = [ft.turbulence_days(name) for name in chosen.context]
+        days = enumerate(map(ft.turbulence_days, chosen.context))
+        self._turbulent = {column: of for column, of in days if of is not None}
+        """Column of the context with turbulence -> days that it looks back on."""
+        self._turbulence: dict[int, Array] = {}
+        """Number of a session -> the values of these columns."""
         # Five sessions more than turbulence asks for: a symbol may be silent in the first of them.
-        self.daily_sessions = max((of + 7 for of in days if of is not None), default=0)
+        self.daily_sessions = max((of + 7 for of in self._turbulent.values()), default=0)
         features = chosen.model_copy(update={"normalisation": str(normalisation)})
         universe = settings.universe.model_copy(
             update={"symbols": self.symbols, "max_symbols": None, "min_coverage": 0.0}
@@ -180,10 +183,11 @@ class RecentMarket:
             self._open_window(grid, bar)
             self._extend(bar + 1 - self._first)
             if self._recent.is_whole:
-                market, row = self._lay_out(since)
-                return self._with_turbulence(market, grid, bar, row), row
+                return self._lay_out(grid, bar, since)
         market, row = self._build_window(grid, bar, self.sessions)
-        return self._with_turbulence(market, grid, bar, row), row
+        shown = slice(max(row + 1 - self.lookback, 0), row + 1)
+        self._add_turbulence(market.context.numpy(), market.session.numpy(), grid, bar, shown)
+        return market, row
 
     def _open_window(self, grid: SessionGrid, bar: int) -> None:
         """Lay out all that stays the same in a session."""
@@ -243,7 +247,7 @@ class RecentMarket:
     def _clean(self, bars: Bars) -> Bars:
         return undo_adjustment(clean(bars)[0], factor_column(self.settings))
 
-    def _lay_out(self, since: int) -> tuple[MarketTensors, int]:
+    def _lay_out(self, grid: SessionGrid, bar: int, since: int) -> tuple[MarketTensors, int]:
         """Lay out the market of the window's last bars, to the end of the session; the bars to come
         carry the last prices."""
         window = self._window
@@ -283,6 +287,7 @@ class RecentMarket:
         arrays |= {"session": session, "minutes": window.minutes[rows]}
         arrays["benchmark"] = benchmark[rows]
         arrays["context"] = self._find_context(benchmark, rows)
+        self._add_turbulence(arrays["context"], session, grid, bar, shown)
         if self._shares is not None:
             arrays["shares_outstanding"] = self._shares[session]
         events = [
@@ -317,7 +322,7 @@ class RecentMarket:
         """Compute the context of some of the window's bars, `[R, M]`."""
         window = self._window
         names = self.context
-        plain = [name for name in names if ft.turbulence_days(name) is None]
+        plain = [name for column, name in enumerate(names) if column not in self._turbulent]
         table = ft.context_features(
             plain,
             window.session,
@@ -400,31 +405,22 @@ class RecentMarket:
         row = bar - int(grid.first_bar[first])
         return market, row
 
-    def _with_turbulence(
-        self, market: MarketTensors, grid: SessionGrid, bar: int, row: int
-    ) -> MarketTensors:
-        """Add turbulence, which looks back on months of daily closes, once a session: it is the
-        same all day."""
-        if not self.daily_sessions:
-            return market
-        columns = [
-            column
-            for column, name in enumerate(market.context_names)
-            if ft.turbulence_days(name) is not None
-        ]
-        context = market.context.clone()
-        first = int(grid.session[bar]) - int(market.session[row])
-        for session in np.unique(
-            market.session[max(0, row - self.lookback + 1) : row + 1].numpy()
-        ).tolist():
-            number = first + session
-            if number not in self._turbulence:
-                self._turbulence[number] = self._find_turbulence(grid, number, bar)[
-                    columns
-                ].tolist()
-            for column, value in zip(columns, self._turbulence[number], strict=True):
-                context[market.session == session, column] = value
-        return replace(market, context=context, trusted=True)
+    def _add_turbulence(
+        self, context: Array, session: Array, grid: SessionGrid, bar: int, shown: slice
+    ) -> None:
+        """Write the turbulence of the shown bars into `context` `[R, M]`, once computed for each
+        session: it looks back on months of daily closes, and is the same all day. session: `[R]`;
+        bar: the newest of `grid`, and the last of those shown."""
+        columns = [*self._turbulent]
+        if not columns:
+            return
+        first = int(grid.session[bar]) - int(session[shown.stop - 1])
+        for number in range(int(session[shown.start]), int(session[shown.stop - 1]) + 1):
+            if first + number not in self._turbulence:
+                values = self._find_turbulence(grid, first + number, bar)[columns]
+                self._turbulence[first + number] = values
+            rows = slice(*np.searchsorted(session, [number, number + 1]))
+            context[rows, columns] = self._turbulence[first + number]
 
     def _find_turbulence(self, grid: SessionGrid, number: int, bar: int) -> Array:
         """Compute the context `[M]` of a session's opening, of which only turbulence is used; `bar`
@@ -448,12 +444,10 @@ class RecentMarket:
         recent.advance(window, size, join_bars([]), actions, member)
         day_close = recent["level"][:, window.first_bar[1:-1] - 1].T.astype(np.float64)
         context = np.full((1, len(self._description.context_names)), np.nan)
-        for column, name in enumerate(self.context):
-            days = ft.turbulence_days(name)
-            if days is not None:
-                rows = slice(len(day_close) - days - 2, len(day_close))
-                turbulence = ft.turbulence(day_close[rows], member[rows], days)[-1]
-                context[0, column] = np.log1p(turbulence)
+        for column, days in self._turbulent.items():
+            rows = slice(len(day_close) - days - 2, len(day_close))
+            turbulence = ft.turbulence(day_close[rows], member[rows], days)[-1]
+            context[0, column] = np.log1p(turbulence)
         return np.asarray(self._scale_context(context)[0])
 
     def _member_days(self, window: SessionGrid) -> Array:

@@ -290,6 +290,8 @@ def count_changes(ends: Tensor, event_row: Tensor, settings: EnvSettings) -> int
     last = len(event_row) - 1
     start = torch.arange(last, device=event_row.device)
     happens = ends | (event_row > 0)
+    if not happens.any():
+        return 0
     before = happens.cumsum(0)
     count = before[torch.clamp(start + interval, max=last)] - before[start]
     if settings.fill != "close":
@@ -309,7 +311,8 @@ def bound_episodes(session: Tensor, settings: EnvSettings) -> tuple[Tensor, Tens
     """Find `MarketView.starts` and `MarketView.stops`; neighbouring sessions have different numbers
     in `session` `[T]`."""
     if settings.start != "session":
-        session = torch.zeros_like(session)
+        last_bar = len(session) - 1
+        return session.new_zeros(min(last_bar, 1)), torch.full_like(session, last_bar)
     length = torch.unique_consecutive(session, return_counts=True)[1]
     last = length.cumsum(0) - 1
     stop = torch.repeat_interleave(last, length)

@@ -400,6 +400,7 @@ FEWEST_TURBULENCE_DAYS = 5
 _INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
 
 
+@cache
 def _parse(name: str) -> tuple[_Kind, int]:
     """Return the kind and the window of a feature's name. Raises ValueError."""
     match = re.fullmatch(r"([a-z_]+?)(?:_([1-9]\d*))?", name)

@@ -27,6 +27,7 @@ from fintrader.market.features import mean_return
 from fintrader.market.reading import count_finished
 
 _GOES_ON = np.iinfo(np.int64).max
+_NO_TIME = pd.DatetimeIndex([])
 
 
 class RecentBars:
@@ -81,7 +82,7 @@ class RecentBars:
             ended=False,
             session=self.grid.session[: self.size],
             extras={name: self[name] for name in self.extras},
-            time=pd.DatetimeIndex([]),
+            time=_NO_TIME,
             wanted=wanted,
             **columns,
         )

@@ -110,9 +110,8 @@ def test_fractions_that_a_split_left_make_no_order_of_parts_of_shares(held, spli
     """A broker with whole shares refuses 974.9999999999999 of them."""
     env = EnvSettings()
     shares = held * split
-    account = BacktestAccount.resume(
-        make_market(30, N, 2, seed=1),
-        env,
+    account = BacktestAccount(make_market(30, N, 2, seed=1), env)
+    account.set_books(
         bar=5,
         cash=1e6,
         equity=2e6,

@@ -214,9 +214,8 @@ def test_rows_of_the_ledger_and_orders_say_the_same():
 def stand(env, *shares):
     """An account of 100,000 USD in four symbols at bar 5 that holds `shares` of the first ones."""
     market = make_market(30, 4, 2, seed=1)
-    account = BacktestAccount.resume(
-        market,
-        env,
+    account = BacktestAccount(market, env)
+    account.set_books(
         bar=5,
         cash=100_000.0 - shares[0] * float(market.close[5, 0]),
         equity=100_000.0,
@@ -304,15 +303,13 @@ def test_a_halt_leaves_stops_and_the_sales_of_those_that_were_reached():
 
 @pytest.mark.parametrize(("fill", "state"), [(20.0, "filled"), (10.0, "cancelled")])
 def test_an_order_that_rests_across_a_split_is_whole_in_new_shares(fill, state):
-    trades = [np.array([value]) for value in (0, 0, 1, 0, fill, 5.0, 1.0)]
     account = SimpleNamespace(
         bar=1,
         settings=EnvSettings(**LIMITS),
         market=SimpleNamespace(minutes=[0, 60]),
         trade_log=SimpleNamespace(shares=np.array([[0.0], [fill]])),
         split_at=lambda asset, bar: 2.0,
-        list_trades=lambda first: trades,
     )
     order = Order("ft-1", "AA", 10.0, 0, limit_usd=10.0).report("accepted")
-    ((bar, report),) = trace_order(account, order, (0, 0, 0), None)
+    ((bar, report),) = trace_order(account, order, (0, 0), [(0, 0, 1, 0, fill, 5.0, 1.0)], None)
     assert (bar, report.state, report.filled, report.price_usd) == (60, state, fill, 5.0)
