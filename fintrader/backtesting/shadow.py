@@ -71,7 +71,7 @@ def decide(
         return Decision(None, why=why, halted=True, resting=stops)
     if action is None:
         return Decision(None, resting=stops)
-    session = market.session[: bar + 1]
+    session = market.session[: bar + 1].numpy()
     opened = int((session != session[bar]).sum())
     recent = max(opened, bar + 1 - -(-RECENT_MINUTES // market.bar_minutes))
     member = market.member[bar].numpy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -77,10 +77,6 @@ class Recorder:
         self.rows.level = self._level(self.grid)
         return int(np.searchsorted(self.grid.minutes, first))
 
-    def warm_up(self, feed: LiveFeed, first: int, at: int) -> None:
-        """Ask for the bars before the one that begins at `first`."""
-        self.keep(feed.history(int(self.grid.minutes[0]), first), at)
-
     def receive(self, feed: LiveFeed, at: int) -> None:
         """Take in the bars that have come. A bar no newer than the newest of its symbol changes
         no row; the journal keeps it unless it has one of that time."""
@@ -88,8 +84,9 @@ class Recorder:
         bars = feed.poll(newest, at)
         missed = ~self.keep(bars, at) & (bars.ts <= newest)
         if missed.any():
-            names = sorted({bars.symbols[code] for code in bars.symbol[missed].tolist()})
-            self.journal.write(LateBars(int(missed.sum()), tuple(names)), at=at)
+            codes = set(bars.symbol[missed].tolist())
+            names = tuple(sorted(bars.symbols[code] for code in codes))
+            self.journal.write(LateBars(int(missed.sum()), names), at=at)
 
     def keep(self, bars: Bars, at: int) -> Array:
         """Take bars in and journal them; return a mask `[R]` of those not newer than the newest of
@@ -98,10 +95,7 @@ class Recorder:
         if not len(bars):
             return late
         names = [bars.symbols[code] for code in bars.symbol.tolist()]
-        extras = [""] * len(bars)
-        if bars.extras:
-            rows = zip(*(values.tolist() for values in bars.extras.values()), strict=True)
-            extras = [json.dumps(dict(zip(bars.extras, row, strict=True))) for row in rows]
+        extras = _write_rows(bars.extras) if bars.extras else [""] * len(bars)
         columns = [getattr(bars, name).tolist() for name in COLUMNS]
         self.journal.keep_bars(
             zip(bars.ts.tolist(), names, *columns, extras, [at] * len(bars), strict=True)
@@ -154,3 +148,13 @@ class Recorder:
         self.lay_out(first, last)
         self.restore()
         return self.rows.whole(self.grid, first, last)
+
+
+def _write_rows(columns: Mapping[str, Array]) -> list[str]:
+    """Write the rows of columns `[R]` as JSON objects, by one call of `json` for each column: one
+    for each row takes several times as long."""
+    cells = (
+        [f"{json.dumps(name)}: {text}" for text in json.dumps(values.tolist())[1:-1].split(", ")]
+        for name, values in columns.items()
+    )
+    return ["{" + ", ".join(row) + "}" for row in zip(*cells, strict=True)]

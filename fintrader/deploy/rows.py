@@ -73,15 +73,15 @@ class _Recent(Feed):
         return self._history.between(symbol, self._first, self._stop)
 
     def index(self, grid: SessionGrid) -> Array | None:
-        return None if self._level is None else _known_level(self._level, self._stop, grid.minutes)
+        known = np.minimum(grid.minutes, self._stop - 1)
+        return None if self._level is None else _look_up(self._level, known)
 
 
-def _known_level(index: Level, stop: int, moments: Array) -> Array:
-    """Look up an index as it is known before `stop` at these moments."""
+def _look_up(index: Level, moments: Array) -> Array:
+    """Look up an index at these moments, ns."""
     minutes, level = index
-    known = int(np.searchsorted(minutes, stop))
-    at = np.searchsorted(minutes[:known], moments, side="right") - 1
-    return np.asarray(level[:known][np.maximum(at, 0)])
+    at = np.searchsorted(minutes, moments, side="right") - 1
+    return np.asarray(level[np.maximum(at, 0)])
 
 
 class RecentMarket:
@@ -185,8 +185,7 @@ class RecentMarket:
             if self._recent.is_whole:
                 return self._lay_out(grid, bar, since)
         market, row = self._build_window(grid, bar, self.sessions)
-        shown = slice(max(row + 1 - self.lookback, 0), row + 1)
-        self._add_turbulence(market.context.numpy(), market.session.numpy(), grid, bar, shown)
+        self._add_turbulence(market.context.numpy(), market.session.numpy(), grid, bar, row)
         return market, row
 
     def _open_window(self, grid: SessionGrid, bar: int) -> None:
@@ -210,6 +209,8 @@ class RecentMarket:
         self._index = np.empty(0)
         if asked.benchmark is not None:
             self._index = file_benchmark(asked.benchmark, window)[0]
+        elif self.level is not None:
+            self._index = _look_up(self.level, window.minutes)
         known_at = asked.features.known_at
         self._daily = [
             daily_level(name, path, window, known_at.get(name, ft.TRUSTED))
@@ -231,9 +232,10 @@ class RecentMarket:
         codes = np.array([self.symbols.index(name) for name in fresh.symbols], dtype=np.int32)
         fresh = replace(fresh, symbol=codes[fresh.symbol], symbols=self.symbols).sorted()
         actions = add_announced(self._declared, self.actions)[0]
-        new = self._clean(fresh.take(fresh.ts < self._stop))
+        later = fresh.ts >= self._stop
+        self.history.fresh = [fresh.take(later)] if later.any() else []
+        new = self._clean(fresh.take(~later))
         self._recent.advance(window, size, new, actions, self._days)
-        self.history.fresh = [fresh.take(fresh.ts >= self._stop)]
 
     def _read(self, symbol: str) -> Bars:
         """Read a symbol's clean bars of the window."""
@@ -260,13 +262,12 @@ class RecentMarket:
         session = window.session[rows]
         row = size - 1 - rows.start
         cells = len(session), len(self.symbols)
-        arrays: dict[str, Array] = {"volume": np.zeros(cells, np.float32)}
-        arrays["tradable"] = np.zeros(cells, bool)
-        for name in arrays:
-            arrays[name][: row + 1] = recent["held_volume" if name == "volume" else name][:, rows].T
-        for name in PRICES:
-            arrays[name] = np.empty(cells, np.float32)
+        arrays: dict[str, Array] = {"tradable": np.zeros(cells, bool)}
+        arrays["tradable"][: row + 1] = recent["tradable"][:, rows].T
+        for name in COLUMNS:
+            arrays[name] = np.zeros(cells, np.float32)
             arrays[name][: row + 1] = recent[f"held_{name}"][:, rows].T
+        for name in PRICES:
             arrays[name][row + 1 :] = recent["held_close"][:, -1]
         arrays["member"] = self._days[session]
         shown = slice(max(row + 1 - self.lookback, 0), row + 1)
@@ -287,7 +288,7 @@ class RecentMarket:
         arrays |= {"session": session, "minutes": window.minutes[rows]}
         arrays["benchmark"] = benchmark[rows]
         arrays["context"] = self._find_context(benchmark, rows)
-        self._add_turbulence(arrays["context"], session, grid, bar, shown)
+        self._add_turbulence(arrays["context"], session, grid, bar, row)
         if self._shares is not None:
             arrays["shares_outstanding"] = self._shares[session]
         events = [
@@ -304,10 +305,8 @@ class RecentMarket:
         """Find the level of the benchmark at each bar of the window, `[T]`."""
         window = self._window
         size = self._recent.size
-        if self._asked.benchmark is not None:
+        if self._asked.benchmark is not None or self.level is not None:
             return self._index[:size]
-        if self.level is not None:
-            return _known_level(self.level, self._stop, window.minutes[:size])
         opened = int(window.first_bar[-2])
         close = self._recent["level"].T
         if not len(self._index) or self._recent.changed < opened:
@@ -406,21 +405,22 @@ class RecentMarket:
         return market, row
 
     def _add_turbulence(
-        self, context: Array, session: Array, grid: SessionGrid, bar: int, shown: slice
+        self, context: Array, session: Array, grid: SessionGrid, bar: int, row: int
     ) -> None:
         """Write the turbulence of the shown bars into `context` `[R, M]`, once computed for each
         session: it looks back on months of daily closes, and is the same all day. session: `[R]`;
-        bar: the newest of `grid`, and the last of those shown."""
+        bar, row: numbers of the newest bar in `grid` and here."""
         columns = [*self._turbulent]
         if not columns:
             return
-        first = int(grid.session[bar]) - int(session[shown.stop - 1])
-        for number in range(int(session[shown.start]), int(session[shown.stop - 1]) + 1):
-            if first + number not in self._turbulence:
-                values = self._find_turbulence(grid, first + number, bar)[columns]
-                self._turbulence[first + number] = values
-            rows = slice(*np.searchsorted(session, [number, number + 1]))
-            context[rows, columns] = self._turbulence[first + number]
+        oldest = int(session[max(row + 1 - self.lookback, 0)])
+        newest = int(session[row])
+        for here in range(oldest, newest + 1):
+            number = int(grid.session[bar]) - newest + here
+            if number not in self._turbulence:
+                self._turbulence[number] = self._find_turbulence(grid, number, bar)[columns]
+            rows = slice(*np.searchsorted(session, [here, here + 1]))
+            context[rows, columns] = self._turbulence[number]
 
     def _find_turbulence(self, grid: SessionGrid, number: int, bar: int) -> Array:
         """Compute the context `[M]` of a session's opening, of which only turbulence is used; `bar`
