@@ -69,48 +69,56 @@ class BacktestAccount:
 
     def __init__(self, market: MarketTensors, settings: EnvSettings) -> None:
         settings = settings.model_copy(update={"start": "first", "episode_bars": None})
-        self._device = market.device  # the policy's device, for observations
-        market = market.to("cpu")
-        view = build_market_view(market, settings, getattr(torch, settings.observation_dtype))
-        self.market = market
         self.settings = settings
         self.layout = lay_out(market, settings)
-        self.view = view
-        self.trade_log = log = TradeLog(market, settings, view)
-        self._end = market.num_bars - 1
+        self._rules = Rules.from_settings(settings)
         buffers = Buffers.empty(
             1, market.num_assets, torch.device("cpu"), rows=settings.resting_rows
         )
         for part in buffers:
             part.zero_()
-        first = torch.zeros(1, dtype=torch.int64)
-        cash = torch.tensor([settings.initial_cash_usd], dtype=torch.float64)
-        owned = initial_shares(settings, market.symbols).unsqueeze(0)
-        account = begin(view, first, first, cash, owned, first, settings, start=first)
-        Generation(buffers, account.memory).copy_from(account)
         self._buffers = tuple(part.numpy() for part in buffers)
         *rows, shares, resting = self._buffers
         self._state = State._make([*(row for part in rows for row in part), shares, resting])
+        self.decision_bars = 1
+        """Bars between the decisions that fills belong to, where orders are worked at every
+        bar."""
+        self._seen = np.zeros(self.layout.private_width, np.float32)
+        """The private part of the observation at bar `_seen_at`."""
+        self._want = np.zeros(market.num_assets)
+        self.enter(market)
+        log = self.trade_log
+        first = torch.zeros(1, dtype=torch.int64)
+        cash = torch.tensor([settings.initial_cash_usd], dtype=torch.float64)
+        owned = initial_shares(settings, market.symbols).unsqueeze(0)
+        account = begin(self.view, first, first, cash, owned, first, settings, start=first)
+        Generation(buffers, account.memory).copy_from(account)
         log.shares[0] = self.held
         log.equity[0] = self.equity
         if self.held.any():
             opening = ("opening", 0, 0, self.held.copy(), log.mark[0], np.zeros(market.num_assets))
             log.fills.append(TradeRows.of(*opening))
-        self._prices = Prices.from_view(view)
-        self._rules = Rules.from_settings(settings)
+
+    def enter(self, market: MarketTensors) -> None:
+        """Go on in another market of the same layout, with an empty log and without resting
+        orders; `set_books` then gives the bar and the books."""
+        settings = self.settings
+        self._device = market.device  # the policy's device, for observations
+        market = market.to("cpu")
+        self.market = market
+        self.view = build_market_view(market, settings, getattr(torch, settings.observation_dtype))
+        self.trade_log = log = TradeLog(market, settings, self.view)
+        self._end = market.num_bars - 1
+        self._prices = Prices.from_view(self.view)
         columns = [np.zeros(8 * market.num_assets, kind) for kind in _COLUMNS]
         curves = (log.shares, log.equity, log.costs, log.turnover, log.income)
         filled = np.zeros((2, market.num_assets))
         self._log = AccountLog._make(
             [*curves, *columns, np.zeros(1, np.int64), filled, np.zeros(4)]
         )
-        self.decision_bars = 1
-        """Bars between the decisions that fills belong to, where orders are worked at every
-        bar."""
-        self._seen = np.zeros(self.layout.private_width, np.float32)
-        """The private part of the observation at bar `_seen_at`."""
+        self.resting[:] = 0.0
+        self._state.end_bar[0] = self._end
         self._seen_at = -1
-        self._want = np.zeros(market.num_assets)
 
     def set_books(
         self, *, bar: int, cash: float, equity: float, capital: tuple[float, float], shares: Array
@@ -192,7 +200,8 @@ class BacktestAccount:
     @property
     def prices(self) -> Array:
         """Closes of the present bar, `[N]` USD; 0 where a symbol has no price."""
-        return np.nan_to_num(self.market.close[self.bar].numpy().astype(np.float64))
+        close = self.market.close[self.bar].numpy().astype(np.float64)
+        return np.where(np.isnan(close), 0.0, close)
 
     @property
     def num_trades(self) -> int:

@@ -127,7 +127,7 @@ class OrderWorker:
         """Ask the policy for the shares to hold."""
         shown = self._shown
         if shown.market is not account.market:
-            shown = self._shown = BacktestAccount(account.market, self._settings)
+            shown.enter(account.market)
             self.strategy.move(shown)
         shown.set_books(
             bar=account.bar,

@@ -71,7 +71,7 @@ def decide(
         return Decision(None, why=why, halted=True, resting=stops)
     if action is None:
         return Decision(None, resting=stops)
-    session = market.session[: bar + 1]
+    session = market.session[: bar + 1].numpy()
     opened = int((session != session[bar]).sum())
     recent = max(opened, bar + 1 - -(-RECENT_MINUTES // market.bar_minutes))
     member = market.member[bar].numpy()
@@ -79,7 +79,9 @@ def decide(
         why = f"fewer than {limits.settings.symbols_with_bars:.0%} of the members have bars"
         return Decision(None, why=why, resting=stops)
     kind = benchmark_kind(market, account.settings.benchmark)
-    benchmark = benchmark_weights(market.window(opened, bar + 1), kind)[-1].numpy()
+    benchmark: Array = np.zeros(len(held))
+    if kind != "cash":
+        benchmark = benchmark_weights(market.window(opened, bar + 1), kind)[-1].numpy()
     if isinstance(action, RestingOrders):
         return _cut_resting(account, action.rows, limits, benchmark)
     if account.settings.orders_rest:

@@ -109,18 +109,22 @@ def moving_deviation(values: Any, mean: Any, window: int) -> Any:
 
 
 # The sum and the sum of weights decay together at each bar: a recursion, for which numpy has no
-# array operation.
+# array operation. The processor overlaps the recursions of different series.
 @_njit
 def exponential_mean(values: Any, alpha: float) -> Any:
-    """Exponential mean `[L]`: y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k (1 - alpha)^k over the
-    bars that exist, as pandas' `ewm(adjust=True)`: no value is assumed before the first bar."""
+    """Exponential mean of each series `[N, L]`: y[t] = sum_k (1 - alpha)^k x[t - k] / sum_k
+    (1 - alpha)^k over the bars that exist, as pandas' `ewm(adjust=True)`: no value is assumed
+    before the first bar."""
     decay = 1.0 - alpha
-    result = np.empty(len(values))
-    total = weight = 0.0
-    for t in range(len(values)):
-        total = total * decay + values[t]
+    count, length = values.shape
+    result = np.empty((count, length))
+    total = np.zeros(count)
+    weight = 0.0
+    for t in range(length):
         weight = weight * decay + 1.0
-        result[t] = total / weight
+        for n in range(count):
+            total[n] = total[n] * decay + values[n, t]
+            result[n, t] = total[n] / weight
     return result
 
 

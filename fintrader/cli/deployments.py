@@ -64,7 +64,7 @@ def paper(argv: list[str]) -> None:
     if not options.freeze:
         deployment.run_paper(run, settings)
         return
-    bundle = deployment.freeze_run(run, settings)
+    bundle, *_ = deployment.freeze_run(run, settings)
     print(
         f"{bundle.folder}: bundle {bundle.id}, {len(bundle.symbols)} symbols, policy"
         f" {bundle.record.policy}"

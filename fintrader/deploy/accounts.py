@@ -127,6 +127,7 @@ class Accounts:
         self.outside_usd = 0.0
         """Part of the account that is beyond the cap."""
         self._first_usd = self._peak_usd = self._equity_usd = 0.0
+        self._account: BacktestAccount | None = None
         self._seen = 0
         """Number of the newest journal entry that has been applied."""
         self._split: dict[str, int] = {}
@@ -143,7 +144,8 @@ class Accounts:
         return 0 if self.simulated is None or self.replays else self.simulated.since
 
     def at(self, market: MarketTensors, row: int, now: int) -> BacktestAccount:
-        """Build the account at the close of bar `row`, with this market's prices."""
+        """Return the account at the close of bar `row`, with this market's prices, until the next
+        call."""
         if self.simulated is not None:
             if not self.replays:
                 self.simulated.grow(market, row + 1)
@@ -165,7 +167,10 @@ class Accounts:
             equity = self._measure(cash, float(shares @ np.nan_to_num(close)))
             cash -= self.outside_usd
             state = AccountState(cash, equity, self._peak_usd, self._first_usd)
-        return state.build_account(market, self.env, row, _align(held, market.symbols))
+        if self._account is None:
+            self._account = BacktestAccount(market, self.env)
+        state.enter(self._account, market, row, _align(held, market.symbols))
+        return self._account
 
     def between(self, now: int) -> float:
         """Return the account's equity between two decisions, by the newest prices, USD."""

@@ -47,13 +47,14 @@ class Order:
     """Price at which a position is sold at the market, 0 once a bar has reached it; None without
     one."""
 
-    def report(self, state: State) -> OrderReport:
+    def report(self, state: State, broker_id: str = "") -> OrderReport:
         """Make the report of this order in a state, without fills."""
         return OrderReport(
             self.id,
             self.symbol,
             state,
             self.shares,
+            broker_id=broker_id,
             limit_usd=self.limit_usd,
             stop_usd=self.stop_usd,
         )

@@ -64,18 +64,12 @@ def find_deployment(name: str, deployments_dir: str) -> Path:
     return home
 
 
-def freeze_run(where: str, settings: PaperSettings) -> Bundle:
-    """Make the bundle of a run's policy unless it exists. Raises RunError for a run that has not
-    finished."""
-    return _freeze(where, settings)[0]
-
-
 def run_paper(where: str, settings: PaperSettings) -> Path:
     """Deploy a run's policy, or resume its deployment; return the deployment's folder.
 
     Raises RunError, DeployError, BrokerError, DataError.
     """
-    bundle, market, cache = _freeze(where, settings)
+    bundle, market, cache = freeze_run(where, settings)
     home = locate_home(bundle.name, settings.deployments_dir)
     if settings.broker not in ("simulated", settings.feed):
         raise DeployError(f"a broker's account needs live bars: add --feed {settings.broker}")
@@ -206,8 +200,9 @@ def report_drift(home: Path, feed: LiveFeed | None = None) -> DriftReport:
     return report
 
 
-def _freeze(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors, Path]:
-    """Make the bundle; return it, its policy's test window, and the run's cache."""
+def freeze_run(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTensors, Path]:
+    """Make the bundle of a run's policy unless it exists; return it, its policy's test window, and
+    the run's cache. Raises RunError for a run that has not finished."""
     run = Run(open_run(where))
     folder = run.folder
     config = load_config_of_run(run.folder.root)

@@ -78,14 +78,16 @@ class ReplayFeed:
         self._feed.prepare(None)
         self.companies = dict(self._feed.companies)
         known = set(self._feed.symbols)
-        self._bars = [
+        bars = [
             self._feed.bars(symbol).without_empty().sorted()
             for symbol in symbols
             if symbol in known
         ]
         # A daily bar is as long as a session, although two of them begin a day or more apart.
-        self.bar_ns = min(min(map(bar_length, self._bars)), settings.bar_minutes) * MINUTE_NS
+        self.bar_ns = min(min(map(bar_length, bars)), settings.bar_minutes) * MINUTE_NS
         """Length of a bar of the source."""
+        joined = join_bars(bars)
+        self._bars = joined.take(np.argsort(joined.ts, kind="stable"))
         declared = load_actions(settings.actions, self._feed.holder)
         self._actions = add_announced(declared, self._feed.actions)[0]
 
@@ -100,9 +102,7 @@ class ReplayFeed:
         return [action for action in self._actions if first <= action.day <= last]
 
     def history(self, first: int, stop: int) -> Bars:
-        return join_bars(
-            [bars.take(slice(*np.searchsorted(bars.ts, [first, stop]))) for bars in self._bars]
-        )
+        return self._bars.take(slice(*np.searchsorted(self._bars.ts, [first, stop])))
 
 
 class PolledFeed:

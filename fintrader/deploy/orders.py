@@ -14,6 +14,7 @@ is never sent again, and is written off once the broker still does not have it a
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -69,6 +70,7 @@ def format_decision_stamp(name: str) -> str:
     return match[2] if match else ""
 
 
+@functools.lru_cache(maxsize=1)  # that of a decision's orders
 def _format_stamp(decision_ns: int) -> str:
     return dt.datetime.fromtimestamp(decision_ns // SECOND, tz=dt.UTC).strftime("%Y%m%dT%H%M%SZ")
 
@@ -142,7 +144,6 @@ class Execution:
         """Another deployment's order that was seen next to its own; empty without any."""
         self._broker = broker
         self._journal = journal
-        self._sales_wait = round(rules.sales_wait_s * SECOND)
         self._poll = round(rules.poll_s * SECOND)
         self._slots: dict[str, OrderSlot] = {}
         self._fitted: set[str] = set()
@@ -377,7 +378,8 @@ class Execution:
                 own = [slot for slot in self._slots.values() if slot.stamp == stamp]
                 reports = [slot.report for slot in own if slot.is_sale]
                 waits = any(not (report.is_over or report.rests) for report in reports)
-                if waits and now < max(own[0].begun, own[0].terms.not_before) + self._sales_wait:
+                since = max(own[0].begun, own[0].terms.not_before)
+                if waits and now < since + self.rules.sales_wait_s * SECOND:
                     waiting.add(stamp)
                 else:
                     self._fit(stamp, own, now)

@@ -11,6 +11,8 @@ import numpy as np
 
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars, concat, wrap_columns
 
+_NEVER = np.iinfo(np.int64).max
+
 
 class ReceivedBars:
     """Bars by symbol as they were received, in order of time."""
@@ -26,37 +28,31 @@ class ReceivedBars:
         self._names = (*COLUMNS, *self.extras)
         self._rows = {symbol: _Rows(len(self._names)) for symbol in symbols}
 
-    def add(self, bars: Bars) -> Bars:
-        """Store the bars that are newer than the newest one of their symbol; return the late ones.
-        Bars of other symbols are ignored."""
+    def add(self, bars: Bars) -> Array:
+        """Store the bars that are newer than the newest one of their symbol; return a mask `[R]` of
+        the late ones. Bars of other symbols are ignored."""
         if not len(bars):
-            return bars
+            return np.zeros(0, dtype=bool)
+        known = self._rows
+        newest = np.array(
+            [known[name].newest if name in known else _NEVER for name in bars.symbols]
+        )
         order = np.lexsort((bars.ts, bars.symbol))
-        late = np.zeros(len(bars), bool)
-        values = [getattr(bars, name) for name in COLUMNS]
-        table = np.stack([*values, *(bars.extras[name] for name in self.extras)])[:, order]
         ts = bars.ts[order]
         codes = bars.symbol[order]
-        edges = np.searchsorted(codes, np.arange(len(bars.symbols) + 1)).tolist()
-        for symbol, (start, stop) in zip(bars.symbols, itertools.pairwise(edges), strict=True):
-            rows = self._rows.get(symbol)
-            if rows is None or start == stop:
-                continue
-            own = ts[start:stop]
-            if own[0] > rows.newest and (len(own) == 1 or (np.diff(own) > 0).all()):
-                rows.add(own, table[:, start:stop], self.needed)
-                continue
-            fresh = (own > rows.newest) & (np.diff(own, prepend=-1) > 0)
-            rows.add(own[fresh], table[:, start:stop][:, fresh], self.needed)
-            late[order[start:stop][~fresh]] = True
-        known = np.isin(
-            codes, [code for code, name in enumerate(bars.symbols) if name in self._rows]
-        )
-        taken = order[known & ~late[order]]
-        if len(taken):
-            extras = {name: bars.extras[name] for name in self.extras}
-            self.fresh.append(replace(bars, extras=extras).take(taken))
-        return bars.take(late)
+        repeats = (np.diff(ts, prepend=-1) == 0) & (np.diff(codes, prepend=-1) == 0)
+        taken = order[(ts > newest[codes]) & ~repeats]
+        late = newest[bars.symbol] < _NEVER
+        late[taken] = False
+        new = replace(bars, extras={name: bars.extras[name] for name in self.extras}).take(taken)
+        table = np.stack([*(getattr(new, name) for name in COLUMNS), *new.extras.values()])
+        edges = np.searchsorted(new.symbol, np.arange(len(newest) + 1)).tolist()
+        for name, (start, stop) in zip(bars.symbols, itertools.pairwise(edges), strict=True):
+            if start < stop:
+                known[name].add(new.ts[start:stop], table[:, start:stop], self.needed)
+        if len(new):
+            self.fresh.append(new)
+        return np.asarray(late)
 
     def carry(self, symbol: str, ts: int, close: float) -> None:
         """Give a symbol a last price before its first bar: store a bar at `ts` (ns) with `close`
@@ -105,7 +101,7 @@ class _Rows:
         self.values = np.zeros((columns, 64))
 
     def add(self, ts: Array, values: Array, needed: int) -> None:
-        """Append rows: `ts` `[R]`, values `[C, R]`. If there is no room for them, drop the rows
+        """Append one row or more: `ts` `[R]`, values `[C, R]`. If there is no room for them, drop the rows
         before the time `needed`, except the last one, and make more room."""
         stop = self.size + len(ts)
         if stop > len(self.ts):
@@ -120,7 +116,7 @@ class _Rows:
         self.ts[self.size : stop] = ts
         self.values[:, self.size : stop] = values
         self.size = stop
-        self.newest = int(self.ts[stop - 1]) if stop else -1
+        self.newest = int(ts[-1])
 
 
 def join_bars(parts: Sequence[Bars]) -> Bars:

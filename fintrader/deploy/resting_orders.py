@@ -3,8 +3,9 @@ they rest, rows of its ledger (`envs.account.Account.resting`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -71,16 +72,19 @@ def lay_out_sales(resting: Array, held: Array) -> Array:
 
 
 def trace_order(
-    account: BacktestAccount, report: OrderReport, place: tuple[int, int, int], stop: float | None
+    account: BacktestAccount,
+    report: OrderReport,
+    place: tuple[int, int],
+    trades: Sequence[tuple[Any, ...]],
+    stop: float | None,
 ) -> list[tuple[int, OrderReport]]:
     """Trace an accepted order by the account's log: its report after each bar that changed it, with
-    the bar's start (ns). `place`: numbers of its asset, of its decision's bar, and of the trades
-    before it; `stop`: `Order.stop_usd` of its symbol."""
-    asset, bar, first = place
-    columns = (column.tolist() for column in account.list_trades(first))
+    the bar's start (ns). `place`: numbers of its asset and of its decision's bar; `trades`: rows of
+    `BacktestAccount.list_trades` since then; `stop`: `Order.stop_usd` of its symbol."""
+    asset, bar = place
     fills = [
         (at, shares, price, cost)
-        for kind, _, at, traded, shares, price, cost in zip(*columns, strict=True)
+        for kind, _, at, traded, shares, price, cost in trades
         if kind == 0 and traded == asset and (shares > 0) == (report.shares > 0)
     ]
     is_stop = report.stop_usd is not None

@@ -73,15 +73,15 @@ class _Recent(Feed):
         return self._history.between(symbol, self._first, self._stop)
 
     def index(self, grid: SessionGrid) -> Array | None:
-        return None if self._level is None else _known_level(self._level, self._stop, grid.minutes)
+        known = np.minimum(grid.minutes, self._stop - 1)
+        return None if self._level is None else _look_up(self._level, known)
 
 
-def _known_level(index: Level, stop: int, moments: Array) -> Array:
-    """Look up an index as it is known before `stop` at these moments."""
+def _look_up(index: Level, moments: Array) -> Array:
+    """Look up an index at these moments, ns."""
     minutes, level = index
-    known = minutes < stop
-    at = np.searchsorted(minutes[known], moments, side="right") - 1
-    return np.asarray(level[known][np.maximum(at, 0)])
+    at = np.searchsorted(minutes, moments, side="right") - 1
+    return np.asarray(level[np.maximum(at, 0)])
 
 
 class RecentMarket:
@@ -112,11 +112,14 @@ class RecentMarket:
         self.lookback = lookback
         chosen = settings.features
         self.context = chosen.context
-        self._turbulence: dict[int, list[float]] = {}
         self.sessions = warm_up_sessions or self._count_needed_sessions()
-        days = [ft.turbulence_days(name) for name in chosen.context]
+        days = enumerate(map(ft.turbulence_days, chosen.context))
+        self._turbulent = {column: of for column, of in days if of is not None}
+        """Column of the context with turbulence -> days that it looks back on."""
+        self._turbulence: dict[int, Array] = {}
+        """Number of a session -> the values of these columns."""
         # Five sessions more than turbulence asks for: a symbol may be silent in the first of them.
-        self.daily_sessions = max((of + 7 for of in days if of is not None), default=0)
+        self.daily_sessions = max((of + 7 for of in self._turbulent.values()), default=0)
         features = chosen.model_copy(update={"normalisation": str(normalisation)})
         universe = settings.universe.model_copy(
             update={"symbols": self.symbols, "max_symbols": None, "min_coverage": 0.0}
@@ -180,10 +183,10 @@ class RecentMarket:
             self._open_window(grid, bar)
             self._extend(bar + 1 - self._first)
             if self._recent.is_whole:
-                market, row = self._lay_out(since)
-                return self._with_turbulence(market, grid, bar, row), row
+                return self._lay_out(grid, bar, since)
         market, row = self._build_window(grid, bar, self.sessions)
-        return self._with_turbulence(market, grid, bar, row), row
+        self._add_turbulence(market.context.numpy(), market.session.numpy(), grid, bar, row)
+        return market, row
 
     def _open_window(self, grid: SessionGrid, bar: int) -> None:
         """Lay out all that stays the same in a session."""
@@ -206,6 +209,8 @@ class RecentMarket:
         self._index = np.empty(0)
         if asked.benchmark is not None:
             self._index = file_benchmark(asked.benchmark, window)[0]
+        elif self.level is not None:
+            self._index = _look_up(self.level, window.minutes)
         known_at = asked.features.known_at
         self._daily = [
             daily_level(name, path, window, known_at.get(name, ft.TRUSTED))
@@ -227,9 +232,10 @@ class RecentMarket:
         codes = np.array([self.symbols.index(name) for name in fresh.symbols], dtype=np.int32)
         fresh = replace(fresh, symbol=codes[fresh.symbol], symbols=self.symbols).sorted()
         actions = add_announced(self._declared, self.actions)[0]
-        new = self._clean(fresh.take(fresh.ts < self._stop))
+        later = fresh.ts >= self._stop
+        self.history.fresh = [fresh.take(later)] if later.any() else []
+        new = self._clean(fresh.take(~later))
         self._recent.advance(window, size, new, actions, self._days)
-        self.history.fresh = [fresh.take(fresh.ts >= self._stop)]
 
     def _read(self, symbol: str) -> Bars:
         """Read a symbol's clean bars of the window."""
@@ -243,7 +249,7 @@ class RecentMarket:
     def _clean(self, bars: Bars) -> Bars:
         return undo_adjustment(clean(bars)[0], factor_column(self.settings))
 
-    def _lay_out(self, since: int) -> tuple[MarketTensors, int]:
+    def _lay_out(self, grid: SessionGrid, bar: int, since: int) -> tuple[MarketTensors, int]:
         """Lay out the market of the window's last bars, to the end of the session; the bars to come
         carry the last prices."""
         window = self._window
@@ -256,13 +262,12 @@ class RecentMarket:
         session = window.session[rows]
         row = size - 1 - rows.start
         cells = len(session), len(self.symbols)
-        arrays: dict[str, Array] = {"volume": np.zeros(cells, np.float32)}
-        arrays["tradable"] = np.zeros(cells, bool)
-        for name in arrays:
-            arrays[name][: row + 1] = recent["held_volume" if name == "volume" else name][:, rows].T
-        for name in PRICES:
-            arrays[name] = np.empty(cells, np.float32)
+        arrays: dict[str, Array] = {"tradable": np.zeros(cells, bool)}
+        arrays["tradable"][: row + 1] = recent["tradable"][:, rows].T
+        for name in COLUMNS:
+            arrays[name] = np.zeros(cells, np.float32)
             arrays[name][: row + 1] = recent[f"held_{name}"][:, rows].T
+        for name in PRICES:
             arrays[name][row + 1 :] = recent["held_close"][:, -1]
         arrays["member"] = self._days[session]
         shown = slice(max(row + 1 - self.lookback, 0), row + 1)
@@ -283,6 +288,7 @@ class RecentMarket:
         arrays |= {"session": session, "minutes": window.minutes[rows]}
         arrays["benchmark"] = benchmark[rows]
         arrays["context"] = self._find_context(benchmark, rows)
+        self._add_turbulence(arrays["context"], session, grid, bar, row)
         if self._shares is not None:
             arrays["shares_outstanding"] = self._shares[session]
         events = [
@@ -299,10 +305,8 @@ class RecentMarket:
         """Find the level of the benchmark at each bar of the window, `[T]`."""
         window = self._window
         size = self._recent.size
-        if self._asked.benchmark is not None:
+        if self._asked.benchmark is not None or self.level is not None:
             return self._index[:size]
-        if self.level is not None:
-            return _known_level(self.level, self._stop, window.minutes[:size])
         opened = int(window.first_bar[-2])
         close = self._recent["level"].T
         if not len(self._index) or self._recent.changed < opened:
@@ -317,7 +321,7 @@ class RecentMarket:
         """Compute the context of some of the window's bars, `[R, M]`."""
         window = self._window
         names = self.context
-        plain = [name for name in names if ft.turbulence_days(name) is None]
+        plain = [name for column, name in enumerate(names) if column not in self._turbulent]
         table = ft.context_features(
             plain,
             window.session,
@@ -400,31 +404,23 @@ class RecentMarket:
         row = bar - int(grid.first_bar[first])
         return market, row
 
-    def _with_turbulence(
-        self, market: MarketTensors, grid: SessionGrid, bar: int, row: int
-    ) -> MarketTensors:
-        """Add turbulence, which looks back on months of daily closes, once a session: it is the
-        same all day."""
-        if not self.daily_sessions:
-            return market
-        columns = [
-            column
-            for column, name in enumerate(market.context_names)
-            if ft.turbulence_days(name) is not None
-        ]
-        context = market.context.clone()
-        first = int(grid.session[bar]) - int(market.session[row])
-        for session in np.unique(
-            market.session[max(0, row - self.lookback + 1) : row + 1].numpy()
-        ).tolist():
-            number = first + session
+    def _add_turbulence(
+        self, context: Array, session: Array, grid: SessionGrid, bar: int, row: int
+    ) -> None:
+        """Write the turbulence of the shown bars into `context` `[R, M]`, once computed for each
+        session: it looks back on months of daily closes, and is the same all day. session: `[R]`;
+        bar, row: numbers of the newest bar in `grid` and here."""
+        columns = [*self._turbulent]
+        if not columns:
+            return
+        oldest = int(session[max(row + 1 - self.lookback, 0)])
+        newest = int(session[row])
+        for here in range(oldest, newest + 1):
+            number = int(grid.session[bar]) - newest + here
             if number not in self._turbulence:
-                self._turbulence[number] = self._find_turbulence(grid, number, bar)[
-                    columns
-                ].tolist()
-            for column, value in zip(columns, self._turbulence[number], strict=True):
-                context[market.session == session, column] = value
-        return replace(market, context=context, trusted=True)
+                self._turbulence[number] = self._find_turbulence(grid, number, bar)[columns]
+            rows = slice(*np.searchsorted(session, [here, here + 1]))
+            context[rows, columns] = self._turbulence[number]
 
     def _find_turbulence(self, grid: SessionGrid, number: int, bar: int) -> Array:
         """Compute the context `[M]` of a session's opening, of which only turbulence is used; `bar`
@@ -448,12 +444,10 @@ class RecentMarket:
         recent.advance(window, size, join_bars([]), actions, member)
         day_close = recent["level"][:, window.first_bar[1:-1] - 1].T.astype(np.float64)
         context = np.full((1, len(self._description.context_names)), np.nan)
-        for column, name in enumerate(self.context):
-            days = ft.turbulence_days(name)
-            if days is not None:
-                rows = slice(len(day_close) - days - 2, len(day_close))
-                turbulence = ft.turbulence(day_close[rows], member[rows], days)[-1]
-                context[0, column] = np.log1p(turbulence)
+        for column, days in self._turbulent.items():
+            rows = slice(len(day_close) - days - 2, len(day_close))
+            turbulence = ft.turbulence(day_close[rows], member[rows], days)[-1]
+            context[0, column] = np.log1p(turbulence)
         return np.asarray(self._scale_context(context)[0])
 
     def _member_days(self, window: SessionGrid) -> Array:

@@ -283,7 +283,7 @@ class Runner:
                 self._decide(bar, now)
             elif self.clock.live and not self._ends_session(bar):
                 self._check_limits(bar, now)
-            elif self._ends_session(bar) or bar == self.last:
+            else:
                 self._mark(bar, now)
             if self.clock.live and self._ends_session(bar):
                 self._report(now)
@@ -337,7 +337,7 @@ class Runner:
         except FintraderError as error:
             self._raise_unless_flattening(error, now)
         if started is None:
-            self.recorder.warm_up(self.feed, begins, now)
+            self.recorder.keep(self.feed.history(int(self.grid.minutes[0]), begins), now)
             start = DeploymentStart(
                 first_bar=begins,
                 bundle=self.bundle.id,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +29,11 @@ class AccountState(NamedTuple):
     resting: Array | None = None
     """Orders that rest `[R, N]`; None without any."""
 
-    def build_account(
-        self, market: MarketTensors, env: EnvSettings, bar: int, shares: Array
-    ) -> BacktestAccount:
-        """Build the account in this state with these shares `[N]` at a bar of a market."""
-        account = BacktestAccount(market, env)
+    def enter(
+        self, account: BacktestAccount, market: MarketTensors, bar: int, shares: Array
+    ) -> None:
+        """Bring an account to this state, with these shares `[N]`, at a bar of a market."""
+        account.enter(market)
         account.set_books(
             bar=bar,
             cash=self.cash,
@@ -44,7 +43,6 @@ class AccountState(NamedTuple):
         )
         if self.resting is not None and self.resting.size:
             account.replace_orders(self.resting)
-        return account
 
 
 class SimulatedBroker(Broker):
@@ -104,11 +102,11 @@ class SimulatedBroker(Broker):
                     " longer history"
                 )
             state = self.state
-            held = account.held
+            held = account.held.copy()
             self._baskets = {bar + old - account.bar: own for old, own in self._baskets.items()}
-        self._account = state.build_account(market, self.env, bar, held)
+        state.enter(account, market, bar, held)
         if self.env.orders_rest:
-            self._account.expect_bars()
+            account.expect_bars()
         self.market = market
         self._minutes = minutes
         self._received = bars
@@ -122,7 +120,7 @@ class SimulatedBroker(Broker):
         self._minutes = self.market.minutes.numpy()
         self._has_begun = True
         bar = int(np.searchsorted(self._minutes, minute))
-        self._account = state.build_account(self.market, self.env, bar, shares)
+        state.enter(self._account, self.market, bar, shares)
         self._baskets = {}
         for order in orders:
             self._accept(order)
@@ -141,7 +139,7 @@ class SimulatedBroker(Broker):
     def _accept(self, order: Order) -> OrderReport:
         self._baskets.setdefault(self._find_bar(order.decision), {})[order.id] = order
         self._decision_times[order.id] = self._now()
-        report = replace(order.report("accepted"), broker_id=order.id)
+        report = order.report("accepted", broker_id=order.id)
         self._reports[order.id] = report
         return report
 
@@ -205,14 +203,14 @@ class SimulatedBroker(Broker):
 
     def _find_newest_bar(self) -> int:
         """Find the newest bar that has closed."""
-        return int(np.searchsorted(self._minutes + self._length, self._now(), side="right")) - 1
+        return int(np.searchsorted(self._minutes, self._now() - self._length, side="right")) - 1
 
     def _advance(self) -> None:
         """Carry out every decision whose bar has come."""
         account = self._account
         while not self._is_over and self._has_come(account.bar):
             bar = account.bar
-            num_trades = account.num_trades
+            before = account.num_trades
             basket = self._baskets.pop(bar, {})
             want: Holdings | None = None
             if self.env.orders_rest:
@@ -227,11 +225,13 @@ class SimulatedBroker(Broker):
             stops = {
                 one.symbol: one.stop_usd for one in basket.values() if one.stop_usd is not None
             }
+            columns = (column.tolist() for column in account.list_trades(before))
+            trades = [*zip(*columns, strict=True)]
             for order in basket.values():
-                place = (self._column[order.symbol], bar, num_trades)
+                place = (self._column[order.symbol], bar)
                 stop = stops.get(order.symbol)
                 report = self._reports[order.id]
-                self._courses[order.id] = trace_order(account, report, place, stop)
+                self._courses[order.id] = trace_order(account, report, place, trades, stop)
 
     def _has_come(self, bar: int) -> bool:
         """Check that the bars after a decision at this bar have come."""
@@ -243,6 +243,6 @@ class SimulatedBroker(Broker):
 
     def _find_report(self, order_id: str) -> OrderReport:
         """Find the report of an order, with what happened up to now."""
-        seen = int(self._minutes[self._find_newest_bar()])
-        known = [report for bar, report in self._courses.get(order_id, ()) if bar <= seen]
+        seen = self._now() - self._length
+        known = [report for start, report in self._courses.get(order_id, ()) if start <= seen]
         return known[-1] if known else self._reports[order_id]

@@ -57,7 +57,7 @@ def benchmark_weights(market: MarketTensors, kind: BenchmarkKind) -> Tensor:
     """
     close = market.close.double()
     if kind == "cash":
-        return torch.zeros_like(close[:1]).expand_as(close)
+        return close.new_zeros(1, 1).expand_as(close)
     priced = ~close.isnan()
     bars = torch.arange(market.num_bars, device=market.device).unsqueeze(1)
     last = market.last_bar

@@ -166,8 +166,7 @@ def build_once(build: Callable[..., Any], market: MarketTensors, *rules: Hashabl
     tensor of the market was written to."""
     results = _RESULTS.setdefault(market, {})
     # torch counts the writes to a tensor, unless it was made in inference mode.
-    parts = (part for part in vars(market).values() if isinstance(part, Tensor))
-    state = rules, [part.is_inference() or part._version for part in parts]
+    state = rules, [part.is_inference() or part._version for _, part in market.arrays()]
     entry = results.get(build)
     if entry is None or entry[0] != state:
         # Not read from `results` again: another thread may have put its own there.
@@ -183,7 +182,7 @@ def build_market_view(
     bars = market.num_bars
     if bars < 2:
         raise EnvError("the window holds too few bars; trading needs at least two")
-    last_bar = _find_cuts(market)
+    last_bar = build_once(_find_cuts, market)
     event_row, splits, dividends = _index_events(market)
     ends = find_ends(last_bar, bars)
     kind = benchmark_kind(market, settings.benchmark)
@@ -290,6 +289,8 @@ def count_changes(ends: Tensor, event_row: Tensor, settings: EnvSettings) -> int
     last = len(event_row) - 1
     start = torch.arange(last, device=event_row.device)
     happens = ends | (event_row > 0)
+    if not happens.any():
+        return 0
     before = happens.cumsum(0)
     count = before[torch.clamp(start + interval, max=last)] - before[start]
     if settings.fill != "close":
@@ -309,7 +310,8 @@ def bound_episodes(session: Tensor, settings: EnvSettings) -> tuple[Tensor, Tens
     """Find `MarketView.starts` and `MarketView.stops`; neighbouring sessions have different numbers
     in `session` `[T]`."""
     if settings.start != "session":
-        session = torch.zeros_like(session)
+        last_bar = len(session) - 1
+        return session.new_zeros(min(last_bar, 1)), torch.full_like(session, last_bar)
     length = torch.unique_consecutive(session, return_counts=True)[1]
     last = length.cumsum(0) - 1
     stop = torch.repeat_interleave(last, length)
@@ -324,11 +326,12 @@ def _quote_bars(
     shape = market.close.shape
     quotes = torch.empty(shape[0], 3, shape[1], dtype=torch.float32, device=market.device)
     roots = torch.empty(shape, dtype=torch.float32, device=market.device)
-    last_bar = _find_cuts(market)
+    last_bar = build_once(_find_cuts, market)
     known = torch.zeros(shape[1], device=market.device)
-    numbers = torch.arange(shape[0], device=market.device)
-    for bars in torch.split(numbers, -(-CELLS_AT_ONCE // shape[1])):
-        rows = slice(int(bars[0]), int(bars[-1]) + 1)
+    still = torch.arange(shape[0], device=market.device).unsqueeze(1) < last_bar
+    step = -(-CELLS_AT_ONCE // shape[1])
+    for start in range(0, shape[0], step):
+        rows = slice(start, start + step)
         tradable = market.tradable[rows]
         mark = carry_forward(market.close[rows], known)
         known = mark[-1]
@@ -339,7 +342,7 @@ def _quote_bars(
             limit = torch.full_like(volume, torch.inf)
         else:
             limit = volume.double() * participation
-        buyable = tradable & market.member[rows] & (bars.unsqueeze(1) < last_bar)
+        buyable = tradable & market.member[rows] & still[rows]
         quotes[rows] = pack_quotes(limit if fractional else limit.trunc(), price, buyable, mark)
         roots[rows] = torch.where(volume > 0, volume.rsqrt(), LARGEST)
     if participation != "none" and not (roots < LARGEST).any():
@@ -409,10 +412,10 @@ def _index_events(market: MarketTensors) -> tuple[Tensor, Tensor, Tensor]:
     """Lay out `event_row`, `splits` and `dividends` of a view."""
     events = market.events
     bars, place = torch.unique(events.bar, return_inverse=True)
-    row = torch.zeros(market.num_bars, dtype=torch.int64, device=market.device)
-    row[bars] = torch.arange(1, len(bars) + 1, device=market.device)
+    row = torch.zeros_like(market.session)
     splits = torch.ones(len(bars) + 1, market.num_assets, dtype=torch.float64, device=market.device)
     dividends = torch.zeros_like(splits)
+    row[bars] = torch.arange(1, len(bars) + 1, device=market.device)
     splits[place + 1, events.asset] = events.split
     dividends[place + 1, events.asset] = events.dividend_usd
     return row, splits, dividends

@@ -22,7 +22,6 @@ from fintrader.config import Own, OwnFunction, PathText, Settings, load_object
 from fintrader.errors import OWN_FAILURES, ConfigError, DataError
 from fintrader.market.columns import Sheet
 from fintrader.market.moving import (
-    by_series,
     moving_deviation,
     moving_mean,
     moving_moments,
@@ -227,8 +226,8 @@ def volatility(bars: SymbolBars, window: int) -> Array:
 
 def volume(bars: SymbolBars, window: int) -> Array:
     """Volume surprise: ln((1 + volume[t]) / (1 + mean volume of the last `window` bars))."""
-    mean = moving_mean(bars.volume, window, bars.skipped)
-    return np.asarray(np.log1p(bars.volume) - np.log1p(mean))
+    mean = moving_mean(bars.volume, window, bars.skipped, bars.wanted)
+    return np.asarray(np.log1p(bars.volume[..., -bars.wanted :]) - np.log1p(mean))
 
 
 def relative_volume(bars: SymbolBars, window: int) -> Array:
@@ -243,7 +242,8 @@ def relative_volume(bars: SymbolBars, window: int) -> Array:
 def _exponential_mean(values: Array, alpha: float) -> Array:
     from fintrader.bars import kernels
 
-    return by_series(kernels.exponential_mean, values, with_=(alpha,))
+    series = np.ascontiguousarray(np.atleast_2d(values), dtype=np.float64)
+    return np.asarray(kernels.exponential_mean(series, alpha).reshape(values.shape))
 
 
 def _percentage(part: Array, total: Array, otherwise: float, window: int) -> Array:
@@ -304,17 +304,18 @@ def bollinger(bars: SymbolBars, window: int, deviations: float) -> Array:
     """(mean + 2 standard deviations) / close − 1, of the last `window` closes; − 2 for the lower
     band."""
     mean, deviation = _moments(bars, window)
-    return (mean + deviations * deviation) / bars.close - 1.0
+    return (mean + deviations * deviation) / bars.close[..., -bars.wanted :] - 1.0
 
 
 @lru_cache(maxsize=1)  # the second band takes the moments of the first
 def _moments(bars: SymbolBars, window: int) -> tuple[Array, Array]:
-    return moving_moments(bars.close, window, bars.skipped)
+    return moving_moments(bars.close, window, bars.skipped, bars.wanted)
 
 
 def sma(bars: SymbolBars, window: int) -> Array:
     """Mean of the last `window` closes / close − 1."""
-    return moving_mean(bars.close, window, bars.skipped) / bars.close - 1.0
+    mean = moving_mean(bars.close, window, bars.skipped, bars.wanted)
+    return mean / bars.close[..., -bars.wanted :] - 1.0
 
 
 def age(bars: SymbolBars, window: int) -> Array:
@@ -400,6 +401,7 @@ FEWEST_TURBULENCE_DAYS = 5
 _INDEX = re.compile(r"index_(return|volatility)_([1-9]\d*)")
 
 
+@cache
 def _parse(name: str) -> tuple[_Kind, int]:
     """Return the kind and the window of a feature's name. Raises ValueError."""
     match = re.fullmatch(r"([a-z_]+?)(?:_([1-9]\d*))?", name)

@@ -52,10 +52,13 @@ def moving_mean(
     return total
 
 
-def moving_moments(values: Array, window: int, skipped: int = 0) -> tuple[Array, Array]:
-    """Moving mean and sample standard deviation, `[..., L]` each."""
-    mean = moving_mean(values, window, skipped)
-    spread = moving_sum(values, window, skipped, times=values)
+def moving_moments(
+    values: Array, window: int, skipped: int = 0, wanted: int = 0
+) -> tuple[Array, Array]:
+    """Moving mean and sample standard deviation, `[..., L]` each; the arguments are
+    `moving_sum`'s."""
+    mean = moving_mean(values, window, skipped, wanted)
+    spread = moving_sum(values, window, skipped, wanted, times=values)
     spread -= window * mean * mean
     np.maximum(spread, 0.0, out=spread)
     spread /= window - 1

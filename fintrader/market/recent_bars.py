@@ -27,6 +27,7 @@ from fintrader.market.features import mean_return
 from fintrader.market.reading import count_finished
 
 _GOES_ON = np.iinfo(np.int64).max
+_NO_TIME = pd.DatetimeIndex([])
 
 
 class RecentBars:
@@ -81,7 +82,7 @@ class RecentBars:
             ended=False,
             session=self.grid.session[: self.size],
             extras={name: self[name] for name in self.extras},
-            time=pd.DatetimeIndex([]),
+            time=_NO_TIME,
             wanted=wanted,
             **columns,
         )
@@ -194,18 +195,22 @@ class RecentBars:
         there[cells] = True
         latest = np.maximum.accumulate(np.where(there, np.arange(shape[1]), -1), axis=1)
 
-        def place(values: Array, before: Array, known: Array = latest) -> Array:
-            """Place rows, and carry each forward."""
-            block = np.zeros(shape)
+        def place(values: Array, otherwise: Array) -> Array:
+            block = otherwise.copy()
             block[cells] = values
+            return block
+
+        def carry(values: Array, before: Array, known: Array = latest) -> Array:
+            """Place rows, and carry each forward."""
+            block = place(values, np.zeros(shape))
             carried = np.take_along_axis(block, np.maximum(known, 0), axis=1)
             return np.where(known >= 0, carried, before[:, None])
 
         price, shares, growth = self._factors[:, :, None]
-        close = place(fresh.close, self._columns["held_close"][:, first - 1])
-        held = {"close": close, "volume": np.where(there, place(fresh.volume, close[:, 0]), 0.0)}
+        close = carry(fresh.close, self._columns["held_close"][:, first - 1])
+        held = {"close": close, "volume": place(fresh.volume, np.zeros(shape))}
         for name in PRICES[:-1]:
-            held[name] = np.where(there, place(getattr(fresh, name), close[:, 0]), close)
+            held[name] = place(getattr(fresh, name), close)
         for name, values in held.items():
             adjusted = values / shares if name == "volume" else values * price
             self._columns[name][:, new] = adjusted
@@ -218,7 +223,7 @@ class RecentBars:
             known[cells] = np.where(np.isnan(values), -1, fresh.ts - done)
             known = np.maximum.accumulate(known, axis=1)
             column = self._columns[name]
-            column[:, new] = place(values, column[:, first - 1], known)
+            column[:, new] = carry(values, column[:, first - 1], known)
         np.maximum.at(self._last, fresh.symbol, first + cells[1])
         self._derive(slice(None), done)
 

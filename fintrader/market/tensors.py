@@ -348,8 +348,9 @@ class MarketTensors:
         earlier), -1 if never."""
         last = torch.full((self.num_assets,), self.num_bars - 1, device=self.device)
         ended = self.close[-1].isnan().nonzero().flatten()  # the other symbols end with the data
-        steps = torch.arange(1, self.num_bars + 1, device=self.device).unsqueeze(1)
-        last[ended] = (~self.close[:, ended].isnan() * steps).amax(dim=0) - 1
+        if len(ended):
+            steps = torch.arange(1, self.num_bars + 1, device=self.device).unsqueeze(1)
+            last[ended] = (~self.close[:, ended].isnan() * steps).amax(dim=0) - 1
         return last
 
     @property

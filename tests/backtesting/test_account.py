@@ -280,6 +280,39 @@ def test_nothing_is_sold_after_ruin_when_a_symbol_ends_later():
     assert trade_list_profit(result) == pytest.approx(result.equity[-1] - result.equity[0])
 
 
+@settings(max_examples=examples(40, quick=8))
+@example(chosen=EnvSettings(action="limit", stop_offset_bps=300.0), seed=0)
+@given(chosen=env_settings(), seed=st.integers(0, 10**6))
+def test_an_account_that_enters_another_market_trades_there_as_a_new_one(chosen, seed):
+    """Also after ruin, and with orders and stops that still rest."""
+    usual = make_market(40, 3, seed=seed, volatility=0.03, events=True)
+    moved = BacktestAccount(crashing_market(40, 3) if seed % 2 else usual, chosen)
+    rng = np.random.default_rng(seed)
+    width = moved.layout.num_actions
+    for _ in range(rng.integers(9, 40)):
+        if moved.act(rng.uniform(-1, 1, width).astype(np.float32)):
+            break
+    market = make_market(50, 3, seed=seed + 1, volatility=0.03, events=True)
+    moved.enter(market)
+    new = BacktestAccount(market, chosen)
+    for account in (moved, new):
+        account.set_books(
+            bar=5, cash=7e4, equity=9e4, capital=(1e5, 8e4), shares=np.array([30.0, 0.0, 7.0])
+        )
+    over = False
+    while not over:
+        action = rng.uniform(-1, 1, width).astype(np.float32)
+        assert (moved.private() == new.private()).all()
+        assert (moved.holdings(action) == new.holdings(action)).all()
+        over = new.act(action)
+        assert moved.act(action) == over
+        assert (moved.resting == new.resting).all()
+    for mine, theirs in zip(moved.list_trades(), new.list_trades(), strict=True):
+        assert (mine == theirs).all()
+    assert (moved.trade_log.equity[5:] == new.trade_log.equity[5:]).all()
+    assert moved.trade_log.ruined == new.trade_log.ruined
+
+
 @pytest.mark.gpu
 def test_a_market_and_a_policy_on_the_gpu_give_the_same_backtest():
     market = make_market(120, 5, session_bars=20)

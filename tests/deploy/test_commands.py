@@ -225,7 +225,7 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
 def twenty_days_on_paper(server):
     """A deployment that has traded a paper account for twenty-one days, up to now."""
     settings = PaperSettings(feed="alpaca", broker="alpaca", endpoint=server.endpoint)
-    bundle = freeze_run("runs/mine", settings)
+    bundle, *_ = freeze_run("runs/mine", settings)
     exchange = server.bars.now
     home = locate_home(bundle.name, settings.deployments_dir)
     until = time.time_ns() - 5 * MINUTE

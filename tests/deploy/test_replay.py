@@ -1,5 +1,6 @@
 """A replay is the backtest again, to the last bit, whatever happens to the process."""
 
+import json
 import os
 
 import numpy as np
@@ -13,6 +14,7 @@ from fintrader.bars.bars import concat
 from fintrader.deploy import received_bars
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.entries import BarDecision, Mark
+from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
 from tests.bars.tables import as_bars, minute_table
 from tests.engines.deployments import MINUTE, equities, frozen, replayed, settings
@@ -96,6 +98,22 @@ def test_limits_bind_the_replay_and_its_twin_alike(tmp_path):
     same(journal, market, expected.equity)
     assert {"weight", "order"} <= set(noted.counts)
     assert (expected.equity != simulate(bundle.policy, market, bundle.env).equity).any()
+
+
+def test_bars_are_journalled_with_their_further_columns(tmp_path):
+    bundle, market = frozen(tmp_path, settings(source={"planted": {"drift_bps": 5}}))
+    bars = ReplayFeed(bundle.data, bundle.symbols).history(0, int(market.minutes[-1]))
+    signal = bars.extras["signal"].tolist()
+    expected = {
+        (ts, bars.symbols[code]): (close, json.dumps({"signal": value}))
+        for ts, code, close, value in zip(
+            bars.ts.tolist(), bars.symbol, bars.close, signal, strict=True
+        )
+    }
+    rows = replayed(tmp_path, bundle, market).bars(until=int(market.minutes[-1]))
+    assert len(rows) > market.num_bars
+    for ts, symbol, *_, close, _, extras, _ in rows:
+        assert (close, extras) == expected[ts, symbol]
 
 
 def test_a_history_gives_the_rows_of_one_table_and_copies_few_of_them(monkeypatch):

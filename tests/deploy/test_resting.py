@@ -303,15 +303,13 @@ def test_a_halt_leaves_stops_and_the_sales_of_those_that_were_reached():
 
 @pytest.mark.parametrize(("fill", "state"), [(20.0, "filled"), (10.0, "cancelled")])
 def test_an_order_that_rests_across_a_split_is_whole_in_new_shares(fill, state):
-    trades = [np.array([value]) for value in (0, 0, 1, 0, fill, 5.0, 1.0)]
     account = SimpleNamespace(
         bar=1,
         settings=EnvSettings(**LIMITS),
         market=SimpleNamespace(minutes=[0, 60]),
         trade_log=SimpleNamespace(shares=np.array([[0.0], [fill]])),
         splits_at=lambda bar: np.array([2.0]),
-        list_trades=lambda first: trades,
     )
     order = Order("ft-1", "AA", 10.0, 0, limit_usd=10.0).report("accepted")
-    ((bar, report),) = trace_order(account, order, (0, 0, 0), None)
+    ((bar, report),) = trace_order(account, order, (0, 0), [(0, 0, 1, 0, fill, 5.0, 1.0)], None)
     assert (bar, report.state, report.filled, report.price_usd) == (60, state, fill, 5.0)
