@@ -7,6 +7,7 @@ takes.
 """
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -65,11 +66,13 @@ def own_ledger(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def days_once():
-    """Lay out an exchange's holidays once in a process, and its sessions once for all years from
-    2000 to 2025: exchange_calendars does both anew for every span of years, which takes seconds for
-    all exchanges together, and they are the same in all of them."""
+    """Lay out an exchange's holidays once in a process, up to 2035 instead of 2200, and its sessions
+    once for all years from 2000 to 2025: exchange_calendars does both anew for every span of years,
+    which takes seconds for all exchanges together, and they are the same in all of them."""
+    import pandas as pd
     from exchange_calendars.calendar_utils import _default_calendar_factories
     from exchange_calendars.exchange_calendar import ExchangeCalendar
+    from pandas.tseries.holiday import AbstractHolidayCalendar
 
     from fintrader.bars import calendar
     from fintrader.errors import DataError
@@ -95,6 +98,7 @@ def days_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calendar, "_open_calendar", open_wide)
+        patch.setattr(AbstractHolidayCalendar, "end_date", pd.Timestamp("2035-12-31"))
         for kind in {ExchangeCalendar, *_default_calendar_factories.values()}:
             if "day" in vars(kind):
                 patch.setattr(kind, "day", days_of(vars(kind)["day"]))
@@ -137,6 +141,12 @@ def template(tmp_path_factory):
 def site(template, tmp_path):
     """A copy of the template that a test may damage."""
     return Path(shutil.copytree(template, tmp_path / "site"))
+
+
+def pytest_collection_finish():
+    """Searches for garbage pass over what the tests import: it stays, and is most of what lives."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("streamlit")
 
+from streamlit import config
 from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
@@ -41,12 +42,14 @@ idle core."""
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _no_components():
-    """The app has no custom components; Streamlit searches all installed packages for some whenever
-    a page is opened, which costs more than the page."""
+def _quick_pages():
+    """Streamlit searches all installed packages for components whenever a page is opened, of which
+    the app has none, and all objects for garbage after each script: both cost more than a page."""
+    config.set_option("runner.postScriptGC", False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifest_scanner, "scan_component_manifests", list)
         yield
+    config.set_option("runner.postScriptGC", True)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from."""
 
 import json
 import zipfile
+from functools import partial, wraps
 
 import numpy as np
 import pandas as pd
@@ -94,16 +95,32 @@ class Zoo:
         return table.sort_values(["ts", "symbol"], kind="stable", ignore_index=True)
 
 
-def unnamed_index(zoo):
-    return zoo.each(lambda f, p: zoo.local(f).rename_axis(None).to_csv(p))
+def each_symbol(ext="csv", name="{}"):
+    """The layout of a file a symbol, from what writes a symbol's frame to its path."""
+
+    def layout(write):
+        @wraps(write)
+        def files(zoo):
+            return zoo.each(partial(write, zoo), ext, name)
+
+        return files
+
+    return layout
 
 
-def unnamed_index_parquet(zoo):
-    return zoo.each(lambda f, p: f.rename_axis(None).to_parquet(p), "parquet")
+@each_symbol()
+def unnamed_index(zoo, frame, path):
+    zoo.local(frame).rename_axis(None).to_csv(path)
 
 
-def named_index_parquet(zoo):
-    return zoo.each(lambda f, p: f.rename_axis("Date").to_parquet(p), "parquet")
+@each_symbol("parquet")
+def unnamed_index_parquet(zoo, frame, path):
+    frame.rename_axis(None).to_parquet(path)
+
+
+@each_symbol("parquet")
+def named_index_parquet(zoo, frame, path):
+    frame.rename_axis("Date").to_parquet(path)
 
 
 def long_parquet(zoo):
@@ -117,33 +134,29 @@ def dictionary_symbols(zoo):
     return zoo.folder / "all.parquet"
 
 
-def float32_parquet(zoo):
+@each_symbol("parquet")
+def float32_parquet(zoo, frame, path):
     narrow = dict.fromkeys(PRICES, "float32")
-    return zoo.each(lambda f, p: f.astype(narrow).rename_axis("ts").to_parquet(p), "parquet")
+    frame.astype(narrow).rename_axis("ts").to_parquet(path)
 
 
-def offsets(zoo):
-    return zoo.each(lambda f, p: f.tz_convert(zoo.zone).rename_axis("date").to_csv(p))
+@each_symbol()
+def offsets(zoo, frame, path):
+    frame.tz_convert(zoo.zone).rename_axis("date").to_csv(path)
 
 
-def utc_letters(zoo):
-    def write(frame, path):
-        frame.set_axis(frame.index.strftime("%Y-%m-%dT%H:%M:%SZ")).rename_axis("timestamp").to_csv(
-            path
-        )
-
-    return zoo.each(write)
+@each_symbol()
+def utc_letters(zoo, frame, path):
+    frame.set_axis(frame.index.strftime("%Y-%m-%dT%H:%M:%SZ")).rename_axis("timestamp").to_csv(path)
 
 
 def epoch(unit, *, is_float=False):
-    def layout(zoo):
-        def write(frame, path):
-            counts = frame.index.as_unit("ns").asi8 // unit
-            index = pd.Index(counts / 1000 if is_float else counts, name="t")
-            short = frame.rename(columns={name: name[0] for name in COLUMNS})
-            short.set_axis(index).assign(vw=1.5, n=3).to_csv(path)
-
-        return zoo.each(write)
+    @each_symbol()
+    def layout(zoo, frame, path):
+        counts = frame.index.as_unit("ns").asi8 // unit
+        index = pd.Index(counts / 1000 if is_float else counts, name="t")
+        short = frame.rename(columns={name: name[0] for name in COLUMNS})
+        short.set_axis(index).assign(vw=1.5, n=3).to_csv(path)
 
     return layout
 
@@ -162,93 +175,76 @@ def units_that_change(zoo):
     return zoo.folder
 
 
-def us_dates(zoo):
-    def write(frame, path):
-        local = zoo.local(frame)
-        days, clocks = local.index.strftime("%m/%d/%Y"), local.index.strftime("%H:%M")
-        local.reset_index(drop=True).assign(Date=days, Time=clocks).to_csv(path, index=False)
-
-    return zoo.each(write)
+@each_symbol()
+def us_dates(zoo, frame, path):
+    local = zoo.local(frame)
+    days, clocks = local.index.strftime("%m/%d/%Y"), local.index.strftime("%H:%M")
+    local.reset_index(drop=True).assign(Date=days, Time=clocks).to_csv(path, index=False)
 
 
-def am_pm(zoo):
-    def write(frame, path):
-        local = zoo.local(frame)
-        local.set_axis(local.index.strftime("%m/%d/%Y %I:%M %p")).rename_axis("Date").to_csv(path)
-
-    return zoo.each(write)
+@each_symbol()
+def am_pm(zoo, frame, path):
+    local = zoo.local(frame)
+    local.set_axis(local.index.strftime("%m/%d/%Y %I:%M %p")).rename_axis("Date").to_csv(path)
 
 
-def day_first(zoo):
-    def write(frame, path):
-        local = zoo.local(frame)
-        local.set_axis(local.index.strftime("%d/%m/%Y %H:%M")).rename_axis("timestamp").to_csv(path)
-
-    return zoo.each(write)
+@each_symbol()
+def day_first(zoo, frame, path):
+    local = zoo.local(frame)
+    local.set_axis(local.index.strftime("%d/%m/%Y %H:%M")).rename_axis("timestamp").to_csv(path)
 
 
-def german(zoo):
+@each_symbol()
+def german(zoo, frame, path):
     words = dict(zip(COLUMNS, ("Eröffnung", "Hoch", "Tief", "Schlusskurs", "Volumen"), strict=True))
-
-    def write(frame, path):
-        local = zoo.local(frame).rename(columns=words)
-        stamps = local.index.strftime("%d.%m.%Y" if zoo.daily else "%d.%m.%Y %H:%M")
-        local.set_axis(stamps).rename_axis("Datum").to_csv(path, sep=";", decimal=",")
-
-    return zoo.each(write)
+    local = zoo.local(frame).rename(columns=words)
+    stamps = local.index.strftime("%d.%m.%Y" if zoo.daily else "%d.%m.%Y %H:%M")
+    local.set_axis(stamps).rename_axis("Datum").to_csv(path, sep=";", decimal=",")
 
 
-def dukascopy(zoo):
-    def write(frame, path):
-        stamps = frame.index.strftime("%d.%m.%Y %H:%M:%S.000")
-        frame.rename(columns=str.title).set_axis(stamps).rename_axis("Gmt time").to_csv(path)
-
-    return zoo.each(write)
+@each_symbol()
+def dukascopy(zoo, frame, path):
+    stamps = frame.index.strftime("%d.%m.%Y %H:%M:%S.000")
+    frame.rename(columns=str.title).set_axis(stamps).rename_axis("Gmt time").to_csv(path)
 
 
-def metatrader(zoo):
-    def write(frame, path):
-        local = zoo.local(frame)
-        table = pd.DataFrame(
-            {
-                "<DATE>": local.index.strftime("%Y.%m.%d"),
-                "<TIME>": local.index.strftime("%H:%M:%S"),
-                **{f"<{name.upper()}>": local[name].to_numpy() for name in PRICES},
-                "<TICKVOL>": local.volume.to_numpy(),
-                "<VOL>": 0,
-                "<SPREAD>": 3,
-            }
-        )
-        table.to_csv(path, sep="\t", index=False)
-
-    return zoo.each(write, name="{}_M5_202403")
+@each_symbol(name="{}_M5_202403")
+def metatrader(zoo, frame, path):
+    local = zoo.local(frame)
+    table = pd.DataFrame(
+        {
+            "<DATE>": local.index.strftime("%Y.%m.%d"),
+            "<TIME>": local.index.strftime("%H:%M:%S"),
+            **{f"<{name.upper()}>": local[name].to_numpy() for name in PRICES},
+            "<TICKVOL>": local.volume.to_numpy(),
+            "<VOL>": 0,
+            "<SPREAD>": 3,
+        }
+    )
+    table.to_csv(path, sep="\t", index=False)
 
 
-def histdata(zoo):
-    def write(frame, path):
-        local = frame.tz_convert("Etc/GMT+5").tz_localize(None)  # all year
-        local.set_axis(local.index.strftime("%Y%m%d %H%M%S")).to_csv(path, sep=";", header=False)
-
-    return zoo.each(write, name="DAT_ASCII_{}_M1_202403")
+@each_symbol(name="DAT_ASCII_{}_M1_202403")
+def histdata(zoo, frame, path):
+    local = frame.tz_convert("Etc/GMT+5").tz_localize(None)  # all year
+    local.set_axis(local.index.strftime("%Y%m%d %H%M%S")).to_csv(path, sep=";", header=False)
 
 
-def stooq(zoo):
-    def write(frame, path):
-        local = zoo.local(frame)
-        table = pd.DataFrame(
-            {
-                "<TICKER>": path.stem,
-                "<PER>": "D" if zoo.daily else zoo.minutes,
-                "<DATE>": local.index.strftime("%Y%m%d"),
-                "<TIME>": local.index.strftime("%H%M%S"),
-                **{f"<{name.upper()}>": local[name].to_numpy() for name in PRICES},
-                "<VOL>": local.volume.to_numpy(),
-                "<OPENINT>": 0,
-            }
-        )
-        table.to_csv(path, index=False)
-
-    return zoo.each(write, "txt")
+@each_symbol("txt")
+def stooq(zoo, frame, path):
+    local = zoo.local(frame)
+    table = pd.DataFrame(
+        {
+            "<TICKER>": path.stem,
+            "<PER>": "D" if zoo.daily else zoo.minutes,
+            "<DATE>": local.index.strftime("%Y%m%d"),
+            "<TIME>": local.index.strftime("%H%M%S"),
+            **{f"<{name.upper()}>": local[name].to_numpy() for name in PRICES},
+            "<VOL>": local.volume.to_numpy(),
+            "<OPENINT>": 0,
+        }
+    )
+    table.to_csv(path, index=False)
 
 
 def alpha_vantage(zoo):
@@ -298,8 +294,9 @@ def trading_view(zoo):
     return zoo.each(write, name=f"NASDAQ_{{}}, {zoo.minutes}")
 
 
-def vendor_in_the_name(zoo):
-    return zoo.each(lambda f, p: zoo.local(f).rename_axis("Date").to_csv(p), name="STOCKS_{}")
+@each_symbol(name="STOCKS_{}")
+def vendor_in_the_name(zoo, frame, path):
+    zoo.local(frame).rename_axis("Date").to_csv(path)
 
 
 def file_a_month(zoo):
@@ -345,9 +342,10 @@ def wide_closes(zoo):
     return zoo.folder / "closes.csv"
 
 
-def no_volume(zoo):
-    zoo.frames = {symbol: frame.assign(volume=0) for symbol, frame in zoo.frames.items()}
-    return zoo.each(lambda f, p: zoo.local(f).drop(columns="volume").rename_axis("time").to_csv(p))
+@each_symbol()
+def no_volume(zoo, frame, path):
+    zoo.local(frame).drop(columns="volume").rename_axis("time").to_csv(path)
+    frame["volume"] = 0
 
 
 def further_columns(zoo):
@@ -372,9 +370,10 @@ def hive(zoo):
     return zoo.folder
 
 
-def ends(zoo):
+@each_symbol()
+def ends(zoo, frame, path):
     step = pd.Timedelta(minutes=zoo.minutes)
-    return zoo.each(lambda f, p: zoo.local(f).shift(freq=step).rename_axis("time").to_csv(p))
+    zoo.local(frame).shift(freq=step).rename_axis("time").to_csv(path)
 
 
 def lean_zips(zoo):
@@ -389,19 +388,15 @@ def lean_zips(zoo):
     return zoo.folder
 
 
-def zoned_days(zoo):
-    def write(frame, path):
-        frame.tz_localize(zoo.zone).rename(columns=str.title).rename_axis("Date").to_csv(path)
-
-    return zoo.each(write)
+@each_symbol()
+def zoned_days(zoo, frame, path):
+    frame.tz_localize(zoo.zone).rename(columns=str.title).rename_axis("Date").to_csv(path)
 
 
-def epoch_days(zoo):
-    def write(frame, path):
-        stamps = frame.tz_localize(zoo.zone).index.as_unit("ms").asi8
-        frame.set_axis(pd.Index(stamps, name="t")).to_csv(path)
-
-    return zoo.each(write)
+@each_symbol()
+def epoch_days(zoo, frame, path):
+    stamps = frame.tz_localize(zoo.zone).index.as_unit("ms").asi8
+    frame.set_axis(pd.Index(stamps, name="t")).to_csv(path)
 
 
 def tushare(zoo):
@@ -411,33 +406,26 @@ def tushare(zoo):
     return zoo.folder / "daily.csv"
 
 
-def akshare(zoo):
+@each_symbol()
+def akshare(zoo, frame, path):
     words = dict(zip(COLUMNS, ("开盘", "最高", "最低", "收盘", "成交量"), strict=True))
-    return zoo.each(
-        lambda f, p: f.rename(columns=words).rename_axis("日期").assign(成交额=1.0).to_csv(p)
-    )
+    frame.rename(columns=words).rename_axis("日期").assign(成交额=1.0).to_csv(path)
 
 
-def months_in_words(zoo):
-    def write(frame, path):
-        words = frame.index.strftime("%b %d, %Y")
-        frame.rename(columns={"close": "Price", "volume": "Vol."}).set_axis(words).rename_axis(
-            "Date"
-        ).iloc[::-1].to_csv(path)
-
-    return zoo.each(write)
+@each_symbol()
+def months_in_words(zoo, frame, path):
+    words = frame.index.strftime("%b %d, %Y")
+    frame.rename(columns={"close": "Price", "volume": "Vol."}).set_axis(words).rename_axis(
+        "Date"
+    ).iloc[::-1].to_csv(path)
 
 
-def last_price(zoo):
-    def write(frame, path):
-        columns = ["close", "volume", "open", "high", "low"]
-        titles = dict(zip(columns, ("Close/Last", "Volume", "Open", "High", "Low"), strict=True))
-        days = frame.index.strftime("%m/%d/%Y")
-        frame[columns].rename(columns=titles).set_axis(days).rename_axis("Date").iloc[::-1].to_csv(
-            path
-        )
-
-    return zoo.each(write)
+@each_symbol()
+def last_price(zoo, frame, path):
+    columns = ["close", "volume", "open", "high", "low"]
+    titles = dict(zip(columns, ("Close/Last", "Volume", "Open", "High", "Low"), strict=True))
+    days = frame.index.strftime("%m/%d/%Y")
+    frame[columns].rename(columns=titles).set_axis(days).rename_axis("Date").iloc[::-1].to_csv(path)
 
 
 def dashes_and_years(zoo):
@@ -447,32 +435,27 @@ def dashes_and_years(zoo):
     return zoo.folder
 
 
-def investing(zoo):
+@each_symbol(name="{} Historical Data")
+def investing(zoo, frame, path):
     """Formatted numbers: separators, volumes in K or M, changes in per cent."""
-
-    def write(frame, path):
-        places = 5 - int(np.floor(np.log10(MARKETS[zoo.market][4])))
-        frame.volume = frame.volume * 10
-        frame.iloc[::7, frame.columns.get_loc("volume")] = 3_250_000
-        words = [f"{v / 1e6:.2f}M" if v > 1e6 else f"{v / 1e3:.2f}K" for v in frame.volume]
-        text = pd.DataFrame({"Date": frame.index.strftime("%b %d, %Y")})
-        for title, name in (("Price", "close"), ("Open", "open"), ("High", "high"), ("Low", "low")):
-            text[title] = [f"{value:,.{places}f}" for value in frame[name]]
-        text["Vol."] = words
-        text.assign(**{"Change %": "-0.42%"}).iloc[::-1].to_csv(path, index=False, quoting=1)
-
-    return zoo.each(write, name="{} Historical Data")
+    places = 5 - int(np.floor(np.log10(MARKETS[zoo.market][4])))
+    frame.volume = frame.volume * 10
+    frame.iloc[::7, frame.columns.get_loc("volume")] = 3_250_000
+    words = [f"{v / 1e6:.2f}M" if v > 1e6 else f"{v / 1e3:.2f}K" for v in frame.volume]
+    text = pd.DataFrame({"Date": frame.index.strftime("%b %d, %Y")})
+    for title, name in (("Price", "close"), ("Open", "open"), ("High", "high"), ("Low", "low")):
+        text[title] = [f"{value:,.{places}f}" for value in frame[name]]
+    text["Vol."] = words
+    text.assign(**{"Change %": "-0.42%"}).iloc[::-1].to_csv(path, index=False, quoting=1)
 
 
-def in_dollars(zoo):
-    def write(frame, path):
-        places = 5 - int(np.floor(np.log10(MARKETS[zoo.market][4])))
-        text = frame.astype({"volume": str})
-        for name in PRICES:
-            text[name] = [f"${value:.{places}f}" for value in frame[name]]
-        text.set_axis(frame.index.strftime("%m/%d/%Y")).rename_axis("Date").to_csv(path)
-
-    return zoo.each(write)
+@each_symbol()
+def in_dollars(zoo, frame, path):
+    places = 5 - int(np.floor(np.log10(MARKETS[zoo.market][4])))
+    text = frame.astype({"volume": str})
+    for name in PRICES:
+        text[name] = [f"${value:.{places}f}" for value in frame[name]]
+    text.set_axis(frame.index.strftime("%m/%d/%Y")).rename_axis("Date").to_csv(path)
 
 
 def file_a_day(zoo):
@@ -494,82 +477,65 @@ def folder_a_day(zoo):
     return zoo.folder
 
 
-def excel_days(zoo):
-    def write(frame, path):
-        local = zoo.local(frame)
-        days = (local.index - pd.Timestamp("1899-12-30")) / pd.Timedelta("1D")
-        days = days.astype(int) if zoo.daily else days
-        local.set_axis(days).rename_axis("Date").to_csv(path)
-
-    return zoo.each(write)
+@each_symbol()
+def excel_days(zoo, frame, path):
+    local = zoo.local(frame)
+    days = (local.index - pd.Timestamp("1899-12-30")) / pd.Timedelta("1D")
+    days = days.astype(int) if zoo.daily else days
+    local.set_axis(days).rename_axis("Date").to_csv(path)
 
 
-def workbook_of_numbers(zoo):
-    def write(frame, path):
-        local = zoo.local(frame)
-        days = (local.index - pd.Timestamp("1899-12-30")) / pd.Timedelta("1D")
-        local.set_axis(days).rename_axis("Date").reset_index().to_excel(path, index=False)
-
-    return zoo.each(write, "xlsx")
+@each_symbol("xlsx")
+def workbook_of_numbers(zoo, frame, path):
+    local = zoo.local(frame)
+    days = (local.index - pd.Timestamp("1899-12-30")) / pd.Timedelta("1D")
+    local.set_axis(days).rename_axis("Date").reset_index().to_excel(path, index=False)
 
 
 def zone_names(shown, word=None):
     """Times that end with the name of their zone; `word` instead of its abbreviation."""
 
-    def layout(zoo):
-        def write(frame, path):
-            local = frame.tz_convert(shown or zoo.zone)
-            name = (word or "%Z").format(zone=zoo.zone)
-            text = local.index.strftime(f"%Y-%m-%d %H:%M:%S {name}")
-            local.set_axis(text).rename_axis("time").to_csv(path)
-
-        return zoo.each(write)
+    @each_symbol()
+    def layout(zoo, frame, path):
+        local = frame.tz_convert(shown or zoo.zone)
+        name = (word or "%Z").format(zone=zoo.zone)
+        text = local.index.strftime(f"%Y-%m-%d %H:%M:%S {name}")
+        local.set_axis(text).rename_axis("time").to_csv(path)
 
     return layout
 
 
-def at_the_close(zoo):
+@each_symbol()
+def at_the_close(zoo, frame, path):
     """Daily bars stamped at their session's end, local time."""
     clock = {"us": "16h", "korea": "15h30min", "india": "15h30min"}.get(zoo.market, "23h59min59s")
-
-    def write(frame, path):
-        frame.set_axis(frame.index + pd.Timedelta(clock)).rename_axis("Date").to_csv(path)
-
-    return zoo.each(write)
+    frame.set_axis(frame.index + pd.Timedelta(clock)).rename_axis("Date").to_csv(path)
 
 
-def at_the_close_zoned(zoo):
+@each_symbol()
+def at_the_close_zoned(zoo, frame, path):
     clock = {"us": "16h", "korea": "15h30min", "india": "15h30min"}.get(zoo.market, "23h59min59s")
-
-    def write(frame, path):
-        stamps = (frame.index + pd.Timedelta(clock)).tz_localize(zoo.zone).tz_convert("UTC")
-        frame.set_axis(stamps).rename_axis("Date").to_csv(path)
-
-    return zoo.each(write)
+    stamps = (frame.index + pd.Timedelta(clock)).tz_localize(zoo.zone).tz_convert("UTC")
+    frame.set_axis(stamps).rename_axis("Date").to_csv(path)
 
 
-def last_bid_and_ask(zoo):
-    def write(frame, path):
-        stamps = frame.index.strftime("%Y%m%d %H%M%S")
-        for kind, factor in (("Last", 1), ("Bid", 0.99), ("Ask", 1.01)):
-            priced = frame.assign(**{name: frame[name] * factor for name in PRICES})
-            priced.set_axis(stamps).to_csv(path.with_suffix(f".{kind}.txt"), sep=";", header=False)
-
-    return zoo.each(write)
+@each_symbol()
+def last_bid_and_ask(zoo, frame, path):
+    stamps = frame.index.strftime("%Y%m%d %H%M%S")
+    for kind, factor in (("Last", 1), ("Bid", 0.99), ("Ask", 1.01)):
+        priced = frame.assign(**{name: frame[name] * factor for name in PRICES})
+        priced.set_axis(stamps).to_csv(path.with_suffix(f".{kind}.txt"), sep=";", header=False)
 
 
-def up_and_down(zoo):
+@each_symbol("txt")
+def up_and_down(zoo, frame, path):
     """TradeStation's times are the ends of bars, its volume has two parts."""
-
-    def write(frame, path):
-        local = zoo.local(frame)
-        table = local.reset_index(drop=True).rename(columns=str.title)
-        up = table.pop("Volume") // 3
-        table.insert(0, "Date", local.index.strftime("%m/%d/%Y"))
-        table.insert(1, "Time", local.index.strftime("%H:%M"))
-        table.assign(Up=up, Down=local.volume.to_numpy() - up).to_csv(path, index=False, quoting=2)
-
-    return zoo.each(write, "txt")
+    local = zoo.local(frame)
+    table = local.reset_index(drop=True).rename(columns=str.title)
+    up = table.pop("Volume") // 3
+    table.insert(0, "Date", local.index.strftime("%m/%d/%Y"))
+    table.insert(1, "Time", local.index.strftime("%H:%M"))
+    table.assign(Up=up, Down=local.volume.to_numpy() - up).to_csv(path, index=False, quoting=2)
 
 
 def xts(has_numbers, index):
@@ -601,83 +567,68 @@ def names_again(zoo):
     return zoo.folder
 
 
-def raw_and_adjusted(zoo):
-    def write(frame, path):
-        adjusted = frame.mul(0.5).rename(columns=lambda name: f"adj{name.title()}")
-        table = frame[["close", "high", "low", "open", "volume"]].join(adjusted)
-        table = table.assign(divCash=0.0, splitFactor=1.0)
-        table.set_axis(frame.index.tz_localize("UTC")).rename_axis("date").to_csv(path)
-
-    return zoo.each(write)
+@each_symbol()
+def raw_and_adjusted(zoo, frame, path):
+    adjusted = frame.mul(0.5).rename(columns=lambda name: f"adj{name.title()}")
+    table = frame[["close", "high", "low", "open", "volume"]].join(adjusted)
+    table = table.assign(divCash=0.0, splitFactor=1.0)
+    table.set_axis(frame.index.tz_localize("UTC")).rename_axis("date").to_csv(path)
 
 
-def old_chinese(zoo):
+@each_symbol()
+def old_chinese(zoo, frame, path):
     words = dict(zip(COLUMNS, ("开盘", "最高", "最低", "收盘", "成交量"), strict=True))
-    return zoo.each(
-        lambda f, p: f.rename(columns=words).rename_axis("日期").to_csv(p, encoding="gbk")
-    )
+    frame.rename(columns=words).rename_axis("日期").to_csv(path, encoding="gbk")
 
 
-def wide_characters(zoo):
-    return zoo.each(lambda f, p: zoo.local(f).rename_axis("Date").to_csv(p, encoding="utf-16-le"))
+@each_symbol()
+def wide_characters(zoo, frame, path):
+    zoo.local(frame).rename_axis("Date").to_csv(path, encoding="utf-16-le")
 
 
-def levels_each(zoo):
+@each_symbol()
+def levels_each(zoo, frame, path):
     """yfinance's three header lines, which name the symbol, one file per symbol."""
-
-    def write(frame, path):
-        local = zoo.local(frame).rename(columns=str.title)
-        local.columns = pd.MultiIndex.from_product([local.columns, [path.stem]])
-        local.rename_axis("Date").rename_axis(["Price", "Ticker"], axis=1).to_csv(path)
-
-    return zoo.each(write)
+    local = zoo.local(frame).rename(columns=str.title)
+    local.columns = pd.MultiIndex.from_product([local.columns, [path.stem]])
+    local.rename_axis("Date").rename_axis(["Price", "Ticker"], axis=1).to_csv(path)
 
 
 def digits(written):
     """Days without separators, prices, turnover, then volume, and no header."""
 
-    def layout(zoo):
-        def write(frame, path):
-            table = frame.set_axis(frame.index.strftime(written))
-            table.insert(4, "turnover", table.volume * table.close)
-            table.assign(trades=7).to_csv(path, header=False, quoting=1)
-
-        return zoo.each(write)
+    @each_symbol()
+    def layout(zoo, frame, path):
+        table = frame.set_axis(frame.index.strftime(written))
+        table.insert(4, "turnover", table.volume * table.close)
+        table.assign(trades=7).to_csv(path, header=False, quoting=1)
 
     return layout
 
 
-def shared_ending(zoo):
-    def write(frame, path):
-        local = zoo.local(frame)
-        table = local.rename_axis("Date").reset_index()
-        table = table.rename(columns={"volume": "vol"}).rename(columns="{}_1h".format)
-        table.assign(Date=local.index.strftime("%Y-%m-%d"), Hour=4).to_csv(path, index=False)
-
-    return zoo.each(write)
+@each_symbol()
+def shared_ending(zoo, frame, path):
+    local = zoo.local(frame)
+    table = local.rename_axis("Date").reset_index()
+    table = table.rename(columns={"volume": "vol"}).rename(columns="{}_1h".format)
+    table.assign(Date=local.index.strftime("%Y-%m-%d"), Hour=4).to_csv(path, index=False)
 
 
-def russian(zoo):
+@each_symbol()
+def russian(zoo, frame, path):
     words = dict(zip(COLUMNS, ("Откр.", "Макс.", "Мин.", "Цена", "Объём"), strict=True))
-
-    def write(frame, path):
-        frame.volume = frame.volume * 1000
-        text = frame.rename(columns=words)
-        text["Объём"] = [f"{value / 1e6:.3f}M".replace(".", ",") for value in frame.volume]
-        days = frame.index.strftime("%d.%m.%Y")
-        text.set_axis(days).rename_axis("Дата").to_csv(path, decimal=",", quoting=1)
-
-    return zoo.each(write)
+    frame.volume = frame.volume * 1000
+    text = frame.rename(columns=words)
+    text["Объём"] = [f"{value / 1e6:.3f}M".replace(".", ",") for value in frame.volume]
+    days = frame.index.strftime("%d.%m.%Y")
+    text.set_axis(days).rename_axis("Дата").to_csv(path, decimal=",", quoting=1)
 
 
-def tuples(zoo):
+@each_symbol("parquet")
+def tuples(zoo, frame, path):
     """yfinance's columns of two levels in pandas' Parquet, one ticker per file."""
-
-    def write(frame, path):
-        names = pd.MultiIndex.from_product([[path.stem], map(str.title, COLUMNS)])
-        frame.set_axis(names, axis=1).rename_axis("Date").to_parquet(path)
-
-    return zoo.each(write, "parquet")
+    names = pd.MultiIndex.from_product([[path.stem], map(str.title, COLUMNS)])
+    frame.set_axis(names, axis=1).rename_axis("Date").to_parquet(path)
 
 
 def tuples_field_first(zoo):
@@ -695,27 +646,22 @@ def price_over_times(zoo):
     )
 
 
-def epoch_and_text(zoo):
-    def write(frame, path):
-        seconds = frame.index.as_unit("s").asi8
-        table = frame.set_axis(pd.Index(seconds, name="time"))
-        table.assign(date=frame.index.strftime("%Y-%m-%d %H:%M:%S")).to_csv(path)
-
-    return zoo.each(write)
+@each_symbol()
+def epoch_and_text(zoo, frame, path):
+    seconds = frame.index.as_unit("s").asi8
+    table = frame.set_axis(pd.Index(seconds, name="time"))
+    table.assign(date=frame.index.strftime("%Y-%m-%d %H:%M:%S")).to_csv(path)
 
 
-def clock_of_digits(zoo):
+@each_symbol()
+def clock_of_digits(zoo, frame, path):
     """Times of day like 93100000, and one of 1:05 as 10500000."""
-
-    def write(frame, path):
-        local = zoo.local(frame)
-        clock = [int(one) for one in local.index.strftime("%H%M%S000")]
-        days = local.index.strftime("%Y%m%d")
-        local.reset_index(drop=True).assign(CalendarDate=days, MDEntryTime=clock).to_csv(
-            path, index=False
-        )
-
-    return zoo.each(write)
+    local = zoo.local(frame)
+    clock = [int(one) for one in local.index.strftime("%H%M%S000")]
+    days = local.index.strftime("%Y%m%d")
+    local.reset_index(drop=True).assign(CalendarDate=days, MDEntryTime=clock).to_csv(
+        path, index=False
+    )
 
 
 def closes_on_holidays(zoo):
@@ -737,21 +683,19 @@ def closes_on_holidays(zoo):
     return zoo.folder
 
 
-def evening_before(zoo):
+@each_symbol()
+def evening_before(zoo, frame, path):
     """Days stamped at 22:00 of the evening before."""
     early = pd.Timedelta("2h")
-    return zoo.each(lambda f, p: f.set_axis(f.index - early).rename_axis("Date").to_csv(p))
+    frame.set_axis(frame.index - early).rename_axis("Date").to_csv(path)
 
 
-def late_ends(zoo):
+@each_symbol()
+def late_ends(zoo, frame, path):
     """Binance's closing times: the last millisecond of each bar."""
-
-    def write(frame, path):
-        ends = frame.index.as_unit("ms").asi8 + zoo.minutes * 60_000 - 1
-        names = {name: f"{name}Price" for name in PRICES}
-        frame.set_axis(ends).rename(columns=names).rename_axis("endTime").to_csv(path)
-
-    return zoo.each(write)
+    ends = frame.index.as_unit("ms").asi8 + zoo.minutes * 60_000 - 1
+    names = {name: f"{name}Price" for name in PRICES}
+    frame.set_axis(ends).rename(columns=names).rename_axis("endTime").to_csv(path)
 
 
 def zeros_without_trade(zoo):

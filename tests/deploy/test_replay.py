@@ -32,17 +32,20 @@ def same(journal, market, equity):
 
 
 SHORT = {"windows": {"fractions": [0.7, 0.25, 0.05]}}
+TWO_WEEKS = {"windows": {"fractions": [0.6, 0.23, 0.17]}}
 EVENTFUL = {
     "source": {
         "kind": "synthetic",
-        "seed": 5,
+        "seed": 6,
         "num_symbols": 9,
-        "num_sessions": 60,
+        "num_sessions": 32,
         "volatility_bps": 40.0,
         "missing": 0.1,
         "events": {"splits": 3, "dividends": 4, "halts": 4},
     },
+    "windows": {"fractions": [0.45, 0.2, 0.35]},
 }
+"""The test window has a split and a dividend."""
 
 
 @pytest.mark.parametrize(
@@ -91,7 +94,7 @@ def test_a_replay_is_the_backtest(tmp_path, data, env):
 
 
 def test_limits_bind_the_replay_and_its_twin_alike(tmp_path):
-    bundle, market = frozen(tmp_path)
+    bundle, market = frozen(tmp_path, settings(**TWO_WEEKS))
     limits = LimitSettings(weight=0.12, order=0.05, turnover=0.3)
     journal = replayed(tmp_path, bundle, market, limits)
     expected, noted = shadow_backtest(bundle.policy, market, bundle.env, limits)

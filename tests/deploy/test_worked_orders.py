@@ -15,7 +15,7 @@ from fintrader.deploy.entries import BarDecision, Halt
 from fintrader.envs.observation import ObservationLayout
 from fintrader.errors import DeployError
 from fintrader.execution.executor import META
-from tests.deploy.test_replay import EVENTFUL, SHORT, replay_through_kills, same
+from tests.deploy.test_replay import EVENTFUL, SHORT, TWO_WEEKS, replay_through_kills, same
 from tests.deploy.test_resting import assert_every_trade_belongs_to_an_order
 from tests.engines.deployments import equities, frozen, replayed, run_live, settings
 from tests.quick import slow_but
@@ -56,13 +56,13 @@ def test_a_replay_is_the_backtest(tmp_path, data, env, trained):
     expected = simulate(bundle.policy, market, bundle.env)
     same(journal, market, expected.equity)
     assert np.ptp(expected.equity) > 100
-    assert_every_trade_belongs_to_an_order(journal, expected)
+    assert_every_trade_belongs_to_an_order(journal, expected, market)
     at_once = simulate(bundle.policy, market, bundle.env.model_copy(update={"execution": None}))
     assert (at_once.equity != expected.equity).any()
 
 
 def test_limits_bind_the_replay_and_its_twin_alike(tmp_path):
-    bundle, market = frozen(tmp_path, **WORKED)
+    bundle, market = frozen(tmp_path, settings(**TWO_WEEKS), **WORKED)
     limits = LimitSettings(weight=0.12, order=0.02, turnover=0.3)
     journal = replayed(tmp_path, bundle, market, limits)
     expected, noted = shadow_backtest(bundle.policy, market, bundle.env, limits)

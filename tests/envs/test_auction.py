@@ -13,7 +13,7 @@ from fintrader.envs.games import hold_auction
 from fintrader.envs.rivals import RivalsEnv
 from fintrader.envs.settings import TraderSettings
 from tests.engines.strategies import random_actions
-from tests.factories import make_market, market_of
+from tests.factories import examples, make_market, market_of
 from tests.oracles.auction_oracle import open_bar
 
 QUIET = {"cost_bps": 0.0, "half_spread_bps": 0.0, "impact_bps": 0.0}
@@ -29,7 +29,7 @@ def game(teams, impact, **changes):
 def test_the_opening_is_that_of_plain_python(impact, sides):
     rng = np.random.default_rng(int(impact) + sides)
     settings = game((1, 2), impact)
-    games = 400
+    games = examples(400, quick=120)
     price = np.repeat(rng.uniform(5, 200, (games, 2)), 3, axis=0)
     orders = rng.normal(0, 3000, (games * 3, sides, 2)) * (rng.random((games * 3, sides, 2)) > 0.2)
     # A grid of limits, so that several orders share one.

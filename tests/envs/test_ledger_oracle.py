@@ -228,7 +228,7 @@ def test_every_option_is_drawn():
     drawn = {name: set() for name in EnvSettings.model_fields}
 
     @settings(
-        max_examples=300, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+        max_examples=120, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
     )
     @given(config=env_settings() | env_settings(limit=True), sight=SIGHT)
     def draw(config, sight):
