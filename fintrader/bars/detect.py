@@ -692,11 +692,12 @@ def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) 
     if found.calendar == "24/7" and best.filled > _NEVER_CLOSED:
         _refuse_shifted(found, bars, step)
     hours = np.bincount(bars.ts // _HOUR % 24, minlength=24) > len(bars) / 1000
-    if step > 60:
-        is_placed = best.zone in ("UTC", timezone_of(found.calendar))
-    else:  # data of a few hours cannot show closing hours
-        least = min(_OPEN_HOURS, np.ptp(bars.ts) // _HOUR)
-        is_placed = found.calendar not in OPEN or hours.sum() >= least
+    # data of a few hours cannot show closing hours
+    least = min(_OPEN_HOURS, np.ptp(bars.ts) // _HOUR)
+    is_placed = best.zone in ("UTC", timezone_of(found.calendar))
+    if step <= 60:
+        is_clear = is_placed or step < 60 or not 0 < best.outside <= MOST_OUTSIDE
+        is_placed = is_clear and (found.calendar not in OPEN or hours.sum() >= least)
     if not is_placed:
         raise BarError(
             f"{found.path}: bars of {step} minutes begin in {hours.sum()} hours of the day, which"
