@@ -772,11 +772,14 @@ def _list_missing(table: pd.DataFrame, found: Roles, layout: Layout) -> list[str
 
 
 def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool:
-    """Report whether at least three columns without a role have a median between half and twice the
-    median of the closes."""
+    """Report whether columns without a role have the words high and low in their names, or at least
+    three have a median between half and twice the median of the closes."""
+    others = _list_others(table, found)
+    names = " ".join(map(plain, others))
     close = _to_numbers(table[found["close"]], layout).median()
-    others = [_to_numbers(table[one], layout).median() for one in _list_others(table, found)]
-    return sum(0.5 <= median / close <= 2 for median in others) >= 3
+    medians = [_to_numbers(table[one], layout).median() for one in others]
+    is_near = sum(0.5 <= median / close <= 2 for median in medians) >= 3
+    return is_near or ("high" in names and "low" in names)
 
 
 def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:

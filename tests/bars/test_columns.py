@@ -255,6 +255,7 @@ TEXTS = {
     ).to_csv(),
     "weekdays": BARS.assign(Day=DAYS.strftime("%A"), Time="00:00").to_csv(),
     "bids": HEAD.add_suffix("Bid").assign(**HEAD.add_suffix("Ask") + 0.02, volume=VOLUME).to_csv(),
+    "units_of_china": BARS.assign(volume=(VOLUME / 1e4).map("{:.4f}万".format)).to_csv(),
     "thousands": BARS.to_csv(sep=";", decimal=",").replace("\n", " Tsd.\n").replace(
         "volume Tsd.", "volume"
     ),

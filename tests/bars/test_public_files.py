@@ -728,16 +728,27 @@ def json_of_vendors(days):
         "AAA": {"history": {"metadata": {}, "columns": [*rows[0]], "data": lists}, "page": page},
         "EUR": {"instrument": "EUR", "candles": mid},
         "DEF": {"DEF": lists},
+        "BTC/USD": {"data": {"ohlc": rows, "pair": "BTC/USD"}},
+        "GHI": {
+            "datatable": {
+                "data": [["GHI", *row] for row in lists],
+                "columns": [{"name": name} for name in ("ticker", *rows[0])],
+            }
+        },
+        "AAA_day": {"history": {"day": rows}},
+        "AAA_fields": {"stat": "OK", "fields": [*rows[0]], "data": lists, "notes": ["a"]},
     }
 
 
-@pytest.mark.parametrize(
-    "symbol", slow_but(0, 1, 3, 5, every=["IBM", "XBT", "BTC", "CL1", "ABC", "AAA", "EUR", "DEF"])
-)
-def test_keys_of_json_are_symbols_only_where_they_name_some(symbol, days, tmp_path):
-    (tmp_path / "AAA.json").write_text(json.dumps(json_of_vendors(days)[symbol]))
+KEYS = ["IBM", "XBT", "BTC", "CL1", "ABC", "AAA", "EUR", "DEF"]
+KEYS += ["BTC/USD", "GHI", "AAA_day", "AAA_fields"]
+
+
+@pytest.mark.parametrize("name", slow_but(0, 1, 3, 5, 8, 9, 10, 11, every=KEYS))
+def test_keys_of_json_are_symbols_only_where_they_name_some(name, days, tmp_path):
+    (tmp_path / "AAA.json").write_text(json.dumps(json_of_vendors(days)[name]))
     found = detect(str(tmp_path / "AAA.json"))
-    assert found.symbols == (symbol,)
+    assert found.symbols == (name.partition("_")[0],)
     market = make_market(built(found, tmp_path))
     assert np.allclose(market.close[:, 0], days.close, rtol=1e-6)
 
@@ -928,11 +939,11 @@ def test_times_of_korea_and_markets_of_upbit_are_known(has_symbol, tmp_path):
     assert np.allclose(market.close[:, 0], table.trade_price, rtol=1e-6)
 
 
-def test_hours_of_india_by_the_clock_of_utc_are_refused(tmp_path):
-    hour = walk_on("XBOM", dt.date(2024, 2, 20), 60, 15, "UTC").ts.dt.floor("h")
-    table = longer(walk_on("XBOM", dt.date(2024, 2, 20), 60, 15, "UTC"), 1)
-    assert hour.nunique() == len(table)
-    with pytest.raises(BarError, match="show neither their market nor its zone; .*--zone"):
+@pytest.mark.parametrize("days", [40, 84])
+def test_hours_of_india_by_the_clock_of_utc_are_refused(days, tmp_path):
+    """By the clock of New York they would fit Istanbul or, but for some days, Frankfurt."""
+    table = longer(walk_on("XBOM", dt.date(2024, 2, 20), days, 15, "UTC"), 1)
+    with pytest.raises(BarError, match=r"show neither their market nor its zone; .*--zone"):
         detect(str(write_csv(tmp_path, table, "INFY.csv")))
 
 
@@ -967,6 +978,16 @@ def test_millions_with_a_comma_show_that_points_part_thousands(days, tmp_path):
     table["Var%"] = "0,19%"
     market = make_market(built(detect(str(write_csv(tmp_path, table, "IBOV.csv"))), tmp_path))
     assert np.allclose(market.close[:, 0], np.round(108_000 + days.close), atol=1.0)
+
+
+def test_other_prices_next_to_a_close_ask_for_the_prices(days, tmp_path):
+    table = (days[COLUMNS] / 4).add_prefix("Adj ").assign(Close=days.close, Date=days.ts)
+    path = str(write_csv(tmp_path, table, "AAA.csv"))
+    with pytest.raises(BarError, match=r"--open COLUMN .*--close alone"):
+        detect(path)
+    known = {name: f"Adj {name}" for name in COLUMNS}
+    market = make_market(built(detect(path, known={"columns": known}), tmp_path))
+    assert np.allclose(market.open[:, 0], days.open / 4, rtol=1e-6)
 
 
 def test_an_adjusted_close_that_stands_alone_is_the_close(days, tmp_path):

@@ -32,18 +32,20 @@ valid tickers."""
 _MARKS = "[,' \u00a0\u202f]"
 """Separators of thousands."""
 _MONEY = f"(?:{MONEY})"
+_EXPONENTS = dict(
+    one.split("=")
+    for one in split_words(
+        "K=e3 TSD=e3 MIO=e6 M=e6 MRD=e9 B=e9 T=e12 L=e5 CR=e7 万=e4 萬=e4 만=e4 亿=e8 億=e8 억=e8"
+    )
+)
+"""Unit of a formatted number, as also written in India, China and Korea -> its power of ten."""
 _WRITTEN = re.compile(
     rf"(?P<sign>[+-]?){_MONEY}?\s?"
     rf"(?P<digits>\d{{1,3}}(?:{_MARKS}\d{{2,3}})*{_MARKS}\d{{3}}(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
-    rf"\s?(?P<unit>(?:[KMBT]|Tsd|Mio|Mrd)?)[.,]?{_MONEY}?",
+    rf"\s?(?P<unit>(?:{'|'.join(_EXPONENTS)})?)[.,]?{_MONEY}?",
     re.IGNORECASE,
 )
 """A formatted number: with separators of thousands, a currency, or a unit such as K or M."""
-_EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"} | {
-    "TSD": "e3",
-    "MIO": "e6",
-    "MRD": "e9",
-}
 ZONE_NAME = (
     r"^(.*?(?:\d|[AaPp][Mm]))\s+((?:GMT|UTC)?[+-]\d\d:?\d\d"
     r"|(?![AaPp][Mm]\b)[A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)(?:\s[(A-Z].*)?$"
@@ -522,7 +524,7 @@ def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
     others = text[numbers.isna() & ~is_empty(text)]
     parts = others.str.extract(rf"^{_WRITTEN.pattern}$", flags=re.IGNORECASE).dropna()
     digits = parts["digits"].str.replace(_MARKS, "", regex=True)
-    written = parts["sign"] + digits + parts["unit"].str.upper().map(_EXPONENTS)
+    written = parts["sign"] + digits + parts["unit"].str.upper().map({"": ""} | _EXPONENTS)
     numbers[parts.index] = written.astype(np.float64)
     return numbers
 

@@ -246,7 +246,8 @@ def _find_symbol(value: Any) -> str | None:
 
 def _add_symbol(symbol: str | None, table: pd.DataFrame) -> pd.DataFrame:
     is_named = not isinstance(table.columns, pd.RangeIndex)
-    if symbol is None or "symbol" in table or table.attrs.get("has_symbol"):
+    is_there = not {*_SYMBOLS}.isdisjoint(map(plain, table))
+    if symbol is None or is_there or table.attrs.get("has_symbol"):
         return table
     table.insert(0, "symbol", symbol)
     table.attrs["has_symbol"] = True
