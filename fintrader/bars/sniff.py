@@ -488,6 +488,7 @@ def _find_wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles
     set `wide`. Return an empty dict for a table that has one column for each role. If a unit or a
     bar length is in the place of the symbol, return the columns without setting `wide`. `given`:
     columns that the user gave."""
+    _refuse_units(table, layout)
     is_long = _holds_plain_prices(table)
     is_named = not _FIELDS.isdisjoint(map(plain, table.columns[1:]))
     for mark, first in itertools.product((" ", "_", ".", "-", ":", "|", _LEVELS), (False, True)):
@@ -496,7 +497,7 @@ def _find_wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles
         whole = [words for words in found.values() if len(words) == needed]
         if not _share_fields(whole, is_named):
             continue
-        alone = _find_alone(found, needed, layout)
+        alone = _find_alone(found, needed)
         if _is_shared(alone) and not is_long:
             shared = f"{mark}{alone}" if first else f"{alone}{mark}"
             return _strip_columns(table, layout, shared, given)
@@ -531,16 +532,22 @@ def _share_fields(symbols: Sequence[dict[str, str]], is_named: bool) -> bool:
     return len(symbols[0]) >= len(PRICES) or (has_closes and not is_named)
 
 
-def _find_alone(found: dict[str, dict[str, str]], needed: int, layout: Layout) -> str:
-    """Return the only symbol in `found`, or the unit of all prices if the volumes have another
-    unit; otherwise an empty text. `found`: symbol -> our name -> field; `needed`: number of fields
-    of a complete symbol. Raises BarError if there are prices in several units."""
-    named = [symbol for symbol, words in found.items() if len(words) == needed]
-    if len(named) > 1 and all(re.fullmatch(IN_BRACKETS, one, re.I) for one in found):
+def _refuse_units(table: pd.DataFrame, layout: Layout) -> None:
+    """Raise BarError if there are closes in several units, as in `Close (USD)` and `Close (EUR)`."""
+    closes = " ".join(str(one) for one in table if plain(one) in SPELLINGS["close"])
+    units = [found[0] for found in re.finditer(IN_BRACKETS, closes, re.IGNORECASE)]
+    if len(units) > 1:
         raise BarError(
-            f"{layout.name}: has prices in several units, {', '.join(found)}; name those of one:"
+            f"{layout.name}: has prices in several units, {', '.join(units)}; name those of one:"
             " --open, --high, --low and --close COLUMN"
         )
+
+
+def _find_alone(found: dict[str, dict[str, str]], needed: int) -> str:
+    """Return the only symbol in `found`, or the unit of all prices if the volumes have another
+    unit; otherwise an empty text. `found`: symbol -> our name -> field; `needed`: number of fields
+    of a complete symbol."""
+    named = [symbol for symbol, words in found.items() if len(words) == needed]
     is_alone = len(named) == 1 and (len(found) == 1 or _is_shared(named[0]))
     return named[0] if is_alone else ""
 
@@ -861,14 +868,13 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     times = [one for one in dates + indices if one not in names]
     if times:
         return {"symbol": names[0], "ts": times[0]} | found if names else {"ts": times[0]}
-    if "id" in table and _holds_all(table["id"], r"^1\d{9}$"):
-        return {"ts": "id"}  # as in bars of Huobi
     dated, clocked = (
         [column for column in _list_others(table, found) if _holds_all(table[column], pattern)]
         for pattern in (_MARKED_DATE, _CLOCK)
     )
     if len(dated) != 1 or len(clocked) > 1:
-        return {}
+        is_time = "id" in table and _holds_all(table["id"], r"^1\d{9}$")  # as in bars of Huobi
+        return {"ts": "id"} if is_time else {}
     return {"date": dated[0], "ts": clocked[0]} if clocked else {"ts": dated[0]}
 
 
