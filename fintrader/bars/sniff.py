@@ -533,7 +533,8 @@ def _share_fields(symbols: Sequence[dict[str, str]], is_named: bool) -> bool:
 
 
 def _refuse_units(table: pd.DataFrame, layout: Layout) -> None:
-    """Raise BarError if there are closes in several units, as in `Close (USD)` and `Close (EUR)`."""
+    """Raise BarError if there are closes in several units, as in `Close (USD)` and
+    `Close (EUR)`."""
     closes = " ".join(str(one) for one in table if plain(one) in SPELLINGS["close"])
     units = [found[0] for found in re.finditer(IN_BRACKETS, closes, re.IGNORECASE)]
     if len(units) > 1:
@@ -855,19 +856,11 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
         return {"ts": clocks[0]} if whole else {"date": dates[0], "ts": clocks[0]}
     if "ts" in found:
         return {}
-    # names of an index in pandas
-    nameless = r"|index|unnamed: [01]|level_[01]|__index_level_[01]__"
-    indices = [
-        column
-        for column in table.columns
-        if re.fullmatch(nameless, str(column).strip().lower())
-        and not _counts_rows(table[column])
-        and len(_clean(table[column]))
-    ]
-    names = [one for one in indices if _holds_all(table[one], r"^\D+$")]
+    indices = _list_indices(table)
+    names = dict.fromkeys(one for one in indices if _holds_all(table[one], r"^\D+$"))
     times = [one for one in dates + indices if one not in names]
     if times:
-        return {"symbol": names[0], "ts": times[0]} | found if names else {"ts": times[0]}
+        return dict(zip(["ts", "symbol"], [times[0], *names], strict=False)) | found
     dated, clocked = (
         [column for column in _list_others(table, found) if _holds_all(table[column], pattern)]
         for pattern in (_MARKED_DATE, _CLOCK)
@@ -876,6 +869,19 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
         is_time = "id" in table and _holds_all(table["id"], r"^1\d{9}$")  # as in bars of Huobi
         return {"ts": "id"} if is_time else {}
     return {"date": dated[0], "ts": clocked[0]} if clocked else {"ts": dated[0]}
+
+
+def _list_indices(table: pd.DataFrame) -> list[Any]:
+    """List the columns that are levels of an index in pandas, without empty ones and row
+    numbers."""
+    nameless = r"|index|unnamed: [01]|level_[01]|__index_level_[01]__"
+    return [
+        column
+        for column in table.columns
+        if re.fullmatch(nameless, str(column).strip().lower())
+        and not _counts_rows(table[column])
+        and len(_clean(table[column]))
+    ]
 
 
 def _holds_all(column: pd.Series[Any], pattern: str) -> bool:
@@ -1325,7 +1331,8 @@ def _count_epoch(layout: Layout) -> None:
 
 _WORDS = re.compile(
     "adj|adjusted|downloaded|merged|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
-    "alpaca|alphavantage|nymex|dly|huobi|htx|upbit|bithumb|deribit|gateio|bitget|poloniex|ytd|quote|equity|eq|from|to|wkn|historic|historicalprices|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
+    "alpaca|alphavantage|nymex|dly|huobi|htx|upbit|bithumb|deribit|gateio|bitget|poloniex|"
+    "ytd|quote|equity|eq|from|to|wkn|historic|historicalprices|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
     "candlestick|coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|"
     "finance|"
     "历史数据|scid|bardata|forex|"
@@ -1342,7 +1349,8 @@ _WORDS = re.compile(
 _DATE = r"(?:19|20)\d\d-?[01]\d-?[0-3]\d"
 _NOISE = re.compile(
     rf"{_DATE}|\d\d\.\d\d\.(?:19|20)\d\d|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"
-    r"|\d{1,4}|\d{10,}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t|mo|y|yrs?|years?|months?)|[mhdw]\d{0,3}"
+    r"|\d{1,4}|\d{10,}|\d+ ?"
+    r"(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t|mo|y|yrs?|years?|months?)|[mhdw]\d{0,3}"
     r"|tick"
     r"|PT?\d+[MHDW]|(?:minute|hour|day)s?_\d+",
     re.IGNORECASE,

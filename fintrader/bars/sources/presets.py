@@ -73,7 +73,8 @@ SPELLINGS = {
             gregorian_date
             datenum timebarstart time_period_start snapped_at datpre timestamp_ms timestamp_us
             timestamp_ns unix_ms epoch _time date_ymd bar_start bar_end candle_begin_time ticks
-            start_date tanggal start_at dt 체결시간 dato ngày päivämäärä วันเดือนปี תאריך ημερομηνία التاريخ""",
+            start_date tanggal start_at dt 체결시간
+            dato ngày päivämäärä วันเดือนปี תאריך ημερομηνία التاريخ""",
         "symbol": """
             symbol ticker tic sym instrument instrument_id instrument_name asset ts_code secid
             pair product_id
@@ -88,7 +89,8 @@ SPELLINGS = {
             始値
             first_trade_price firsttradeprice openprc openingskoers kurs_otwarcia preabe
             stock_price_open mid.o o_mid mid_o mid_open bidopen openbid open_bid bid_open
-            bid.o bid_o pembukaan ouverture opening åben öppen avaus mở เปิด פתיחה άνοιγμα الافتتاح 開市
+            bid.o bid_o pembukaan
+            ouverture opening åben öppen avaus mở เปิด פתיחה άνοιγμα الافتتاح 開市
             open_prc priceopen""",
         "high": """
             high h px_high high_price highprice highpx highest_price hghpric hoch höchst máxima
@@ -125,8 +127,8 @@ SPELLINGS = {
 """Role of a column -> its usual names, as `plain` returns them; earlier names have precedence. The
 user must give other names in `data.source.columns`."""
 DATE_SPELLINGS = split_words(
-    "date datum day tag trade_date calendardate dtyyyymmdd gregorian_date data fecha dato tarih дата"
-    " 日期 日付 일자 날짜"
+    "date datum day tag trade_date calendardate dtyyyymmdd gregorian_date data fecha"
+    " dato tarih дата 日期 日付 일자 날짜"
 )
 """Usual names of a column of dates in a file that also has a column of times of day."""
 CLOCK_SPELLINGS = split_words(
