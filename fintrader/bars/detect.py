@@ -686,17 +686,21 @@ def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) 
     also call `_refuse_shifted`.
 
     Nothing shows the zone of bars in a few hours of the day that fit no exchange with closing
-    hours, nor of bars longer than an hour that fit a calendar only by a foreign clock. `step`:
-    length of the bars in minutes; `best`: the best hypothesis.
+    hours, nor of bars longer than an hour that fit a calendar only by a foreign clock, nor of bars
+    of an hour that do so and do not fill its sessions exactly. `step`: length of the bars in
+    minutes; `best`: the best hypothesis.
     """
     if found.calendar == "24/7" and best.filled > _NEVER_CLOSED:
         _refuse_shifted(found, bars, step)
     hours = np.bincount(bars.ts // _HOUR % 24, minlength=24) > len(bars) / 1000
-    if step > 60:
-        is_placed = best.zone in ("UTC", timezone_of(found.calendar))
-    else:  # data of a few hours cannot show closing hours
-        least = min(_OPEN_HOURS, np.ptp(bars.ts) // _HOUR)
-        is_placed = found.calendar not in OPEN or hours.sum() >= least
+    # data of a few hours cannot show closing hours
+    least = min(_OPEN_HOURS, np.ptp(bars.ts) // _HOUR)
+    is_placed = best.zone in ("UTC", timezone_of(found.calendar))
+    if found.calendar in OPEN and step <= 60:
+        is_placed = hours.sum() >= least
+    elif step <= 60:
+        is_whole = best.filled > 0.95 and not best.outside
+        is_placed |= step < 60 or is_whole or best.outside > MOST_OUTSIDE
     if not is_placed:
         raise BarError(
             f"{found.path}: bars of {step} minutes begin in {hours.sum()} hours of the day, which"

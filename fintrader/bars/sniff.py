@@ -22,10 +22,12 @@ from fintrader.bars.sources.cells import (
     EXCEL,
     LOCAL,
     MINGUO,
+    NET_TIME,
     SINCE,
     UNITS,
     ZONE_NAME,
     carries_zone,
+    counts_per_day,
     find_zone,
     first_day,
     is_empty,
@@ -37,7 +39,6 @@ from fintrader.bars.sources.presets import (
     CLOCK_SPELLINGS,
     DATE_SPELLINGS,
     IN_BRACKETS,
-    IN_UTC,
     MONEY,
     SPELLINGS,
     ZONES,
@@ -58,11 +59,13 @@ _DAY_COUNTS = (
 )
 """Time formats that count days, as used by old Excel workbooks (1904), SAS and Stata (1960), R
 (1970), MATLAB (-0001-12-31), and `toordinal` of Python (0000-12-31)."""
+_TICKS = "ticks since 0001-01-01"
 _MOST_ABOVE = 12
 """Largest number of lines above a table, such as titles and remarks."""
 _DATES = (
     "%Y- %m- %d|%Y-%m-%d|%m/%d/%Y|%d.%m.%Y|%d/%m/%Y|%Y%m%d|%Y.%m.%d|%Y/%m/%d|%m/%d/%y|%d/%m/%y"
     "|%y/%m/%d|%y.%m.%d|%y-%m-%d|%d.%m.%y|%d-%m-%y|%m-%d-%y|%d-%m-%Y|%m-%d-%Y|%d-%b-%Y|%d-%b-%y"
+    "|%d%b%Y|%d%b%y|%d-%B-%Y"
     "|%d/%b/%Y|%b-%d-%Y|%Y%m%dT"
     "|%Y%m%d.0|%Y_%m_%d|%Y年%m月%d日|%Y년 %m월 %d일|%d %b %Y|%d %b %y|%b %d %Y|%b %d, %Y|%B %d, %Y"
     "|%d %B %Y|%a %m/%d/%Y|%a, %d %b %Y|%a %b %d %Y|%A, %B %d, %Y"
@@ -80,7 +83,8 @@ _COUNTED = {
 _LEVELS = "', '"
 """Text between two levels of a pandas column in Parquet: `('Open', 'AAPL')`."""
 _NO_TICKER = r"^[-+]?\d*[.,]\d|%|^(?:[Tt]rue|[Ff]alse)$"
-_TICKER = r"[A-Z][A-Za-z0-9./-]*"
+_RARELY = {"T": r"[A-Z][A-Za-z0-9./-]*", "market": r"^[A-Z]{3,5}-[A-Z0-9]+$"}
+"""Name of a column that rarely contains the symbols -> pattern of the cells if it does."""
 _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = split_words("adj adjusted unadj raw bid ask mid time")
 """Words next to the name of a price that are not symbols, such as adj in `adj_close`."""
@@ -352,6 +356,8 @@ def _mend_names(names: list[str], rows: Sequence[list[str]], width: int) -> list
     added as empty names: in front, because R writes no name for its row numbers, or at the end if
     the last cell of each row is empty. Surplus names are cut off."""
     lacking = [""] * (width - len(names))
+    if len(lacking) == 1 and re.match(_CLOCK, rows[0][1]):  # `Date` stands for date and time
+        return [names[0], "time", *names[1:]]
     is_empty = not any(row[-1].strip() for row in rows)
     return ([*names, *lacking] if is_empty else [*lacking, *names])[:width]
 
@@ -482,6 +488,7 @@ def _find_wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles
     set `wide`. Return an empty dict for a table that has one column for each role. If a unit or a
     bar length is in the place of the symbol, return the columns without setting `wide`. `given`:
     columns that the user gave."""
+    _refuse_units(table, layout)
     is_long = _holds_plain_prices(table)
     is_named = not _FIELDS.isdisjoint(map(plain, table.columns[1:]))
     for mark, first in itertools.product((" ", "_", ".", "-", ":", "|", _LEVELS), (False, True)):
@@ -490,7 +497,7 @@ def _find_wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles
         whole = [words for words in found.values() if len(words) == needed]
         if not _share_fields(whole, is_named):
             continue
-        alone = _find_alone(found, needed, layout)
+        alone = _find_alone(found, needed)
         if _is_shared(alone) and not is_long:
             shared = f"{mark}{alone}" if first else f"{alone}{mark}"
             return _strip_columns(table, layout, shared, given)
@@ -525,16 +532,23 @@ def _share_fields(symbols: Sequence[dict[str, str]], is_named: bool) -> bool:
     return len(symbols[0]) >= len(PRICES) or (has_closes and not is_named)
 
 
-def _find_alone(found: dict[str, dict[str, str]], needed: int, layout: Layout) -> str:
-    """Return the only symbol in `found`, or the unit of all prices if the volumes have another
-    unit; otherwise an empty text. `found`: symbol -> our name -> field; `needed`: number of fields
-    of a complete symbol. Raises BarError if there are prices in several units."""
-    named = [symbol for symbol, words in found.items() if len(words) == needed]
-    if len(named) > 1 and all(re.fullmatch(IN_BRACKETS, one, re.I) for one in found):
+def _refuse_units(table: pd.DataFrame, layout: Layout) -> None:
+    """Raise BarError if there are closes in several units, as in `Close (USD)` and
+    `Close (EUR)`."""
+    closes = " ".join(str(one) for one in table if plain(one) in SPELLINGS["close"])
+    units = [found[0] for found in re.finditer(IN_BRACKETS, closes, re.IGNORECASE)]
+    if len(units) > 1:
         raise BarError(
-            f"{layout.name}: has prices in several units, {', '.join(found)}; name those of one:"
+            f"{layout.name}: has prices in several units, {', '.join(units)}; name those of one:"
             " --open, --high, --low and --close COLUMN"
         )
+
+
+def _find_alone(found: dict[str, dict[str, str]], needed: int) -> str:
+    """Return the only symbol in `found`, or the unit of all prices if the volumes have another
+    unit; otherwise an empty text. `found`: symbol -> our name -> field; `needed`: number of fields
+    of a complete symbol."""
+    named = [symbol for symbol, words in found.items() if len(words) == needed]
     is_alone = len(named) == 1 and (len(found) == 1 or _is_shared(named[0]))
     return named[0] if is_alone else ""
 
@@ -685,18 +699,18 @@ def _find_spelt(table: pd.DataFrame) -> Roles:
         names = {*_clean(cells)}
         if len(names) == 1 and re.search(rf"(?i)^\d|\s|^({MONEY})$", *names):
             del found["symbol"]
-    if "symbol" not in found and {"t", "T"} <= {*columns} and _holds_all(table["T"], _TICKER):
-        found["symbol"] = "T"  # Massive uses this name in daily bars of all stocks
+    for column in ["T"] * ("t" in columns) + ["market"]:  # as in daily bars of Massive, and Upbit
+        if column in columns and _holds_all(table[column], _RARELY[column]):
+            found.setdefault("symbol", column)
     return found
 
 
 def _read_zone(column: str) -> str | None:
-    """Return the zone in the name of a `column` of times, such as `Time (EET)`; None if it has
-    none."""
-    if plain(column) in IN_UTC:
-        return "UTC"
-    behind = re.search(rf"[(（]({ZONES})[)）]\s*$", column, re.IGNORECASE)
-    return behind and behind[1].upper()
+    """Return the zone in the name of a `column` of times, such as `Time (EET)` or `time_utc`; None
+    if it has none."""
+    words = "|".join(ZONES)
+    found = re.search(rf"(?:^|[\W_])({words})(?:[\W_]time)?[\W_]*$", column.lower())
+    return found and ZONES[found[1]]
 
 
 def _refuse_unnamed_volume(table: pd.DataFrame, found: Roles, layout: Layout) -> None:
@@ -745,6 +759,7 @@ def _ask_for(missing: Sequence[str], table: pd.DataFrame, layout: Layout) -> Bar
         f" {' '.join(f'--{role} COLUMN' for role in missing)}"
         f"{', or --close alone where there are no others' if 'open' in missing else ''}"
         f"{', or --volume none' * ('volume' in missing)}"
+        f"{', or write the time of each bar into a column' * ('ts' in missing)}"
         f"{_OR_EACH * ('close' in missing)}"
     )
 
@@ -765,11 +780,14 @@ def _list_missing(table: pd.DataFrame, found: Roles, layout: Layout) -> list[str
 
 
 def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool:
-    """Report whether at least three columns without a role have a median between half and twice the
-    median of the closes."""
+    """Report whether columns without a role have the words high and low in their names, or at least
+    three have a median between half and twice the median of the closes."""
+    others = _list_others(table, found)
+    names = " ".join(map(plain, others))
     close = _to_numbers(table[found["close"]], layout).median()
-    others = [_to_numbers(table[one], layout).median() for one in _list_others(table, found)]
-    return sum(0.5 <= median / close <= 2 for median in others) >= 3
+    medians = [_to_numbers(table[one], layout).median() for one in others]
+    is_near = sum(0.5 <= median / close <= 2 for median in medians) >= 3
+    return is_near or ("high" in names and "low" in names)
 
 
 def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
@@ -838,23 +856,32 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
         return {"ts": clocks[0]} if whole else {"date": dates[0], "ts": clocks[0]}
     if "ts" in found:
         return {}
-    nameless = r"|index|unnamed: 0|level_0|__index_level_0__"  # names of an index in pandas
-    indices = [
+    indices = _list_indices(table)
+    names = dict.fromkeys(one for one in indices if _holds_all(table[one], r"^\D+$"))
+    times = [one for one in dates + indices if one not in names]
+    if times:
+        return dict(zip(["ts", "symbol"], [times[0], *names], strict=False)) | found
+    dated, clocked = (
+        [column for column in _list_others(table, found) if _holds_all(table[column], pattern)]
+        for pattern in (_MARKED_DATE, _CLOCK)
+    )
+    if len(dated) != 1 or len(clocked) > 1:
+        is_time = "id" in table and _holds_all(table["id"], r"^1\d{9}$")  # as in bars of Huobi
+        return {"ts": "id"} if is_time else {}
+    return {"date": dated[0], "ts": clocked[0]} if clocked else {"ts": dated[0]}
+
+
+def _list_indices(table: pd.DataFrame) -> list[Any]:
+    """List the columns that are levels of an index in pandas, without empty ones and row
+    numbers."""
+    nameless = r"|index|unnamed: [01]|level_[01]|__index_level_[01]__"
+    return [
         column
         for column in table.columns
         if re.fullmatch(nameless, str(column).strip().lower())
         and not _counts_rows(table[column])
         and len(_clean(table[column]))
     ]
-    if dates or indices:
-        return {"ts": (dates + indices)[0]}
-    dated, clocked = (
-        [column for column in _list_others(table, found) if _holds_all(table[column], pattern)]
-        for pattern in (_MARKED_DATE, _CLOCK)
-    )
-    if len(dated) != 1 or len(clocked) > 1:
-        return {}
-    return {"date": dated[0], "ts": clocked[0]} if clocked else {"ts": dated[0]}
 
 
 def _holds_all(column: pd.Series[Any], pattern: str) -> bool:
@@ -924,7 +951,7 @@ def _find_roles_by_content(table: pd.DataFrame, layout: Layout, given: Roles) ->
     if "volume" not in found:
         before = all_columns[: min(all_columns.index(found[name]) for name in PRICES)]
         counts = [one for one in before if one in numbers and _holds_counts(numbers[one], layout)]
-        found["volume"] = _find_traded(numbers, after or counts, found, layout)
+        found["volume"] = _find_traded(numbers, [*after, *counts], found, layout)
     others = text.drop(columns=[column for column in found.values() if column is not None])
     dated = [column for column in table.columns if _holds_all(table[column], _MARKED_DATE)]
     if len(dated) > 2:  # two may be the start and end of each bar
@@ -1066,7 +1093,7 @@ def _set_times(
         return
     if pd.api.types.is_float_dtype(column) and (column.dropna() % 1 == 0).all():
         column = column.dropna().astype("int64")  # text of a float has .0 or an exponent
-    cells = _clean(column)
+    cells = _clean(column).str.replace(NET_TIME, r"\1", regex=True)
     # Some dates of a column may end with 00:00:00.
     days = cells.str.removesuffix(" 00:00:00") if cells.str.len().nunique() > 1 else cells
     parts = cells.str.extract(ZONE_NAME)
@@ -1085,7 +1112,7 @@ def _set_times(
     elif _list_fitting(cells, _DATES) or _list_fitting(days, "%Y-%m-%d"):
         _set_formats(days, None, layout)
     else:
-        parts = cells.str.extract(r"^(.+?)(,? +|[TD_-])(\d{1,2}:\d.*|\d{4,6}|\d\d-[AP]M)$")
+        parts = cells.str.extract(r"^(.+?)(,? +|[TD_:-])(\d{1,2}:\d.*|\d{4,6}|\d\d-[AP]M)$")
         is_whole = parts.notna().all(axis=1)
         _refuse_odd(cells, is_whole, layout)
         if is_whole.all():
@@ -1150,8 +1177,7 @@ def _set_known_format(
     written = layout.known["time_format"]
     layout.note("time_format", written, "")
     if re.fullmatch(SINCE, written):
-        a_day = 86_400 if written.startswith("seconds") else 1
-        layout.whole_days = not (_to_numbers(column, layout) % a_day).any()
+        layout.whole_days = not (_to_numbers(column, layout) % counts_per_day(written)).any()
     elif written in UNITS:
         a_day = 86_400 * UNITS["s"] // UNITS[written]
         is_clock = has_date or (date_in_name and pd.to_numeric(column).max() < a_day)
@@ -1285,8 +1311,12 @@ def _set_counted_format(cells: pd.Series[Any], layout: Layout, date_in_name: boo
         layout.note("time_format", written, f"{why}like {cells.iloc[0]}")
         layout.whole_days = size <= 8
         return
-    # Numbers that would be nanoseconds before 1992 are ticks of .NET, or dates with other digits.
-    if most < _EARLIEST or 10**16 <= most < 7 * 10**17:
+    if 6 * 10**17 < most < 7 * 10**17:  # would be nanoseconds of 1989 to 1992
+        layout.note("time_format", _TICKS, "counts ticks of .NET")
+        layout.whole_days = not (cells.astype("int64") % counts_per_day(_TICKS)).any()
+        return
+    # Other numbers that would be nanoseconds before 1989 are dates with other digits.
+    if most < _EARLIEST or 10**16 <= most <= 6 * 10**17:
         raise BarError(
             f"{layout.name}: times like {cells.iloc[0]} are neither dates nor times since 1970;"
             " name the column of the dates, if they count from midnight (--date), or another one of"
@@ -1303,7 +1333,8 @@ def _count_epoch(layout: Layout) -> None:
 
 _WORDS = re.compile(
     "adj|adjusted|downloaded|merged|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
-    "alpaca|alphavantage|nymex|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
+    "alpaca|alphavantage|nymex|dly|huobi|htx|upbit|bithumb|deribit|gateio|bitget|poloniex|"
+    "ytd|quote|equity|eq|from|to|wkn|historic|historicalprices|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
     "candlestick|coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|"
     "finance|"
     "历史数据|scid|bardata|forex|"
@@ -1320,7 +1351,9 @@ _WORDS = re.compile(
 _DATE = r"(?:19|20)\d\d-?[01]\d-?[0-3]\d"
 _NOISE = re.compile(
     rf"{_DATE}|\d\d\.\d\d\.(?:19|20)\d\d|(?:19|20)\d\d(?:-?(?:0[1-9]|1[0-2]))?"
-    r"|\d{1,4}|\d{10,}|\d+ ?(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t)|[mhdw]\d{0,3}|tick"
+    r"|\d{1,4}|\d{10,}|\d+ ?"
+    r"(?:m|min|mins|minute|minutes|h|hour|d|day|w|s|t|mo|y|yrs?|years?|months?)|[mhdw]\d{0,3}"
+    r"|tick"
     r"|PT?\d+[MHDW]|(?:minute|hour|day)s?_\d+",
     re.IGNORECASE,
 )
@@ -1356,7 +1389,7 @@ _EXPIRY = r"(?: \d\d|(?<= \d\d))-\d\d\.(?:ask|bid|last)$"
 """Pattern of the space or the dash in the expiry of a contract, such as ES 03-24.Last."""
 _MARKS = re.compile(
     rf"((?<=^DAT)_M[ST]_|(?!{_DASH}|{_EXPIRY})[_\s,-]+|(?<![_\s,-])(?=\(\d+\)$)"
-    r"|\.(?=(?:ask|bid|last|mid|scid_bardata)$)|(?=历史数据$)"
+    r"|\.(?=(?:ask|bid|last|mid|dly|scid_bardata)$)|(?=历史数据$)"
     r"|(?<=[A-Z]{6})(?=(?:[hmd]\d{1,2}|1|5|15|30|60|240|1440)$))",
     re.IGNORECASE,
 )

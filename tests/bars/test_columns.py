@@ -239,11 +239,23 @@ TEXTS = {
     "javascript": BARS.set_axis(
         DAYS.strftime("%a %b %d %Y 00:00:00 GMT+0000 (Coordinated Universal Time)")
     ).to_csv(),
+    "dotnet": BARS.set_axis([f"/Date({one.value // 10**6}+0000)/" for one in DAYS]).to_csv(),
+    "ticks": BARS.set_axis(DAYS.as_unit("ns").asi8 // 100 + 621_355_968 * 10**9).to_csv(),
+    "stata": BARS.set_axis(DAYS.strftime("%d%b%Y").str.lower()).to_csv(),
+    "sas": BARS.set_axis(DAYS.strftime("%d%b%y:00:00:00").str.upper()).to_csv(),
+    "huobi": HEAD.assign(vol=VOLUME * CLOSE, amount=VOLUME, count=9)
+    .set_axis(DAYS.as_unit("s").asi8)
+    .rename_axis("id")
+    .to_csv(),
+    "date_for_both": BARS.assign(Time="00:00:00")[["Time", *COLUMNS]]
+    .to_csv()
+    .replace("Time,", "", 1),
     "korean": BARS.set_axis(DAYS.strftime("%Y%m%d")).rename_axis("일자").assign(
         시간="000000"
     ).to_csv(),
     "weekdays": BARS.assign(Day=DAYS.strftime("%A"), Time="00:00").to_csv(),
     "bids": HEAD.add_suffix("Bid").assign(**HEAD.add_suffix("Ask") + 0.02, volume=VOLUME).to_csv(),
+    "units_of_china": BARS.assign(volume=(VOLUME / 1e4).map("{:.4f}万".format)).to_csv(),
     "thousands": BARS.to_csv(sep=";", decimal=",").replace("\n", " Tsd.\n").replace(
         "volume Tsd.", "volume"
     ),

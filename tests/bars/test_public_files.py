@@ -122,6 +122,10 @@ def test_more_layouts_of_tables_are_read(layout, days, write, assert_market):
             ["candle_date_time_utc", "open", "high", "low", "trade_price", "volume"],
             ["date", "open", "high", "low", "close", "volumn"],
             ["날짜", "오픈", "고가", "저가", "종가", "거래량"],
+            ["Date", "OPEN_PRC", "HIGH_1", "LOW_1", "TRDPRC_1", "ACVOL_UNS"],
+            ["일자", "시가", "고가", "저가", "현재가", "거래량"],
+            ["Dato", "Åben", "Højeste", "Laveste", "Seneste", "Vol."],
+            ["วันเดือนปี", "เปิด", "สูงสุด", "ต่ำสุด", "ล่าสุด", "ปริมาณ"],
         ],
     ),
 )
@@ -267,6 +271,13 @@ def test_times_of_metatrader_count_by_its_servers_clock(tmp_path, write):
         ("AAPL历史数据", "AAPL"),
         ("AAPL Datos históricos", "AAPL"),
         ("downloaded_data_ETH-USD", "ETH-USD"),
+        ("D05.SI_5Y_history", "D05.SI"),
+        ("AAPL_6mo_1d", "AAPL"),
+        ("AAPL.dly", "AAPL"),
+        ("Quote-Equity-INFY-EQ-05-03-2023-to-05-03-2024", "INFY"),
+        ("wkn_716460_historic", "716460"),
+        ("NASDAQ_DLY_AAPL, 1D", "AAPL"),
+        ("huobi_btcusdt_15min", "btcusdt"),
         ("Binance-ETH-USD-PT5M-20230313_20230315", "ETH-USD"),
     ],
 )
@@ -727,16 +738,27 @@ def json_of_vendors(days):
         "AAA": {"history": {"metadata": {}, "columns": [*rows[0]], "data": lists}, "page": page},
         "EUR": {"instrument": "EUR", "candles": mid},
         "DEF": {"DEF": lists},
+        "BTC/USD": {"data": {"ohlc": rows, "pair": "BTC/USD"}},
+        "GHI": {
+            "datatable": {
+                "data": [["GHI", *row] for row in lists],
+                "columns": [{"name": name} for name in ("ticker", *rows[0])],
+            }
+        },
+        "AAA_day": {"history": {"day": rows}},
+        "AAA_fields": {"stat": "OK", "fields": [*rows[0]], "data": lists, "notes": ["a"]},
     }
 
 
-@pytest.mark.parametrize(
-    "symbol", slow_but(0, 1, 3, 5, every=["IBM", "XBT", "BTC", "CL1", "ABC", "AAA", "EUR", "DEF"])
-)
-def test_keys_of_json_are_symbols_only_where_they_name_some(symbol, days, tmp_path):
-    (tmp_path / "AAA.json").write_text(json.dumps(json_of_vendors(days)[symbol]))
+KEYS = ["IBM", "XBT", "BTC", "CL1", "ABC", "AAA", "EUR", "DEF"]
+KEYS += ["BTC/USD", "GHI", "AAA_day", "AAA_fields"]
+
+
+@pytest.mark.parametrize("name", slow_but(0, 1, 3, 5, 8, 9, 10, 11, every=KEYS))
+def test_keys_of_json_are_symbols_only_where_they_name_some(name, days, tmp_path):
+    (tmp_path / "AAA.json").write_text(json.dumps(json_of_vendors(days)[name]))
     found = detect(str(tmp_path / "AAA.json"))
-    assert found.symbols == (symbol,)
+    assert found.symbols == (name.partition("_")[0],)
     market = make_market(built(found, tmp_path))
     assert np.allclose(market.close[:, 0], days.close, rtol=1e-6)
 
@@ -885,6 +907,80 @@ def test_prices_in_several_units_are_no_symbols(words, message, days, tmp_path, 
     assert np.allclose(market.close[:, 0], days.close)
 
 
+def test_the_volume_of_a_market_is_not_that_of_what_is_written_of_it(days, tmp_path):
+    table = days.assign(Tweet_vol=np.arange(len(days)) % 7 + 900.0, Volume_BTC=days.volume)
+    table = table[["ts", "Tweet_vol", *PRICES, "Volume_BTC"]]
+    assert_market(write_csv(tmp_path, table, "BTC.csv"), days, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        *("%d-%m-%y", "%m-%d-%y", "%d/%b/%Y", "%Y년 %m월 %d일", "%Y%m%d.0", "%Y_%m_%d", "%d %b %y"),
+        "%d-%B-%Y",
+    ],
+)
+def test_more_ways_to_write_a_day_are_known(written, days, tmp_path):
+    table = days.assign(ts=pd.to_datetime(days.ts).dt.strftime(written))
+    assert_market(write_csv(tmp_path, table[["ts", *COLUMNS]], "AAA.csv"), days, tmp_path)
+
+
+def test_times_may_lack_their_zeros(days, tmp_path):
+    ts = pd.to_datetime(days.ts)
+    cells = [f"{one.year}-{one.month}-{one.day} 0:0:0" for one in ts]
+    assert_market(write_csv(tmp_path, days.assign(ts=cells), "AAA.csv"), days, tmp_path)
+
+
+def test_some_of_the_days_may_carry_a_midnight(days, tmp_path):
+    cells = days.ts.where(days.index < 70, days.ts + " 00:00:00")
+    assert_market(write_csv(tmp_path, days.assign(ts=cells), "AAA.csv"), days, tmp_path)
+
+
+@pytest.mark.parametrize("has_symbol", [True, False])
+def test_times_of_korea_and_markets_of_upbit_are_known(has_symbol, tmp_path):
+    table = walk_on("24/7", dt.date(2024, 3, 4), 4, 15, "Asia/Seoul")
+    times = table.ts.dt.strftime("%Y-%m-%dT%H:%M:%S")
+    table = table.assign(candle_date_time_kst=times, market="KRW-BTC").drop(columns="ts")
+    table = table.rename(columns={"volume": "candle_acc_trade_volume", "close": "trade_price"})
+    table = table.drop(columns=["market"] * (not has_symbol))
+    path = write_csv(tmp_path, table[::-1], "upbit.csv" if has_symbol else "KRW-BTC_15m.csv")
+    found = detect(str(path))
+    assert found.symbols == ("KRW-BTC",)
+    market = make_market(built(found, tmp_path))
+    assert market.timestamps()[0] == np.datetime64("2024-03-04T00:00")
+    assert np.allclose(market.close[:, 0], table.trade_price, rtol=1e-6)
+
+
+@pytest.mark.parametrize("days", [40, 84])
+def test_hours_of_india_by_the_clock_of_utc_are_refused(days, tmp_path):
+    """By the clock of New York they would fit Istanbul or, but for some days, Frankfurt."""
+    table = longer(walk_on("XBOM", dt.date(2024, 2, 20), days, 15, "UTC"), 1)
+    with pytest.raises(BarError, match=r"show neither their market nor its zone; .*--zone"):
+        detect(str(write_csv(tmp_path, table, "INFY.csv")))
+
+
+def test_an_index_of_two_levels_without_names_has_symbols_and_times(days, tmp_path):
+    table = days.set_index("ts")[COLUMNS]
+    pd.concat({"AAA": table, "BBB": table}).rename_axis([None, None]).to_parquet(
+        tmp_path / "all.parquet"
+    )
+    assert detect(str(tmp_path / "all.parquet")).symbols == ("AAA", "BBB")
+    assert_market(tmp_path / "all.parquet", days, tmp_path)
+
+
+def test_a_remark_below_a_sheet_is_no_row(days, tmp_path):
+    pytest.importorskip("openpyxl")
+    table = pd.concat([days[["ts", *COLUMNS]], pd.DataFrame({"ts": [None, "Source: a vendor"]})])
+    table.to_excel(tmp_path / "AAA.xlsx", index=False)
+    assert_market(tmp_path / "AAA.xlsx", days, tmp_path)
+
+
+def test_of_two_dates_the_gregorian_one_counts(days, tmp_path):
+    table = days[["ts", *COLUMNS]].rename(columns={"ts": "Gregorian Date"})
+    table["Persian Date"] = days.ts.str.replace("2024-", "1402/").str.replace("-", "/")
+    assert_market(write_csv(tmp_path, table, "USD.csv"), days, tmp_path)
+
+
 def test_millions_with_a_comma_show_that_points_part_thousands(days, tmp_path, write):
     table = pd.DataFrame({"Data": days.ts})
     for name, column in (("Último", "close"), ("Abertura", "open"), ("Máxima", "high")):
@@ -894,6 +990,16 @@ def test_millions_with_a_comma_show_that_points_part_thousands(days, tmp_path, w
     table["Var%"] = "0,19%"
     market = make_market(built(detect(write(table, "IBOV.csv")), tmp_path))
     assert np.allclose(market.close[:, 0], np.round(108_000 + days.close), atol=1.0)
+
+
+def test_other_prices_next_to_a_close_ask_for_the_prices(days, tmp_path):
+    table = (days[COLUMNS] / 4).add_prefix("Adj ").assign(Close=days.close, Date=days.ts)
+    path = str(write_csv(tmp_path, table, "AAA.csv"))
+    with pytest.raises(BarError, match=r"--open COLUMN .*--close alone"):
+        detect(path)
+    known = {name: f"Adj {name}" for name in COLUMNS}
+    market = make_market(built(detect(path, known={"columns": known}), tmp_path))
+    assert np.allclose(market.open[:, 0], days.open / 4, rtol=1e-6)
 
 
 def test_an_adjusted_close_that_stands_alone_is_the_close(days, tmp_path, write):

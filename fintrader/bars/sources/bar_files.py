@@ -363,6 +363,8 @@ def read_head(file: BarFile, rows: int) -> pd.DataFrame:
     BarError when it cannot be read."""
     with explain_errors(file), _open_typed(file) as (names, read):
         first = next(read(names, rows), None)
+        if first and any(map(pa.types.is_fixed_size_binary, first.schema.types)):
+            raise TableError("it has columns of bytes; write them as numbers and text")
         # the index that pandas stored stays a column, as other readers see it
         table = pd.DataFrame() if first is None else first.to_pandas(ignore_metadata=True)
     is_named = names != [str(number) for number in range(len(names))]

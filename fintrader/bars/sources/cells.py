@@ -32,18 +32,20 @@ valid tickers."""
 _MARKS = "[,' \u00a0\u202f]"
 """Separators of thousands."""
 _MONEY = f"(?:{MONEY})"
+_EXPONENTS = dict(
+    one.split("=")
+    for one in split_words(
+        "K=e3 TSD=e3 MIO=e6 M=e6 MRD=e9 B=e9 T=e12 L=e5 CR=e7 万=e4 萬=e4 만=e4 亿=e8 億=e8 억=e8"
+    )
+)
+"""Unit of a formatted number, as also written in India, China and Korea -> its power of ten."""
 _WRITTEN = re.compile(
     rf"(?P<sign>[+-]?){_MONEY}?\s?"
     rf"(?P<digits>\d{{1,3}}(?:{_MARKS}\d{{2,3}})*{_MARKS}\d{{3}}(?:\.\d*)?|\d+(?:\.\d*)?|\.\d+)"
-    rf"\s?(?P<unit>(?:[KMBT]|Tsd|Mio|Mrd)?)[.,]?{_MONEY}?",
+    rf"\s?(?P<unit>(?:{'|'.join(_EXPONENTS)})?)[.,]?{_MONEY}?",
     re.IGNORECASE,
 )
 """A formatted number: with separators of thousands, a currency, or a unit such as K or M."""
-_EXPONENTS = {"": "", "K": "e3", "M": "e6", "B": "e9", "T": "e12"} | {
-    "TSD": "e3",
-    "MIO": "e6",
-    "MRD": "e9",
-}
 ZONE_NAME = (
     r"^(.*?(?:\d|[AaPp][Mm]))\s+((?:GMT|UTC)?[+-]\d\d:?\d\d"
     r"|(?![AaPp][Mm]\b)[A-Za-z][A-Za-z_/]+(?:[+-]\d[\d:]*)?)(?:\s[(A-Z].*)?$"
@@ -65,8 +67,11 @@ LOCAL = "epoch_local"
 them."""
 EXCEL = "excel"
 """Time format of Excel: days since 1899-12-30."""
-SINCE = r"excel|(?:days|seconds) since -?\d+-\d\d-\d\d"
-"""Pattern of the time formats that count days or seconds since a day."""
+SINCE = r"excel|(?:days|seconds|ticks) since -?\d+-\d\d-\d\d"
+"""Pattern of the time formats that count days, seconds or ticks of 100 nanoseconds since a day."""
+NET_TIME = r"^/Date\((-?\d+)(?:[+-]\d{4})?\)/$"
+"""Pattern of a number of milliseconds since 1970 as .NET writes it into JSON; group 1 is the
+number."""
 MINGUO = "minguo"
 """Time format of dates like 113/01/02, whose years count from 1911, as in Taiwan."""
 _MOST_CLOSES = 0.05
@@ -235,7 +240,7 @@ def _read_symbols(column: Column, uppercase: bool) -> tuple[Array, tuple[str, ..
     codes = encoded.indices.to_numpy()
     named = encoded.dictionary.to_pylist()
     used = np.flatnonzero(np.bincount(codes, minlength=len(named))).tolist()
-    tickers = {code: named[code].lstrip("'").strip() for code in used}  # Excel's mark of text
+    tickers = {code: named[code].lstrip("'`").strip() for code in used}  # marks of Excel and kdb
     if uppercase:
         tickers = {code: name.upper() for code, name in tickers.items()}
     for code, ticker in tickers.items():
@@ -302,14 +307,19 @@ def _read_moments(column: Column, settings: FilesSettings) -> Array:
 
 
 def _read_day_counts(column: Column, settings: FilesSettings) -> Array:
-    """Read days or seconds since a day, in local time of the settings' zone. Returns `[R]` int64
+    """Read times of a format like `SINCE`, in local time of the settings' zone. Returns `[R]` int64
     nanoseconds since 1970 UTC."""
     written = str(settings.time_format)
-    days = _read_column(column, settings) / (86_400 if written.startswith("seconds") else 1)
+    days = _read_column(column, settings) / counts_per_day(written)
     days += first_day(written)
     column.refuse(pd.Series(~(np.abs(days) < 100_000)), f"no time in {written}")
     seconds = np.round(days * 86_400).astype("datetime64[s]")  # fractions of a day are inexact
     return _to_utc(column, seconds.astype("datetime64[ns]"), settings)
+
+
+def counts_per_day(written: str) -> int:
+    """Return the number of counts of a day in a format like `SINCE`."""
+    return {"seconds": 86_400, "ticks": 864_000_000_000}.get(written.partition(" ")[0], 1)
 
 
 def first_day(written: str) -> int:
@@ -336,14 +346,16 @@ def _read_counts(
     unambiguous from May 1970 to 2286.
     """
     kind = column.cells.type
+    if column.is_text:
+        cells = pc.replace_substring_regex(column.text, NET_TIME, r"\1")
+        column = replace(column, cells=cells)
     is_exact = column.is_text or pa.types.is_integer(kind)
     if unit == 1 and not is_exact:
         raise column.column_error(f"is {kind}, too coarse for nanoseconds; store whole numbers")
     counts = None
     if is_exact:  # a float could not represent nanoseconds since 1970 exactly
         with contextlib.suppress(pa.ArrowInvalid):
-            whole = column.text if column.is_text else column.cells
-            counts = whole.cast(pa.int64()).to_numpy()
+            counts = column.cells.cast(pa.int64()).to_numpy()
     if counts is None:
         numbers = _read_column(column, settings)
         column.refuse(pd.Series(numbers).isna(), "no number")
@@ -512,7 +524,7 @@ def parse_numbers(text: pd.Series[Any], decimal: str = ".") -> pd.Series[float]:
     others = text[numbers.isna() & ~is_empty(text)]
     parts = others.str.extract(rf"^{_WRITTEN.pattern}$", flags=re.IGNORECASE).dropna()
     digits = parts["digits"].str.replace(_MARKS, "", regex=True)
-    written = parts["sign"] + digits + parts["unit"].str.upper().map(_EXPONENTS)
+    written = parts["sign"] + digits + parts["unit"].str.upper().map({"": ""} | _EXPONENTS)
     numbers[parts.index] = written.astype(np.float64)
     return numbers
 

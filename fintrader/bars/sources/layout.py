@@ -78,7 +78,8 @@ class FilesSettings(Settings):
     milliseconds, microseconds or nanoseconds, as the size of each shows (`epoch_local`: since 1970
     in local time of `timezone`, as MetaTrader's servers count). `s`, `ms`, `us` or `ns`: numbers in
     this unit since 1970 UTC, or since midnight if the date stands elsewhere. `excel`: days since
-    1899-12-30; `days since 1904-01-01` or `seconds since 1960-01-01` for other first days.
+    1899-12-30; `days since 1904-01-01`, `seconds since 1960-01-01` or `ticks since 0001-01-01`
+    (.NET's, of 100 ns) for others.
     `minguo`: dates like 113/01/02, whose years count from 1911. Or a pattern like `%d.%m.%Y %H:%M`
     for date and time together; ` %Z` at its end stands for the name of a zone, such as EST or
     US/Eastern."""

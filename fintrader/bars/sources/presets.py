@@ -73,7 +73,8 @@ SPELLINGS = {
             gregorian_date
             datenum timebarstart time_period_start snapped_at datpre timestamp_ms timestamp_us
             timestamp_ns unix_ms epoch _time date_ymd bar_start bar_end candle_begin_time ticks
-            start_date tanggal""",
+            start_date tanggal start_at dt 체결시간
+            dato ngày päivämäärä วันเดือนปี תאריך ημερομηνία التاريخ""",
         "symbol": """
             symbol ticker tic sym instrument instrument_id instrument_name asset ts_code secid
             pair product_id
@@ -81,26 +82,30 @@ SPELLINGS = {
             ticker_symbol stock_symbol stock_code code name s tckrsymb kürzel wertpapier
             股票代码 代码
             종목코드 銘柄コード ric security security_id
-            permno stock_symbol codneg nazwa""",
+            permno stock_symbol codneg nazwa order_book_id""",
         "open": """
             open o px_open open_price openprice openingpx opening_price opnpric eröffnung eröffn
             erster abertura apertura ouv otwarcie откр açılış openfixed 开盘 开盘价 開盤價 시가 오픈
             始値
             first_trade_price firsttradeprice openprc openingskoers kurs_otwarcia preabe
             stock_price_open mid.o o_mid mid_o mid_open bidopen openbid open_bid bid_open
-            bid.o bid_o pembukaan""",
+            bid.o bid_o pembukaan
+            ouverture opening åben öppen avaus mở เปิด פתיחה άνοιγμα الافتتاح 開市
+            open_prc priceopen""",
         "high": """
             high h px_high high_price highprice highpx highest_price hghpric hoch höchst máxima
             máximo maxima massimo plus_haut najwyzszy najwyższy highfixed max макс yüksek haut 高
             最高 最高价 最高價 고가 高値
             hightradeprice askhi hoog kurs_max premax tageshoch mid.h h_mid mid_h mid_high
-            stock_price_high bidhigh highbid high_bid bid_high bid.h bid_h highest tertinggi""",
+            stock_price_high bidhigh highbid high_bid bid_high bid.h bid_h highest tertinggi højeste
+            högsta ylin cao สูงสุด גבוה υψηλό الأعلى high_1 daily_high pricehigh""",
         "low": """
             low l px_low low_price lowprice lowpx lowest_price lwpric tief tiefst mínima mínimo
             minima minimo plus_bas najnizszy najniższy lowfixed min мин düşük bas 低
             最低 最低价 最低價 저가 安値
             lowtradeprice bidlo laag kurs_min premin tagestief mid.l l_mid mid_l mid_low
-            stock_price_low bidlow lowbid low_bid bid_low bid.l bid_l lowest terendah""",
+            stock_price_low bidlow lowbid low_bid bid_low bid.l bid_l lowest terendah laveste lägsta
+            alin thấp ต่ำสุด נמוך χαμηλό الأدنى low_1 daily_low pricelow""",
         "close": """
             close c px_close close_last close_price closeprice closingpx closing_price clspric
             schluss schlusskurs fechamento cierre zamkniecie zamknięcie clot closefixed
@@ -108,22 +113,27 @@ SPELLINGS = {
             zuletzt último ultimo dernier ostatnio şimdi цена price
             lasttradeprice prc slotkoers kurs_zamknięcia preult mid.c c_mid mid_c mid_close
             stock_price_close bidclose closebid close_bid bid_close bid.c bid_c trade_price
-            terakhir""",
+            terakhir 현재가 clôture laatst seneste senaste viimeisin lần_cuối ล่าสุด שער τελευταία
+            الأخير 收市 trdprc_1 priceclose""",
         "volume": """
             volume vol v px_volume total_volume totalvolumetraded volume_traded trade_volume
             tickvol tick_volume tickvolume total_trade_quantity total_traded_quantity tottrdqty
             ttl_trd_qnty ttltradgvol shares_traded volumefrom volumen wolumen wol capacity stück
             объём hac number_of_shares size 交易量 成交量 成交股數 거래량 出来高
-            total_ticks quatot umsatz_in_stück stock_volume qty quantity no.of_shares""",
+            total_ticks quatot umsatz_in_stück stock_volume qty quantity no.of_shares kl ปริมาณ כמות
+            όγκος الحجم acvol_uns""",
     }.items()
 }
 """Role of a column -> its usual names, as `plain` returns them; earlier names have precedence. The
 user must give other names in `data.source.columns`."""
 DATE_SPELLINGS = split_words(
-    "date datum day tag trade_date calendardate dtyyyymmdd gregorian_date 日期 일자"
+    "date datum day tag trade_date calendardate dtyyyymmdd gregorian_date data fecha"
+    " dato tarih дата 日期 日付 일자 날짜"
 )
 """Usual names of a column of dates in a file that also has a column of times of day."""
-CLOCK_SPELLINGS = split_words("time zeit clock uhrzeit trade_time mdentrytime 时间 시간")
+CLOCK_SPELLINGS = split_words(
+    "time zeit clock uhrzeit trade_time mdentrytime hora ora heure saat godzina время 时间 時刻 시간"
+)
 """Usual names of a column of times of day."""
 ACTIONS = split_words("splitfactor split_factor stock_splits divcash dividends")
 """Usual names of columns that contain splits or dividends."""
@@ -133,18 +143,20 @@ MONEY = "usdt?|eur|gbp|jpy|chf|cad|aud|inr|cny|krw|hkd|sgd|brl|[$€£¥₩₹�
 """Pattern of the code or the sign of a currency."""
 _COUNTS = "shares?|lots?|contracts?|units?|股|手|株|주"
 """Pattern of the units in which volumes are counted, in several languages."""
-ZONES = "utc|gmt|eet|cet|wet"
-"""Pattern of the zones that stand in brackets after the name of a column of times."""
-IN_BRACKETS = rf"[(（]({MONEY}|{_COUNTS}|{ZONES})[)）]"
+ZONES = dict(
+    one.split("=")
+    for one in split_words(
+        "utc=UTC gmt=UTC eet=EET cet=CET wet=WET et=America/New_York ist=Asia/Kolkata"
+        " hkt=Asia/Hong_Kong sgt=Asia/Singapore kst=Asia/Seoul jst=Asia/Tokyo"
+    )
+)
+"""Abbreviation of a zone in the name of a column of times -> its zone."""
+IN_BRACKETS = rf"[(（]({MONEY}|{_COUNTS}|{'|'.join(ZONES)})[)）]"
 """Pattern of a unit or a zone in brackets after a column's name, as in `Volume (shares)`. Other
 words in brackets change the meaning of the column, as in `High (52w)`."""
 _VOLUME_OF_MONEY = rf"vol.*[(（]({MONEY})[)）]$"
 """Pattern of the name of a volume in money, such as `Volume (USD)`. `plain` keeps its unit, because
 the column does not count shares."""
-IN_UTC = split_words(
-    "gmt_time utc_time timestamp_utc datetime_utc date_utc date_gmt candle_date_time_utc"
-)
-"""Names of columns of times that are in UTC."""
 
 
 def plain(column: object) -> str:
@@ -156,7 +168,7 @@ def plain(column: object) -> str:
 @lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
     name = name.strip().strip("<>[]*#\"'").lower()
-    name = re.sub(r"^(\d+\.\s*|\$)", "", name)  # as in "1. open" and "$open"
+    name = re.sub(r"^(\d+[a-z]?\.\s*|\$)", "", name)  # as in "1. open" and "$open"
     if not re.match(_VOLUME_OF_MONEY, name):
         name = re.sub(rf"(?<=\w)\s*{IN_BRACKETS}$", "", name)
     return re.sub(r"[\s_/-]+", "_", name).rstrip("._")

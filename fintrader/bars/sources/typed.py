@@ -21,9 +21,13 @@ INDEX = "__index_level_0__"
 """Name that a column without a name gets, as pandas names its index in Parquet."""
 _HEAD = 12
 """Number of rows at the top of a sheet, without blank ones, that must include the header."""
-_WRAPPERS = split_words("bars candles data historical ohlc ohlcv prices quotes results values")
+_WRAPPERS = split_words(
+    "bars candle candles data day history historical ohlc ohlcv prices quotes results series values"
+)
 """Keys of JSON whose value contains the rows. They are not symbols."""
-_SYMBOLS = split_words("symbol ticker instrument dataset_code")
+_NAMES = split_words("columns column_names fields")
+"""Keys of JSON whose value is the names of the columns."""
+_SYMBOLS = split_words("symbol ticker instrument dataset_code pair")
 """Keys of JSON whose value is the symbol of the rows; earlier keys have precedence."""
 _NO_SYMBOL = (
     r"(sheet|tabelle|feuil|hoja|planilha|foglio|лист|工作表|시트).*|(19|20)\d\d.*|q[1-4].*"
@@ -182,8 +186,9 @@ def _convert_rows(rows: list[Any]) -> pd.DataFrame:
 def _convert_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
     """Turn columns (name -> cells), or labelled rows (label -> row), into a table. Return None for
     anything else. Raises TableError if the columns have several lengths."""
-    names = nested.get("columns", nested.get("column_names"))
+    names = next((nested[name] for name in _NAMES if name in nested), None)
     if names and "data" in nested:
+        names = [name["name"] if isinstance(name, dict) else name for name in names]
         return _add_index(pd.DataFrame(nested["data"], nested.get("index"), names, dtype=object))
     # symbols such as C, H, L and O are also names of columns, but their values are tables
     if not all(map(_is_flat, nested.values())) or len({*map(type, nested.values())}) > 1:
@@ -241,7 +246,8 @@ def _find_symbol(value: Any) -> str | None:
 
 def _add_symbol(symbol: str | None, table: pd.DataFrame) -> pd.DataFrame:
     is_named = not isinstance(table.columns, pd.RangeIndex)
-    if symbol is None or "symbol" in table or table.attrs.get("has_symbol"):
+    is_there = not {*_SYMBOLS}.isdisjoint(map(plain, table))
+    if symbol is None or is_there or table.attrs.get("has_symbol"):
         return table
     table.insert(0, "symbol", symbol)
     table.attrs["has_symbol"] = True
@@ -309,7 +315,8 @@ def _find_tables(book: Any) -> dict[Any, Any]:
     found = {}
     for sheet in book.worksheets:
         sheet.reset_dimensions()  # the size of a sheet that the file states may be wrong
-        below = (row for row in sheet.iter_rows(values_only=True) if set(row) != {None})
+        # a row with a single cell is a title or a remark
+        below = (row for row in sheet.iter_rows(values_only=True) if len(row) - row.count(None) > 1)
         head = list(itertools.islice(below, _HEAD))
         filled = [sum(cell is not None for cell in row) for row in head]
         while filled and 2 * filled[0] < filled[-1]:  # drop lines above the table
