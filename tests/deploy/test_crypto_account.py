@@ -288,7 +288,7 @@ def test_a_busy_exchange_is_asked_again_and_a_refusal_is_no_silence(made):
 def frozen_run(made, monkeypatch):
     market = made()
     monkeypatch.setattr(
-        deployment, "_freeze", lambda where, settings: (market.bundle, market.market, None)
+        deployment, "freeze_run", lambda where, settings: (market.bundle, market.market, None)
     )
     return market
 
@@ -313,7 +313,9 @@ def test_policies_of_an_exchanges_bars_are_traded_there_without_asking(frozen_ru
     for exchange in ("binance", "kraken"):
         data = SimpleNamespace(source=CcxtSettings(exchange=exchange, bar_minutes=60))
         bundle = SimpleNamespace(name="mine", data=data, env=frozen_run.bundle.env)
-        monkeypatch.setattr(deployment, "_freeze", lambda *_, bundle=bundle: (bundle, None, None))
+        monkeypatch.setattr(
+            deployment, "freeze_run", lambda *_, bundle=bundle: (bundle, None, None)
+        )
         if exchange == "binance":
             deployment.run_paper("run", settings)
     with pytest.raises(DeployError, match="trained on bars of kraken, not of binance"):
