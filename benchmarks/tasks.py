@@ -5,7 +5,8 @@
 
 The tasks are `configs/tasks/*.yaml`. PPO has the settings of their `agent`, which are the same in
 all; other agents share its head, discount, annealing and end of an episode, and have further
-settings (`FURTHER`) that are the same in all tasks, and defaults for the rest. `sb3` is
+settings (`FURTHER`) that are the same in all tasks, and defaults for the rest. APG plays whole
+episodes, so that it needs no value of what follows. `sb3` is
 Stable-Baselines3's PPO with PPO's settings, head and network, in the same environment. `ridge`,
 where there are signals, is a ridge regression of the next bar's return on them, fitted on the
 training market and traded at the best rule's rate. The optimum J* and the worth of the rule J_rule
@@ -53,9 +54,11 @@ OTHER_SEED = 1001
 """Of the market that worths are measured on."""
 SHARED = ("head", "gamma", "bootstrap", "anneal")
 """Settings that other agents take from the tasks' `agent`."""
-FURTHER: dict[str, Values] = {"apg": {"learning_rate": 0.01, "num_steps": 8}}
-"""Further settings of other agents, the same in all tasks: APG takes one Adam step an update, and
-with the defaults a million decisions are too few of them."""
+FURTHER: dict[str, Values] = {"apg": {"learning_rate": 0.02, "bootstrap": False, "gamma": 1.0}}
+"""Further settings of other agents, the same in all tasks."""
+APG_ACCOUNTS = 64
+"""Of APG, which takes one Adam step an update: with more accounts, a million decisions are too few
+updates."""
 RIDGE_PENALTY = 1.0
 """On coefficients of standardised features: small next to the number of bars."""
 
@@ -64,7 +67,13 @@ def learn(name: str, algo: str, *, seed: int, env_steps: int) -> Values:
     """Train one agent and measure its worth, in basis points an episode."""
     config = load_task(name)
     market = fintrader.load_market(FOLDER / f"{name}.yaml")
-    env = TradingEnv(market, EnvSettings(**dict(config.env)), seed=seed)
+    rules = EnvSettings(**dict(config.env))
+    further = FURTHER.get(algo, {})
+    if algo == "apg":
+        rules = rules.model_copy(update={"start_groups": APG_ACCOUNTS})
+        further = {**further, "num_steps": rules.episode_bars}
+    accounts = APG_ACCOUNTS if algo == "apg" else None
+    env = TradingEnv(market, rules, num_envs=accounts, seed=seed)
     agent = config.agents[0]
     began = time.process_time()
     try:
@@ -73,7 +82,7 @@ def learn(name: str, algo: str, *, seed: int, env_steps: int) -> Values:
         else:
             if algo != "ppo":
                 shared = {name: getattr(agent, name) for name in SHARED}
-                agent = choose_agent(algo).model_copy(update=shared | FURTHER.get(algo, {}))
+                agent = choose_agent(algo).model_copy(update=shared | further)
             policy = fintrader.train(agent, env, env_steps=env_steps, seed=seed).policy
     except FintraderError as error:
         return {"task": name, "algo": algo, "seed": seed, "refused": str(error)}
