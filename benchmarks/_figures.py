@@ -539,10 +539,13 @@ def tasks(records: Records, agents: Mapping[str, str] = TITLES["agents"]) -> str
         f" {figures['env_steps']:,} decisions."
     )
     if "apg" in agents:
-        said += (
-            f" {DASH}: quotes have no gradient for APG to follow, and only `signals` has features"
-            " for ridge to forecast from, which then trades at the best rule's rate."
-        )
+        said += f" {DASH}: quotes have no gradient for APG to follow"
+        if "ridge" in agents:
+            said += (
+                ", and only `signals` has features for ridge to forecast from, which then trades"
+                " at the best rule's rate"
+            )
+        said += "."
     return f"{said}\n\n{table(['', *agents.values()], rows)}\n\n{sentence(records, 'tasks')}"
 
 
@@ -642,8 +645,8 @@ def tasks_real(records: Records) -> str:
 
 @block("tasks")
 def tasks_short(records: Records) -> str:
-    """PPO alone, beside Stable-Baselines3's."""
-    short = tasks(records, {name: TITLES["agents"][name] for name in ("ppo", "sb3")})
+    """PPO and APG, next to Stable-Baselines3's PPO."""
+    short = tasks(records, {name: TITLES["agents"][name] for name in ("ppo", "apg", "sb3")})
     return short.removesuffix(footnote(records, ("tasks",)))
 
 
