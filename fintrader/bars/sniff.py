@@ -83,7 +83,7 @@ _COUNTED = {
 _LEVELS = "', '"
 """Text between two levels of a pandas column in Parquet: `('Open', 'AAPL')`."""
 _NO_TICKER = r"^[-+]?\d*[.,]\d|%|^(?:[Tt]rue|[Ff]alse)$"
-_RARELY = {"T": r"[A-Z][A-Za-z0-9./-]*", "market": r"^[A-Z]{3,5}-[A-Z0-9]+$"}
+_RARELY = {"T": r"[A-Z][A-Za-z0-9./-]*", "market": r"^(?:KRW|BTC|USDT|SGD|IDR|THB)-[A-Z0-9]+$"}
 """Name of a column that rarely contains the symbols -> pattern of the cells if it does."""
 _FIELDS = {word for role in COLUMNS for word in SPELLINGS[role]}
 _PRICE_KINDS = split_words("adj adjusted unadj raw bid ask mid time")
@@ -354,11 +354,17 @@ def _names_fields(row: Sequence[str], width: int) -> bool:
 def _mend_names(names: list[str], rows: Sequence[list[str]], width: int) -> list[str]:
     """Return the line `names` with `width` cells, as many as the `rows` have. Missing names are
     added as empty names: in front, because R writes no name for its row numbers, or at the end if
-    the last cell of each row is empty. Surplus names are cut off."""
+    the last cell of each row is empty. If the rows begin with a date and a clock time, and only the
+    date has a name, the clock time gets one. Surplus names are cut off."""
     lacking = [""] * (width - len(names))
-    if len(lacking) == 1 and re.match(_CLOCK, rows[0][1]):  # `Date` stands for date and time
-        return [names[0], "time", *names[1:]]
     is_empty = not any(row[-1].strip() for row in rows)
+    is_timed = (
+        len(names) > 1
+        and plain(names[0]) in SPELLINGS["ts"]
+        and plain(names[1]) not in CLOCK_SPELLINGS
+    )
+    if is_timed and len(lacking) == 1 and not is_empty and re.match(_CLOCK, rows[0][1]):
+        return [names[0], "time", *names[1:]]  # `Date` stands for date and time
     return ([*names, *lacking] if is_empty else [*lacking, *names])[:width]
 
 
@@ -537,7 +543,7 @@ def _refuse_units(table: pd.DataFrame, layout: Layout) -> None:
     `Close (EUR)`."""
     closes = " ".join(str(one) for one in table if plain(one) in SPELLINGS["close"])
     units = [found[0] for found in re.finditer(IN_BRACKETS, closes, re.IGNORECASE)]
-    if len(units) > 1:
+    if len({unit.lower() for unit in units}) > 1:
         raise BarError(
             f"{layout.name}: has prices in several units, {', '.join(units)}; name those of one:"
             " --open, --high, --low and --close COLUMN"
@@ -783,11 +789,11 @@ def _has_other_prices(table: pd.DataFrame, found: Roles, layout: Layout) -> bool
     """Report whether columns without a role have the words high and low in their names, or at least
     three have a median between half and twice the median of the closes."""
     others = _list_others(table, found)
-    names = " ".join(map(plain, others))
+    names = re.split(r"[\W_]+", " ".join(map(plain, others)))
     close = _to_numbers(table[found["close"]], layout).median()
     medians = [_to_numbers(table[one], layout).median() for one in others]
     is_near = sum(0.5 <= median / close <= 2 for median in medians) >= 3
-    return is_near or ("high" in names and "low" in names)
+    return is_near or {"high", "low"} <= {*names}
 
 
 def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
@@ -881,6 +887,7 @@ def _list_indices(table: pd.DataFrame) -> list[Any]:
         if re.fullmatch(nameless, str(column).strip().lower())
         and not _counts_rows(table[column])
         and len(_clean(table[column]))
+        and not _holds_all(table[column], r"^(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*$")
     ]
 
 
@@ -1034,6 +1041,8 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
             found.setdefault("date", column)
         elif (cells != "").mean() > 0.9 and not cells.str.contains(_NO_TICKER).any():
             names.append(column)
+    found |= _find_numbered_clock(text, names, found)
+    names = [one for one in names if one != found.get("ts")]
     # A column that contains only one usual word, such as NASDAQ, has no symbols.
     names = [one for one in names if text[one].nunique() > 1 or not _is_noise(text[one].iloc[0])]
     for column in text:
@@ -1049,6 +1058,27 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     if "ts" not in found and "date" in found:
         found["ts"] = found.pop("date")
     return found
+
+
+def _find_numbered_clock(text: pd.DataFrame, names: Sequence[Any], found: Roles) -> Roles:
+    """Find the column of `names` with clock times such as 0930 next to dates; empty without any."""
+    if "date" not in found or "ts" in found:
+        return {}
+    dated: Any = found["date"]
+    clock = next((one for one in names if _count_minutes(text[one], text[dated])), None)
+    return {} if clock is None else {"ts": clock}
+
+
+def _count_minutes(cells: pd.Series[Any], dates: pd.Series[Any]) -> bool:
+    """Report whether cells such as 930 or 0930 are clock times: they span an hour or more on most
+    dates, and most of them are the same number of minutes after the cell before on their date."""
+    if not cells.str.fullmatch(r"([01]?\d|2[0-3])?[0-5]?\d").all():
+        return False
+    number = cells.astype(int)
+    minutes = (number // 100 * 60 + number % 100).groupby(dates.to_numpy())
+    steps = minutes.diff().dropna()
+    spans = minutes.max() - minutes.min()
+    return bool((steps == steps.median()).mean() > 0.5 and spans.median() >= 60)
 
 
 def _order_prices(columns: list[Any], values: Any, layout: Layout, is_timed: bool) -> Roles:
@@ -1334,7 +1364,8 @@ def _count_epoch(layout: Layout) -> None:
 _WORDS = re.compile(
     "adj|adjusted|downloaded|merged|amex|arca|ascii|ask|bar|barchart|barchartdotcom|bars|"
     "alpaca|alphavantage|nymex|dly|huobi|htx|upbit|bithumb|deribit|gateio|bitget|poloniex|"
-    "ytd|quote|equity|eq|from|to|wkn|historic|historicalprices|bats|bid|binance|bitfinex|bitmex|bitstamp|bybit|candle|candles|"
+    "ytd|quote|equity|eq|from|to|wkn|historic|historicalprices|bats|bid|binance|bitfinex|bitmex|"
+    "bitstamp|bybit|candle|candles|"
     "candlestick|coinbase|crypto|daily|dat|data|day|days|download|dukascopy|eod|etf|etfs|export|"
     "finance|"
     "历史数据|scid|bardata|forex|"
@@ -1475,7 +1506,7 @@ def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
     place of the whole name if no part may be a symbol. `columns`: for each place, the words of all
     files. Raises BarError if the name is a usual name of a download, without a symbol."""
     even = range(0, len(columns), 2)
-    words = [place for place in even if not any(map(_is_noise, columns[place]))]
+    words = [place for place in even if not all(map(_is_noise, columns[place]))]
     own = [at for at in words if not all(map(_IS_PART.fullmatch, columns[at]))]
     places = own or words or [at for at in even if any(map(_TICKER_DIGITS.fullmatch, columns[at]))]
     differing = [place for place in places if len(columns[place]) > 1]

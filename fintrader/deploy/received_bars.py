@@ -101,8 +101,8 @@ class _Rows:
         self.values = np.zeros((columns, 64))
 
     def add(self, ts: Array, values: Array, needed: int) -> None:
-        """Append one row or more: `ts` `[R]`, values `[C, R]`. If there is no room for them, drop the rows
-        before the time `needed`, except the last one, and make more room."""
+        """Append one row or more: `ts` `[R]`, values `[C, R]`. If there is no room for them, drop the
+        rows before the time `needed`, except the last one, and make more room."""
         stop = self.size + len(ts)
         if stop > len(self.ts):
             old = slice(max(int(np.searchsorted(self.ts[: self.size], needed)) - 1, 0), self.size)

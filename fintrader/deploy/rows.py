@@ -233,9 +233,10 @@ class RecentMarket:
         fresh = replace(fresh, symbol=codes[fresh.symbol], symbols=self.symbols).sorted()
         actions = add_announced(self._declared, self.actions)[0]
         later = fresh.ts >= self._stop
-        self.history.fresh = [fresh.take(later)] if later.any() else []
         new = self._clean(fresh.take(~later))
         self._recent.advance(window, size, new, actions, self._days)
+        # Only now: bars that an error interrupts are taken in again.
+        self.history.fresh = [fresh.take(later)] if later.any() else []
 
     def _read(self, symbol: str) -> Bars:
         """Read a symbol's clean bars of the window."""

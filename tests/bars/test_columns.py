@@ -283,6 +283,15 @@ def test_symbols_without_a_header_may_be_numbers(tmp_path):
         assert_cells(read_bars(tmp_path / "all.csv")[0], {one: tables[one] for one in symbols})
 
 
+@pytest.mark.parametrize("codes", [("1301", "1305", "1332"), ("1301", "1302", "1303")])
+def test_numbers_that_could_be_clock_times_may_be_symbols(codes, tmp_path):
+    tables = {one: walk(at) for at, one in enumerate(codes)}
+    rows = pd.concat(tables).reset_index(names=["s", "Date"])[["Date", "s", *COLUMNS]]
+    rows["Date"] = rows.Date.dt.strftime("%Y%m%d")
+    rows.to_csv(tmp_path / "all.csv", header=False, index=False)
+    assert_cells(read_bars(tmp_path / "all.csv")[0], tables)
+
+
 CLOSES = {one: walk(at, 100.0 * (1 + at)) for at, one in enumerate(("Apple", "Nvidia"))}
 WIDE = {
     "closes": ("{}_close", ["close"]),

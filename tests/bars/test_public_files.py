@@ -17,7 +17,7 @@ from fintrader.errors import BarError
 from fintrader.market.build import make_market
 from fintrader.market.load import load_market
 from fintrader.market.starter import write_config
-from tests.bars.tables import COLUMNS, PRICES, write_csv
+from tests.bars.tables import COLUMNS, PRICES, minute_table, write_csv
 from tests.bars.test_detect import built, findings, walk_on
 from tests.quick import slow_but
 
@@ -973,6 +973,55 @@ def test_a_remark_below_a_sheet_is_no_row(days, tmp_path, assert_market):
     table = pd.concat([days[["ts", *COLUMNS]], pd.DataFrame({"ts": [None, "Source: a vendor"]})])
     table.to_excel(tmp_path / "AAA.xlsx", index=False)
     assert_market(tmp_path / "AAA.xlsx")
+
+
+@pytest.mark.parametrize(
+    "written", ["%Y%m%d,%H%M", "%Y%m%d,%-H%M", "%m/%d/%Y,%H%M", "%Y%m%d,%H%M%S"]
+)
+def test_clock_times_without_a_header_may_lack_colons(written, tmp_path, assert_market):
+    table = minute_table(1, 4)
+    cells = table[COLUMNS].astype(str).agg(",".join, axis=1)
+    lines = table.ts.dt.strftime(written) + "," + cells
+    (tmp_path / "AAA.csv").write_text("\n".join(lines) + "\n")
+    assert_market(tmp_path / "AAA.csv", table)
+
+
+def test_rows_may_end_in_a_comma(tmp_path, assert_market):
+    table = minute_table(1, 4)
+    cells = table[COLUMNS].astype(str).agg(",".join, axis=1)
+    lines = table.ts.dt.strftime("%Y-%m-%d,%H:%M,") + cells + ","
+    head = "Date,Time,Open,High,Low,Close,Volume\n"
+    (tmp_path / "AAA.csv").write_text(head + "\n".join(lines) + "\n")
+    assert_market(tmp_path / "AAA.csv", table)
+
+
+def test_tickers_may_be_words_of_files(days, tmp_path):
+    for name in ("AAPL", "DLY", "EQ"):
+        write_csv(tmp_path, days[["ts", *COLUMNS]], f"{name}_daily.csv")
+    assert detect(str(tmp_path)).symbols == ("AAPL", "DLY", "EQ")
+    rows = days[["ts", *COLUMNS]].to_dict("records")
+    (tmp_path / "all.json").write_text(json.dumps({"AAPL": rows, "DAY": rows}))
+    assert detect(str(tmp_path / "all.json")).symbols == ("AAPL", "DAY")
+
+
+def test_a_column_of_exchanges_holds_no_symbols(days, write, assert_market):
+    path = write(days.assign(market="NYSE-ARCA")[["ts", "market", *COLUMNS]])
+    assert detect(path).symbols == ("AAA",)
+    assert_market(path)
+
+
+def test_two_closes_in_one_unit_are_one_close(days, write, assert_market):
+    table = days.rename(columns={name: f"{name} (USD)" for name in PRICES})
+    assert_market(write(table.assign(**{"Last (USD)": days.close})))
+
+
+def test_sections_of_a_sheet_are_refused(days, tmp_path):
+    pytest.importorskip("openpyxl")
+    section = pd.DataFrame({"ts": ["MSFT"]})
+    table = days[["ts", *COLUMNS]]
+    pd.concat([table[:40], section, table[40:]]).to_excel(tmp_path / "two.xlsx", index=False)
+    with pytest.raises(BarError, match="'MSFT' stands among times"):
+        detect(str(tmp_path / "two.xlsx"))
 
 
 def test_of_two_dates_the_gregorian_one_counts(days, write, assert_market):

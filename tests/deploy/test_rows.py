@@ -1,5 +1,7 @@
 """The rows of a live decision are those of a build of the bars received so far, bit for bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -160,6 +162,24 @@ def test_late_and_lost_bars_leave_the_rows_of_a_build(tmp_path):
         live.compare(bar)
         rewritten += live.fast._recent.changed < live.fast._recent.size - 1
     assert rewritten > 5
+
+
+def test_bars_next_to_a_wrong_one_are_not_lost(tmp_path):
+    live = Live(tmp_path, settings(source=FAULTY, features=EVERY))
+    first = 26 * (live.fast.history_sessions + 2)
+    live.receive(first)
+    live.compare(first)
+
+    def spoil(bars):
+        low = bars.low.copy()
+        low[0] = -1.0
+        return replace(bars, low=low)
+
+    live.receive(first + 1, spoil)
+    for bar in (first + 1, first + 2):
+        with pytest.raises(DataError, match=r"-1\.0 is no price"):
+            live.fast.at(live.grid, bar)
+        live.receive(bar + 1)
 
 
 def test_a_restart_and_missed_decisions_change_no_row(tmp_path):

@@ -98,14 +98,14 @@ SPELLINGS = {
             最高 最高价 最高價 고가 高値
             hightradeprice askhi hoog kurs_max premax tageshoch mid.h h_mid mid_h mid_high
             stock_price_high bidhigh highbid high_bid bid_high bid.h bid_h highest tertinggi højeste
-            högsta ylin cao สูงสุด גבוה υψηλό الأعلى high_1 daily_high pricehigh""",
+            högsta ylin cao สูงสุด גבוה υψηλό الأعلى high_1 pricehigh""",
         "low": """
             low l px_low low_price lowprice lowpx lowest_price lwpric tief tiefst mínima mínimo
             minima minimo plus_bas najnizszy najniższy lowfixed min мин düşük bas 低
             最低 最低价 最低價 저가 安値
             lowtradeprice bidlo laag kurs_min premin tagestief mid.l l_mid mid_l mid_low
             stock_price_low bidlow lowbid low_bid bid_low bid.l bid_l lowest terendah laveste lägsta
-            alin thấp ต่ำสุด נמוך χαμηλό الأدنى low_1 daily_low pricelow""",
+            alin thấp ต่ำสุด נמוך χαμηλό الأدنى low_1 pricelow""",
         "close": """
             close c px_close close_last close_price closeprice closingpx closing_price clspric
             schluss schlusskurs fechamento cierre zamkniecie zamknięcie clot closefixed
@@ -146,7 +146,7 @@ _COUNTS = "shares?|lots?|contracts?|units?|股|手|株|주"
 ZONES = dict(
     one.split("=")
     for one in split_words(
-        "utc=UTC gmt=UTC eet=EET cet=CET wet=WET et=America/New_York ist=Asia/Kolkata"
+        "utc=UTC gmt=UTC eet=EET cet=CET wet=WET et=America/New_York"
         " hkt=Asia/Hong_Kong sgt=Asia/Singapore kst=Asia/Seoul jst=Asia/Tokyo"
     )
 )

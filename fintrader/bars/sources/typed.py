@@ -138,7 +138,7 @@ def _convert_json(content: Any) -> pd.DataFrame:
         return _add_symbol(symbol, frame)
     tables = {key: value for key, value in nested.items() if not _is_flat(value)}
     for key, value in tables.items():
-        if key.lower() in _WRAPPERS:
+        if _is_wrapper(key, len(tables)):
             return _add_symbol(symbol, _convert_json(value))
     if not tables:
         raise TableError(_NO_TABLE)
@@ -309,14 +309,20 @@ def _read_excel(stream: Any) -> _Table:
     return names, build()
 
 
+def _is_wrapper(key: str, count: int) -> bool:
+    """Report whether a key, one of `count`, contains the rows of one table; DAY, and any key in
+    capital letters next to others, is a symbol."""
+    is_symbol = key.isupper() and (count > 1 or key == "DAY")
+    return key.lower() in _WRAPPERS and not is_symbol
+
+
 def _find_tables(book: Any) -> dict[Any, Any]:
     """Find the sheets of bars, or all sheets with a table if none has bars. Return a mapping: title
     of a sheet -> its first rows from the header on, and an iterator over the rows below them."""
     found = {}
     for sheet in book.worksheets:
         sheet.reset_dimensions()  # the size of a sheet that the file states may be wrong
-        # a row with a single cell is a title or a remark
-        below = (row for row in sheet.iter_rows(values_only=True) if len(row) - row.count(None) > 1)
+        below = _skip_remarks(sheet.iter_rows(values_only=True))
         head = list(itertools.islice(below, _HEAD))
         filled = [sum(cell is not None for cell in row) for row in head]
         while filled and 2 * filled[0] < filled[-1]:  # drop lines above the table
@@ -325,6 +331,22 @@ def _find_tables(book: Any) -> dict[Any, Any]:
             found[sheet.title] = head, below
     named = {title: one for title, one in found.items() if _is_header(map(str, one[0][0]))}
     return named or found
+
+
+def _skip_remarks(rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """Leave out rows without cells, and those with one cell above the first row that has more and
+    below the last: they are titles and remarks."""
+    held: list[Sequence[Any]] = []
+    has_begun = False
+    for row in rows:
+        filled = len(row) - row.count(None)
+        if filled > 1:
+            yield from held
+            held = []
+            has_begun = True
+            yield row
+        elif filled and has_begun:
+            held.append(row)
 
 
 def _name_places(head: Sequence[Sequence[Any]]) -> dict[int, str]:
