@@ -539,11 +539,11 @@ def tasks(records: Records, agents: Mapping[str, str] = TITLES["agents"]) -> str
         f" {figures['env_steps']:,} decisions."
     )
     if "apg" in agents:
-        said += f" {DASH}: quotes have no gradient for APG to follow"
+        said += f" {DASH}: quotes have no gradient"
         if "ridge" in agents:
             said += (
-                ", and only `signals` has features for ridge to forecast from, which then trades"
-                " at the best rule's rate"
+                " for APG to follow, and only `signals` has features for ridge to forecast from,"
+                " which then trades at the best rule's rate"
             )
         said += "."
     return f"{said}\n\n{table(['', *agents.values()], rows)}\n\n{sentence(records, 'tasks')}"
