@@ -108,11 +108,13 @@ _NO_VOLUME = (
 """Pattern of words in column names whose numbers are not volumes."""
 _IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.](?:\d{1,2}|[A-Za-z]{3})[-/.]\d{1,4}(?!\d)"
-_WHOLE_DATE = _MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d|[\d.]*$)"
+_WHOLE_DATE = _MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d|\d*(?:\.0*)?$)"
 """Pattern of a cell that begins with a date, or is a number since 1970."""
 _CLOCK = r"^\d{1,2}:\d\d"
 _CLOCK_PARTS = split_words("hour hours hh minute minutes second seconds")
 _CLOCK_CELL = r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?|([01]\d|2[0-3])([0-5]\d){2}"
+_DIGIT_CLOCK = r"([01]?\d|2[0-3])?[0-5]?\d"
+"""Pattern of a clock time without a colon: 930, 0930, or 5 for five minutes after midnight."""
 _NAMESAKES = {
     **dict.fromkeys(PRICES, _MARKED_DATE),
     "symbol": "^ok$",
@@ -957,7 +959,7 @@ def _find_roles_by_content(table: pd.DataFrame, layout: Layout, given: Roles) ->
     after = [column for column in all_columns[last + 1 :] if column in numbers]
     if "volume" not in found:
         before = all_columns[: min(all_columns.index(found[name]) for name in PRICES)]
-        counts = [one for one in before if one in numbers and _holds_counts(numbers[one], layout)]
+        counts = _list_counts(before, text, numbers, layout)
         found["volume"] = _find_traded(numbers, [*after, *counts], found, layout)
     others = text.drop(columns=[column for column in found.values() if column is not None])
     dated = [column for column in table.columns if _holds_all(table[column], _MARKED_DATE)]
@@ -1037,17 +1039,14 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     for column, cells in text.items():
         if cells.str.fullmatch(_CLOCK_CELL).all() and column != first:
             found.setdefault("ts", column)
-        elif cells.str.contains(_WHOLE_DATE).all():
+        elif cells.str.contains(_WHOLE_DATE).all() and _moves_like_times(numeric.get(column)):
             found.setdefault("date", column)
         elif (cells != "").mean() > 0.9 and not cells.str.contains(_NO_TICKER).any():
             names.append(column)
-    found |= _find_numbered_clock(text, names, found)
-    names = [one for one in names if one != found.get("ts")]
+    found |= _find_times_of_digits(text[[one for one in text if one in numeric]], text, found)
+    names = [one for one in names if one not in found.values()]
     # A column that contains only one usual word, such as NASDAQ, has no symbols.
     names = [one for one in names if text[one].nunique() > 1 or not _is_noise(text[one].iloc[0])]
-    for column in text:
-        if column in numeric and (not found or _list_fitting(text[column], _COUNTED[6])):
-            found.setdefault("date", column)
     keys = [*found.values()]
     repeats = text.duplicated(keys or None).sum()
     # A column of exchanges may precede the symbols, and symbols may be numbers.
@@ -1060,19 +1059,53 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     return found
 
 
-def _find_numbered_clock(text: pd.DataFrame, names: Sequence[Any], found: Roles) -> Roles:
-    """Find the column of `names` with clock times such as 0930 next to dates; empty without any."""
-    if "date" not in found or "ts" in found:
-        return {}
-    dated: Any = found["date"]
-    clock = next((one for one in names if _count_minutes(text[one], text[dated])), None)
-    return {} if clock is None else {"ts": clock}
+def _find_times_of_digits(numbers: pd.DataFrame, text: pd.DataFrame, known: Roles) -> Roles:
+    """Find columns of dates such as 240131, and next to dates of clock times such as 0930. If no
+    column is a time, the first number is the date, such as a count of days. `numbers`: the columns
+    of numbers in `text`; `known`: columns of times found so far."""
+    found: Roles = {}
+    if "date" not in known:
+        dates = (one for one in numbers if _are_dates_of_digits(text[one]))
+        found |= {"date": next(dates, None if known else next(iter(numbers), None))}
+    dated: Any = known.get("date", found.get("date"))
+    if dated is not None and "ts" not in known:
+        clocks = (one for one in numbers if _count_minutes(text[one], text[dated]))
+        found |= {"ts": next(clocks, None)}
+    return {role: column for role, column in found.items() if column is not None}
+
+
+def _list_counts(
+    columns: Sequence[Any], text: pd.DataFrame, numbers: pd.DataFrame, layout: Layout
+) -> list[Any]:
+    """List those of the `columns` that have counts that are neither dates nor clock times."""
+    clock = f"{_DIGIT_CLOCK}|{_CLOCK_CELL}"
+    return [
+        one
+        for one in columns
+        if one in numbers
+        and _holds_counts(numbers[one], layout)
+        and not _are_dates_of_digits(text[one])
+        and not text[one].str.fullmatch(clock).all()
+    ]
+
+
+def _moves_like_times(numbers: pd.Series[float] | None) -> bool:
+    """Report whether the numbers of a column change little from row to row, as a count of time
+    does, and a turnover does not; True for None, a column of text."""
+    return numbers is None or bool(numbers.pct_change().abs().median() < 0.01)
+
+
+def _are_dates_of_digits(cells: pd.Series[Any]) -> bool:
+    """Report whether the cells are several dates without separators, such as 240131."""
+    size = int(cells.str.len().max())
+    is_known = size in _COUNTED and cells.nunique() > 1
+    return is_known and bool(_list_fitting(cells.str.zfill(size), _COUNTED[size]))
 
 
 def _count_minutes(cells: pd.Series[Any], dates: pd.Series[Any]) -> bool:
     """Report whether cells such as 930 or 0930 are clock times: they span an hour or more on most
     dates, and most of them are the same number of minutes after the cell before on their date."""
-    if not cells.str.fullmatch(r"([01]?\d|2[0-3])?[0-5]?\d").all():
+    if not cells.str.fullmatch(_DIGIT_CLOCK).all():
         return False
     number = cells.astype(int)
     minutes = (number // 100 * 60 + number % 100).groupby(dates.to_numpy())

@@ -2,6 +2,7 @@
 clocks that `init` once missed."""
 
 import datetime as dt
+import itertools
 import json
 import zipfile
 
@@ -975,15 +976,37 @@ def test_a_remark_below_a_sheet_is_no_row(days, tmp_path, assert_market):
     assert_market(tmp_path / "AAA.xlsx")
 
 
+WITHOUT_NAMES = [
+    *itertools.product(
+        ["%Y%m%d", "%d%m%y", "%y%m%d", "%m/%d/%Y"],
+        ["%H%M", "%-H%M", "%H%M%S", "%H:%M"],
+        ["open high low close volume", "volume open high low close", "open high low close"],
+    ),
+    *itertools.product(
+        ["%Y%m%d", "%d%m%y", "%y%m%d", "%m%d%y", "%d%m%Y", "%Y%j"],
+        [""],
+        [
+            *("open high low close volume", "volume open high low close", "open high low close"),
+            *("open high low close turnover volume", "turnover volume open high low close"),
+        ],
+    ),
+]
+"""Dates, clock times and orders of the columns of a file without names."""
+
+
 @pytest.mark.parametrize(
-    "written", ["%Y%m%d,%H%M", "%Y%m%d,%-H%M", "%m/%d/%Y,%H%M", "%Y%m%d,%H%M%S"]
+    ("date", "clock", "order"), slow_but(0, 13, 16, 30, 47, 51, 57, 76, every=WITHOUT_NAMES)
 )
-def test_clock_times_without_a_header_may_lack_colons(written, tmp_path, assert_market):
-    table = minute_table(1, 4)
-    cells = table[COLUMNS].astype(str).agg(",".join, axis=1)
-    lines = table.ts.dt.strftime(written) + "," + cells
-    (tmp_path / "AAA.csv").write_text("\n".join(lines) + "\n")
-    assert_market(tmp_path / "AAA.csv", table)
+def test_digits_without_names_are_dates_and_times(
+    date, clock, order, days, tmp_path, assert_market
+):
+    table = minute_table(1, 4) if clock else days.assign(ts=pd.to_datetime(days.ts))
+    written = table.assign(turnover=(table.volume * table.close).round(2))[order.split()]
+    written.insert(0, "date", table.ts.dt.strftime(date))
+    if clock:
+        written.insert(1, "clock", table.ts.dt.strftime(clock))
+    written.to_csv(tmp_path / "AAA.csv", header=False, index=False)
+    assert_market(tmp_path / "AAA.csv", table if "volume" in order else table.assign(volume=0.0))
 
 
 def test_rows_may_end_in_a_comma(tmp_path, assert_market):
