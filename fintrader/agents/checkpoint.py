@@ -90,19 +90,19 @@ def select_below(prefix: str, tensors: Tensors) -> StateDict:
     }
 
 
-def load_module(module: nn.Module, tensors: Tensors, what: str) -> None:
+def load_module(module: nn.Module, tensors: Tensors, where: str) -> None:
     """Copy `tensors` into `module`. Raises CheckpointError unless every name and shape agrees."""
     own = module.state_dict()
     if set(own) != set(tensors):
         odd = sorted(set(own) ^ set(tensors))[:3]
         raise CheckpointError(
-            f"{what}: another architecture (differs in {', '.join(odd)}); use equal network"
+            f"{where}: another architecture (differs in {', '.join(odd)}); use equal network"
             " settings"
         )
     for name, tensor in tensors.items():
         if own[name].shape != tensor.shape:
             raise CheckpointError(
-                f"{what}: {name} has shape {tuple(tensor.shape)}, expected"
+                f"{where}: {name} has shape {tuple(tensor.shape)}, expected"
                 f" {tuple(own[name].shape)}; it belongs to another market or to other network"
                 " settings"
             )

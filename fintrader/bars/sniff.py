@@ -62,15 +62,7 @@ _DAY_COUNTS = (
 _TICKS = "ticks since 0001-01-01"
 _MOST_ABOVE = 12
 """Largest number of lines above a table, such as titles and remarks."""
-_DATES = (
-    "%Y- %m- %d|%Y-%m-%d|%m/%d/%Y|%d.%m.%Y|%d/%m/%Y|%Y%m%d|%Y.%m.%d|%Y/%m/%d|%m/%d/%y|%d/%m/%y"
-    "|%y/%m/%d|%y.%m.%d|%y-%m-%d|%d.%m.%y|%d-%m-%y|%m-%d-%y|%d-%m-%Y|%m-%d-%Y|%d-%b-%Y|%d-%b-%y"
-    "|%d%b%Y|%d%b%y|%d-%B-%Y"
-    "|%d/%b/%Y|%b-%d-%Y|%Y%m%dT"
-    "|%Y%m%d.0|%Y_%m_%d|%Y年%m月%d日|%Y년 %m월 %d일|%d %b %Y|%d %b %y|%b %d %Y|%b %d, %Y|%B %d, %Y"
-    "|%d %B %Y|%a %m/%d/%Y|%a, %d %b %Y|%a %b %d %Y|%A, %B %d, %Y"
-)
-_CLOCKS = "%H:%M|%H:%M:%S|%H:%M:%S.%f|%I:%M %p|%I:%M:%S %p|%I:%M%p|%I:%M:%S%p|%I-%p"
+_CLOCKS = "%H:%M|%H:%M:%S|%H:%M:%S.%f|%I:%M %p|%I:%M:%S %p|%I:%M%p|%I:%M:%S%p|%I-%p|%H.%M|%H.%M.%S"
 _COUNTED = {
     6: "%d%m%y|%m%d%y|%y%m%d",
     7: "%Y%j",
@@ -80,6 +72,13 @@ _COUNTED = {
     17: "%Y%m%d%H%M%S%f",
 }
 """Number of digits -> formats of dates and times without separators, joined by |."""
+_ORDERS = ("Ymd", "dmY", "mdY", "Yj")
+"""Usual orders of the parts of a date: Y is the year, m the month, d the day, and j the day of the
+year."""
+_ALIKE = str.maketrans("bBy", "mmY")
+"""Letters of the names of months and of years of two digits -> their letters in `_ORDERS`."""
+_UNUSUAL = r"%m\.|%y.*%[bB]"
+"""Pattern of formats that are in a usual order, but that dates are not written in."""
 _LEVELS = "', '"
 """Text between two levels of a pandas column in Parquet: `('Open', 'AAPL')`."""
 _NO_TICKER = r"^[-+]?\d*[.,]\d|%|^(?:[Tt]rue|[Ff]alse)$"
@@ -112,9 +111,12 @@ _WHOLE_DATE = _MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d|\d*(?:\.0*)?$)"
 """Pattern of a cell that begins with a date, or is a number since 1970."""
 _CLOCK = r"^\d{1,2}:\d\d"
 _CLOCK_PARTS = split_words("hour hours hh minute minutes second seconds")
-_CLOCK_CELL = r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?|([01]\d|2[0-3])([0-5]\d){2}"
-_DIGIT_CLOCK = r"([01]?\d|2[0-3])?[0-5]?\d"
-"""Pattern of a clock time without a colon: 930, 0930, or 5 for five minutes after midnight."""
+_CLOCK_CELL = r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?( ?[AaPp][Mm])?|([01]\d|2[0-3])([0-5]\d){2}"
+_DIGIT_CLOCK = r"([01]?\d|2[0-3])?[0-5]?\d|([01]?\d|2[0-3])\.[0-5]\d"
+"""Pattern of a clock time without a colon: 930, 0930, 09.30, or 5 for five minutes after
+midnight."""
+_DATED_CLOCK = r"^(.+?)(,? +|[TD_:-])(\d{1,2}:\d.*|\d{4,6}|\d{1,2}\.\d\d(?:\.\d\d)?|\d\d-[AP]M)$"
+"""Pattern of a date, a separator and a time of day."""
 _NAMESAKES = {
     **dict.fromkeys(PRICES, _MARKED_DATE),
     "symbol": "^ok$",
@@ -727,15 +729,18 @@ def _refuse_unnamed_volume(table: pd.DataFrame, found: Roles, layout: Layout) ->
     for column in _list_others(table, found):
         name = plain(column)
         is_part = re.match(_PARTIAL, name) and re.fullmatch(_VOLUME, name)
-        if is_part or (_holds_counts(table[column], layout) and not re.search(_NO_VOLUME, name)):
+        if is_part or (
+            _are_counts(_to_numbers(table[column], layout)) and not re.search(_NO_VOLUME, name)
+        ):
             raise _ask_for(["volume"], table, layout)
 
 
-def _holds_counts(cells: pd.Series, layout: Layout) -> bool:
-    """Report whether the `cells` of a column look like volumes. More than 80 % of the numbers must
-    be whole numbers of 100 or more, and the numbers must both rise and fall."""
-    numbers = _to_numbers(cells, layout).dropna()
-    if len(numbers) < len(cells) / 2 or numbers.is_monotonic_increasing:
+def _are_counts(numbers: pd.Series[float]) -> bool:
+    """Report whether the `numbers` of a column, NaN for other cells, look like volumes. More than
+    80 % of them must be whole numbers of 100 or more, and they must both rise and fall."""
+    size = len(numbers)
+    numbers = numbers.dropna()
+    if len(numbers) < size / 2 or numbers.is_monotonic_increasing:
         return False
     is_large = (numbers >= 100) & (numbers % 1 == 0)
     return bool(is_large.mean() > 0.8 and not numbers.is_monotonic_decreasing)
@@ -900,10 +905,11 @@ def _holds_all(column: pd.Series[Any], pattern: str) -> bool:
 
 
 def _counts_rows(column: pd.Series[Any]) -> bool:
-    """Report whether the cells of a `column` are row numbers: 0 or 1 first, then always one
-    more."""
+    """Report whether the cells of a `column` are row numbers: 0 or 1 first, then one more in each
+    row. Several symbols may have the same numbers, one symbol after the other or in turn."""
     numbers = pd.to_numeric(column, errors="coerce").to_numpy()
-    return bool(numbers[:1] in (0, 1)) and bool((np.diff(numbers) == 1).all())
+    is_next = np.isin(np.diff(numbers), (0, 1)) | (numbers[1:] == numbers[:1])
+    return bool(numbers[:1] in (0, 1) and is_next.all() and (numbers > numbers[:1]).any())
 
 
 def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -930,7 +936,8 @@ def _find_roles_by_content(table: pd.DataFrame, layout: Layout, given: Roles) ->
     look like prices, and others look like times, dates or symbols. `given`: columns that the user
     gave. Raises BarError if prices or times are not found."""
     text = table.astype(str).fillna("").apply(lambda column: column.str.strip())
-    numbers = table.apply(_to_numbers, layout=layout)
+    text = text[[one for one in text if not _counts_rows(text[one])]]
+    numbers = text.apply(_to_numbers, layout=layout)
     numbers = numbers.dropna(axis=1, thresh=int(0.9 * len(table)))
     if {*PRICES} <= {*given}:
         found = dict(given)
@@ -942,7 +949,7 @@ def _find_roles_by_content(table: pd.DataFrame, layout: Layout, given: Roles) ->
                 f" numbers, counted from 1: {', '.join(f'--{name}' for name in PRICES)}; or write"
                 " each price into a column of its kind, as a decimal number"
             )
-        clock = numbers.get(table.columns[0], pd.Series(dtype=float))
+        clock = numbers.get(text.columns[0], pd.Series(dtype=float))
         falls = clock.is_monotonic_decreasing
         is_timed = falls != clock.is_monotonic_increasing
         step = -1 if is_timed and falls else 1  # reversed if the newest row is first
@@ -959,13 +966,13 @@ def _find_roles_by_content(table: pd.DataFrame, layout: Layout, given: Roles) ->
     after = [column for column in all_columns[last + 1 :] if column in numbers]
     if "volume" not in found:
         before = all_columns[: min(all_columns.index(found[name]) for name in PRICES)]
-        counts = _list_counts(before, text, numbers, layout)
+        counts = _list_counts(before, text, numbers)
         found["volume"] = _find_traded(numbers, [*after, *counts], found, layout)
     others = text.drop(columns=[column for column in found.values() if column is not None])
     dated = [column for column in table.columns if _holds_all(table[column], _MARKED_DATE)]
     if len(dated) > 2:  # two may be the start and end of each bar
         raise BarError(_OWN_TIMES.format(layout.name, list(table.columns).index(dated[1]) + 1))
-    times = _find_times_and_symbols(others, numbers, table.columns[0])
+    times = _find_times_and_symbols(others, numbers, text.columns[0])
     if "ts" in given:
         times.pop("date", None)
     found = times | found
@@ -1000,7 +1007,7 @@ def _find_traded(numbers: pd.DataFrame, after: list[Any], found: Roles, layout: 
     if len(left) < 2:
         return next(iter(left), None)
     layout.notes["columns"] = "guess: one of several counts; --volume names another"
-    counts = [one for one in left if _holds_counts(numbers[one], layout)]
+    counts = [one for one in left if _are_counts(numbers[one])]
     is_count = (numbers[left[0]] % 1 == 0).mean() > 0.98
     return max(counts, key=lambda one: numbers[one].median()) if counts and is_count else left[0]
 
@@ -1039,7 +1046,7 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     for column, cells in text.items():
         if cells.str.fullmatch(_CLOCK_CELL).all() and column != first:
             found.setdefault("ts", column)
-        elif cells.str.contains(_WHOLE_DATE).all() and _moves_like_times(numeric.get(column)):
+        elif _hold_dates(cells) and _moves_like_times(numeric.get(column)):
             found.setdefault("date", column)
         elif (cells != "").mean() > 0.9 and not cells.str.contains(_NO_TICKER).any():
             names.append(column)
@@ -1059,6 +1066,16 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     return found
 
 
+def _hold_dates(cells: pd.Series[Any]) -> bool:
+    """Report whether each of the `cells` begins with a date or counts time since 1970."""
+    if cells.str.contains(_WHOLE_DATE).all():
+        return True
+    if cells.str.fullmatch(r"[-\d.,]*").any():
+        return False  # numbers
+    dates = cells.str.extract(_DATED_CLOCK)[0]
+    return bool(_list_date_formats(cells) or (dates.notna().all() and _list_date_formats(dates)))
+
+
 def _find_times_of_digits(numbers: pd.DataFrame, text: pd.DataFrame, known: Roles) -> Roles:
     """Find columns of dates such as 240131, and next to dates of clock times such as 0930. If no
     column is a time, the first number is the date, such as a count of days. `numbers`: the columns
@@ -1069,21 +1086,19 @@ def _find_times_of_digits(numbers: pd.DataFrame, text: pd.DataFrame, known: Role
         found |= {"date": next(dates, None if known else next(iter(numbers), None))}
     dated: Any = known.get("date", found.get("date"))
     if dated is not None and "ts" not in known:
-        clocks = (one for one in numbers if _count_minutes(text[one], text[dated]))
+        clocks = (one for one in text if _count_minutes(text[one], text[dated]))
         found |= {"ts": next(clocks, None)}
     return {role: column for role, column in found.items() if column is not None}
 
 
-def _list_counts(
-    columns: Sequence[Any], text: pd.DataFrame, numbers: pd.DataFrame, layout: Layout
-) -> list[Any]:
+def _list_counts(columns: Sequence[Any], text: pd.DataFrame, numbers: pd.DataFrame) -> list[Any]:
     """List those of the `columns` that have counts that are neither dates nor clock times."""
     clock = f"{_DIGIT_CLOCK}|{_CLOCK_CELL}"
     return [
         one
         for one in columns
         if one in numbers
-        and _holds_counts(numbers[one], layout)
+        and _are_counts(numbers[one])
         and not _are_dates_of_digits(text[one])
         and not text[one].str.fullmatch(clock).all()
     ]
@@ -1107,7 +1122,7 @@ def _count_minutes(cells: pd.Series[Any], dates: pd.Series[Any]) -> bool:
     dates, and most of them are the same number of minutes after the cell before on their date."""
     if not cells.str.fullmatch(_DIGIT_CLOCK).all():
         return False
-    number = cells.astype(int)
+    number = cells.str.replace(".", "").astype(int)
     minutes = (number // 100 * 60 + number % 100).groupby(dates.to_numpy())
     steps = minutes.diff().dropna()
     spans = minutes.max() - minutes.min()
@@ -1172,10 +1187,10 @@ def _set_times(
         _count_epoch(layout)
     elif carries_zone(cells) and cells.str.contains(r":|\dT\d").all():
         layout.zoned = True
-    elif _list_fitting(cells, _DATES) or _list_fitting(days, "%Y-%m-%d"):
+    elif _list_date_formats(cells) or _list_fitting(days, "%Y-%m-%d"):
         _set_formats(days, None, layout)
     else:
-        parts = cells.str.extract(r"^(.+?)(,? +|[TD_:-])(\d{1,2}:\d.*|\d{4,6}|\d\d-[AP]M)$")
+        parts = cells.str.extract(_DATED_CLOCK)
         is_whole = parts.notna().all(axis=1)
         _refuse_odd(cells, is_whole, layout)
         if is_whole.all():
@@ -1266,17 +1281,17 @@ def _set_formats(
         layout.whole_days = True
         layout.note("time_format", MINGUO, f"counts years from 1911, like {example}")
         return
-    fits = _list_fitting(dates, f"{_DATES}|{_COUNTED[6]}")
+    fits = _list_date_formats(dates)
     clock_format = None if clocks is None else _fit_clock(clocks)
     marks = dates.str.replace(r"[^/.-]", "", regex=True)
     other = dates[marks != marks.iloc[0]]
-    if len(other) and _list_fitting(dates.str.replace(r"[/.]", "-", regex=True), _DATES):
+    if len(other) and _list_date_formats(dates.str.replace(r"[/.]", "-", regex=True)):
         raise BarError(
             f"{layout.name}: dates like {dates.iloc[0]!r} and {other.iloc[0]!r} are written in two"
             " ways; write them alike"
         )
     if not fits or (clocks is not None and clock_format is None):
-        for usual in _list_fitting(dates[:1], _DATES)[:1]:
+        for usual in _list_date_formats(dates[:1])[:1]:
             parsed = pd.to_datetime(dates, format=usual, errors="coerce")
             _refuse_odd(dates, parsed.notna(), layout)
         problem = f"times like {example!r} are unknown"
@@ -1318,6 +1333,28 @@ def _fit_clock(clocks: pd.Series[Any]) -> str | None:
     return next(iter(_list_fitting(clocks, _CLOCKS)), None)
 
 
+def _list_date_formats(cells: pd.Series[Any]) -> list[str]:
+    """List the formats that fit all `cells`: the separators of the first cell, with the year, month
+    and day, and perhaps the weekday, in every usual order."""
+    first = str(next(iter(cells), ""))
+    numbers = "%m|%d|%y" if "/" in first else "%y|%d|%m"
+    sizes = {1: numbers, 2: numbers, 4: "%Y"} | _COUNTED
+    # Excel's sheets have dates such as 20240131.0.
+    choices = [
+        (sizes.get(len(part), part) if part.isdecimal() else part).split("|")
+        if len(part) < 3 or not part.isalpha()
+        else ["%b", "%B", "%a", "%A"]
+        for part in re.findall(r"\.0$|\d+|[^\W\d_]+|[\W_]", first)
+    ]
+    usual = []
+    for parts in itertools.islice(itertools.product(*choices), 1000):
+        written = "".join(parts)
+        order = "".join(re.findall("%([dmbBjyY])", written)).translate(_ALIKE)
+        if order in _ORDERS and not re.match(_UNUSUAL, written):
+            usual.append(written)
+    return _list_fitting(cells, "|".join(usual)) if usual else []
+
+
 def _list_fitting(cells: pd.Series[Any], formats: str) -> list[str]:
     """List the formats that fit all `cells`. `formats`: the formats to try, joined by |."""
     distinct = pd.Series(cells.unique())
@@ -1326,7 +1363,7 @@ def _list_fitting(cells: pd.Series[Any], formats: str) -> list[str]:
         how: Any = {"format": written, "errors": "coerce", "utc": "%z" in written}
         if len(distinct) and pd.isna(pd.to_datetime(distinct[0], **how)):
             continue  # one cell costs a fifth of a column
-        # Times of day are of 1900; what does not fit has no year.
+        # pandas puts times of day into 1900, and cells that do not fit have no year.
         if pd.to_datetime(distinct, **how).dt.year.between(1900, 2100).all():
             found.append(written)
     return found
@@ -1438,11 +1475,12 @@ _PERIODS = rf"{_PERIOD}(?:[_\s,-]+{_PERIOD})*"
 _DAY_FOLDER = r"(?:(?:19|20)\d\d(?:-\d\d)*|[01]\d)"
 _IN_FOLDER = re.compile(
     rf"/(?!{_DAY_FOLDER}/|(?:{_WORDS.pattern})/)[^/]+(?<!\.zip)(?<!:)"
-    rf"((?:/{_DAY_FOLDER})+/(?:[0-3]?\d|{_PERIODS})|/{_PERIODS})(?:\.\w+)*$",
+    rf"((?:/{_DAY_FOLDER})+/(?:[0-3]?\d|{_PERIODS})|(?:/{_PERIODS}(?:\.\w+)?\.zip)?/{_PERIODS})"
+    r"(?:\.\w+)*$",
     re.IGNORECASE,
 )
 """Pattern of the path of a file that has the name of a period and is in the folder of its symbol;
-folders of years and months may be between them."""
+folders of years and months, or an archive with such a name, may be between them."""
 _ENDING = re.compile(rf"(?:[_\s,-]+(?:{_DATED}|{_PART})|\(\d+\))+$", re.IGNORECASE)
 _TICKER_DIGITS = re.compile(rf"(?!(?:{_DATED}|1|5|15|30|60|240|1440)$)\d{{1,9}}")
 """Pattern of a number that may be a symbol: it is neither a date nor a bar length."""

@@ -33,7 +33,7 @@ def compare_data(argv: list[str]) -> None:
             " markets"
         )
     options = parse(CompareOptions(), argv[2:], "data compare")
-    (a, calendar), (b, other) = (open_side(what, options, options.cache) for what in sides)
+    (a, calendar), (b, other) = (open_side(side, options, options.cache) for side in sides)
     if calendar != other:
         raise ConfigError(
             f"A has the calendar {calendar} and B has {other}; compare bars of one exchange"

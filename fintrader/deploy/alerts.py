@@ -109,15 +109,17 @@ def tell_supervisor(news: Mapping[str, str]) -> bool:
     return True
 
 
-def check_address(url: str, what: str) -> None:
+def check_address(url: str, setting: str) -> None:
     """Raise ConfigError for an address that is neither https, nor on this machine, nor known to
-    apprise. what: name of the address for the message, which does not show it, since it may be a
+    apprise. setting: name of the address for the message, which does not show it, since it may be a
     secret."""
     if url.startswith(("http://", "https://")):
         if not url.startswith(("https://", *_LOOPBACK)):
-            raise ConfigError(f"{what} must begin with https://")
+            raise ConfigError(f"{setting} must begin with https://")
     elif not _open_apprise().add(url):
-        raise ConfigError(f"{what} is unknown to apprise; give one such as ntfys://ntfy.sh/TOPIC")
+        raise ConfigError(
+            f"{setting} is unknown to apprise; give one such as ntfys://ntfy.sh/TOPIC"
+        )
 
 
 def _open_apprise() -> Any:

@@ -322,5 +322,5 @@ def check_values(
                 )
 
 
-def _broken(what: str) -> CheckpointError:
-    return CheckpointError(f"the stored state is broken: {what}; load another one")
+def _broken(fault: str) -> CheckpointError:
+    return CheckpointError(f"the stored state is broken: {fault}; load another one")

@@ -149,13 +149,13 @@ class BarComparison:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, str]:
+def open_side(source: str, settings: CompareSettings, cache: Path) -> tuple[Side, str]:
     """Read the bars of a built market (`.safetensors`), of files, or of a configuration's source;
     return their calendar too.
 
     Raises ConfigError or DataError (BarError) where they cannot be read.
     """
-    path = Path(what)
+    path = Path(source)
     if path.suffix == ".safetensors":
         from fintrader.market.tensors import MarketTensors  # needs torch
 
@@ -163,12 +163,12 @@ def open_side(what: str, settings: CompareSettings, cache: Path) -> tuple[Side, 
         return Side(path.parent.name, _market_bars(market)), str(
             market.provenance.calendar or settings.calendar
         )
-    if kind_of(what) or path.is_dir() or any(mark in what for mark in "*?["):
+    if kind_of(source) or path.is_dir() or any(mark in source for mark in "*?["):
         zone = {} if settings.timezone is None else {"timezone": settings.timezone}
-        found = detect(what, calendar=settings.calendar, known=zone)
-        chosen = DataSettings(path=what, source=found.settings(), calendar=settings.calendar)
+        found = detect(source, calendar=settings.calendar, known=zone)
+        chosen = DataSettings(path=source, source=found.settings(), calendar=settings.calendar)
         return Side(path.name, read_source(chosen)), settings.calendar
-    chosen = read_settings(what).effective()
+    chosen = read_settings(source).effective()
     return Side(path.stem, read_source(chosen, cache)), chosen.calendar
 
 
@@ -352,7 +352,7 @@ class _Symbol:
         shifts = _runs(lags, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = np.log(self.theirs / self.ours)
-        for kind, what, columns, least, spread, apart in (
+        for kind, name, columns, least, spread, apart in (
             ("scale", "prices", slice(4), SCALED, 0.3, 0.1),
             ("volume_scale", "volumes", slice(4, 5), np.log(SCALED_VOLUME), 0.5, 1.0),
         ):
@@ -369,7 +369,7 @@ class _Symbol:
                 centre[days[0] : days[-1] + 1] = np.nan
             for days in _runs(centre, apart):
                 ratio = float(np.exp(np.median(centre[days])))
-                yield self._suspect(kind, days, ratio, f"B's {what} are {ratio:.4g} times A's")
+                yield self._suspect(kind, days, ratio, f"B's {name} are {ratio:.4g} times A's")
         unit, length = ("session", 1) if self._is_daily else ("minute", self.grid.bar_minutes)
         for days in shifts:
             value = lags[days[0]] * length

@@ -47,7 +47,7 @@ ORIGIN = "the DataFrame"
 
 @check_keywords
 def load_market(
-    what: Settings | Mapping[str, Any] | pd.DataFrame | Path | str | None = None,
+    data: Settings | Mapping[str, Any] | pd.DataFrame | Path | str | None = None,
     *,
     cache: Path | str = "data/tensors",
     timezone: str | None = None,
@@ -56,7 +56,7 @@ def load_market(
 ) -> MarketTensors:
     """Load a market from the cache, or build it if it is not there.
 
-    `what` is one of
+    `data` is one of
 
     - a market file (`.safetensors`);
     - a configuration: its name, a YAML file, or settings (a whole run's or only its `data` part);
@@ -77,34 +77,34 @@ def load_market(
     Raises ConfigError for a setting that is wrong, DataError (BarError, MarketError) for bars or
     files that are wrong.
     """
-    what = _to_pandas(what)
+    data = _to_pandas(data)
     if "features" in settings:
         settings["features"] = read_names(settings["features"])
     reading = {"timezone": timezone, "label": label}
     reading = {name: one for name, one in reading.items() if one is not None}
-    if _are_frames(what):
-        return _build_from_frames(what, reading, settings)
-    if isinstance(what, str | Path) and _holds_bars(str(what)):
-        return _load_detected(str(what), reading, settings, Path(cache))
+    if _are_frames(data):
+        return _build_from_frames(data, reading, settings)
+    if isinstance(data, str | Path) and _holds_bars(str(data)):
+        return _load_detected(str(data), reading, settings, Path(cache))
     if reading:
         raise ConfigError(
             "timezone and label are for bars; in a configuration, set them in `source`"
         )
-    if isinstance(what, str | Path) and Path(what).suffix == ".safetensors":
+    if isinstance(data, str | Path) and Path(data).suffix == ".safetensors":
         if settings:
             raise ConfigError(
-                f"{what} is built already, so {', '.join(settings)} cannot be set; give its"
+                f"{data} is built already, so {', '.join(settings)} cannot be set; give its"
                 " configuration"
             )
-        return MarketTensors.load(what)
-    what = {} if what is None else what
-    if not isinstance(what, str | Path | Mapping | Settings) or not (what or settings):
-        kind = "nothing" if isinstance(what, Mapping) else type(what).__name__
+        return MarketTensors.load(data)
+    data = {} if data is None else data
+    if not isinstance(data, str | Path | Mapping | Settings) or not (data or settings):
+        kind = "nothing" if isinstance(data, Mapping) else type(data).__name__
         raise ConfigError(
             f"no market can be made of {kind}: give a configuration's name or path,"
             " a market file, a file of bars, settings, a DataFrame, or a dictionary of DataFrames"
         )
-    return _build(read_settings(what, settings), Path(cache))
+    return _build(read_settings(data, settings), Path(cache))
 
 
 def _build(settings: DataSettings, cache: Path) -> MarketTensors:
@@ -155,22 +155,22 @@ def _detect_settings(
     return settings, guesses
 
 
-def find_settings(what: Settings | Values | Path | str, settings: Values) -> DataSettings:
+def find_settings(data: Settings | Values | Path | str, settings: Values) -> DataSettings:
     """Find the settings by which `load_market` builds a configuration, or a file or folder of
     bars, overridden by `settings`.
 
     Raises ConfigError for a table or a market, which no other process can build again.
     """
-    if _are_frames(_to_pandas(what)) or isinstance(what, MarketTensors):
+    if _are_frames(_to_pandas(data)) or isinstance(data, MarketTensors):
         raise ConfigError(
             "other processes build the market again, from files: write the bars to one, for example"
             " bars.to_parquet('bars.parquet'), and give its path"
         )
     if "features" in settings:
         settings = {**settings, "features": read_names(settings["features"])}
-    if isinstance(what, str | Path) and _holds_bars(str(what)):
-        return _detect_settings(str(what), {}, settings)[0]
-    return read_settings(what, settings)
+    if isinstance(data, str | Path) and _holds_bars(str(data)):
+        return _detect_settings(str(data), {}, settings)[0]
+    return read_settings(data, settings)
 
 
 def _build_from_frames(bars: Any, reading: Values, values: Values) -> MarketTensors:
@@ -233,21 +233,21 @@ def _name_columns(bars: Frames, values: Values) -> Values:
 # --- bars in pandas -------------------------------------------------------------------------------
 
 
-def _are_frames(what: object) -> bool:
+def _are_frames(value: object) -> bool:
     """True of a table, or a dictionary of tables."""
-    return isinstance(what, pd.DataFrame) or (
-        isinstance(what, Mapping)
-        and bool(what)
-        and all(isinstance(one, pd.DataFrame) for one in what.values())
+    return isinstance(value, pd.DataFrame) or (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(one, pd.DataFrame) for one in value.values())
     )
 
 
-def _to_pandas(what: Any) -> Any:
+def _to_pandas(value: Any) -> Any:
     """Convert tables of polars or pyarrow, also in a dictionary; anything else stays as it is."""
-    if isinstance(what, Mapping):
-        return {name: _to_pandas(one) for name, one in what.items()}
-    is_foreign = hasattr(what, "to_pandas") and not isinstance(what, MarketTensors)
-    return what.to_pandas() if is_foreign else what
+    if isinstance(value, Mapping):
+        return {name: _to_pandas(one) for name, one in value.items()}
+    is_foreign = hasattr(value, "to_pandas") and not isinstance(value, MarketTensors)
+    return value.to_pandas() if is_foreign else value
 
 
 def _frames_feed(

@@ -144,26 +144,26 @@ class DataSettings(Settings):
 
 
 def read_settings(
-    what: Settings | Mapping[str, Any] | Path | str, changes: Mapping[str, Any] | None = None
+    data: Settings | Mapping[str, Any] | Path | str, changes: Mapping[str, Any] | None = None
 ) -> DataSettings:
     """Read the data settings of a configuration (a name, a YAML file, settings or plain values),
     overridden by `changes`.
 
     Raises ConfigError naming the field that is wrong.
     """
-    if isinstance(what, str | Path):
-        values = read_yaml(Path(what))
-        where = str(what)
+    if isinstance(data, str | Path):
+        values = read_yaml(Path(data))
+        where = str(data)
         values = values.get("data", values)
-    elif isinstance(what, Mapping):
+    elif isinstance(data, Mapping):
         # as in a file, alone or in a whole configuration
-        values = dict(what.get("data", what))
+        values = dict(data.get("data", data))
         where = "settings"
     else:
-        settings = getattr(what, "data", what)  # of a whole run's configuration
+        settings = getattr(data, "data", data)  # of a whole run's configuration
         if not isinstance(settings, DataSettings):
             raise ConfigError(
-                f"{type(what).__name__} holds no data settings; give DataSettings or a run's"
+                f"{type(data).__name__} holds no data settings; give DataSettings or a run's"
                 " configuration"
             )
         if not changes:

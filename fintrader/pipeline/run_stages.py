@@ -193,13 +193,13 @@ def _command(called: str, own: RunConfig, config: RunConfig) -> str:
             words += option
             continue
         if field in places:
-            what = "is fixed by the folder"
+            reason = "is fixed by the folder"
             other = ""
         else:
-            what = "decides how policies are trained, and these are trained already"
+            reason = "decides how policies are trained, and these are trained already"
             other = f" --name {config.name}-2"
         raise ConfigError(
-            f"{option[0]}: {what}; a backtest takes --backtest.* and those of --env.* on the"
+            f"{option[0]}: {reason}; a backtest takes --backtest.* and those of --env.* on the"
             " execution of orders (fill, decision-interval, costs, initial-cash-usd, limits). For"
             f" another run: `fintrader run {called}/config.yaml {shlex.join(option)}{other}`"
         )

@@ -506,7 +506,7 @@ def find_leaks(market, rebuild, env, cuts):
 
 def caught_by(report, what):
     """How a report found `what`, empty where it did not."""
-    found = [leak for leak in report.leaks if leak.what == what]
+    found = [leak for leak in report.leaks if leak.name == what]
     return f"changed futures, {found[0].times} of them" if found else ""
 
 
@@ -533,7 +533,7 @@ def table(folder):
     rows["pipeline: split before its date"] = caught_by(split, f"feature {column(price_level)}")
     alarms = given_columns(write_bars(folder))
     for name in ("given_next", "given_noisy", "given_night"):
-        found = [alarm.what for alarm in alarms if alarm.column == name]
+        found = [alarm.measure for alarm in alarms if alarm.column == name]
         rows[f"column of a file: {name}"] = " and ".join(f"alarm, {what}" for what in found)
     for how, what in (
         ("observation", "observation"),

@@ -70,7 +70,7 @@ def test_clean_columns_raise_no_alarm(seed):
 @pytest.mark.parametrize("how", ["observation", "fill", "weights"])
 def test_an_environment_that_peeks_is_caught(how):
     report = lab.with_environment(how)
-    assert {leak.what for leak in report.leaks} & {"observation", "order"}
+    assert {leak.name for leak in report.leaks} & {"observation", "order"}
     assert not report.clean
 
 
@@ -90,7 +90,7 @@ def test_the_first_stage_finds_every_common_leak_and_names_no_honest_column(
     features = {"names": [*names, *honest], "context": lab.CONTEXT, "clip": 1e6}
     data = lab.settings_of(path, features=features)
     report = lookahead(data, lab.ENV, lab.QUICK, progress=said)
-    columns = {leak.what for leak in report.leaks} - {"observation", "fill", "equity", "order"}
+    columns = {leak.name for leak in report.leaks} - {"observation", "fill", "equity", "order"}
     assert columns == {f"feature {lab.column(one)}" for one in leaking}
     assert all(done == 0 for stage, (done, _) in report.trials.items() if stage != WHOLE)
     # Each is printed as it is found, once.
@@ -119,7 +119,7 @@ def test_the_same_call_goes_on_where_the_time_ended(tmp_path):
     more = lookahead(data, lab.ENV, lab.WHOLE_TIME, cache=tmp_path)
     assert "the same command goes on with them:\n  15 of 15 first bars of sessions" in str(first)
     assert more.unproved == ()
-    assert {leak.what for leak in first.leaks} <= {leak.what for leak in more.leaks}
+    assert {leak.name for leak in first.leaks} <= {leak.name for leak in more.leaks}
     # Nothing is left to do, and nothing is forgotten.
     said = Said()
     assert lookahead(data, lab.ENV, lab.QUICK, cache=tmp_path, progress=said) == more
@@ -144,7 +144,7 @@ def test_a_feature_that_opens_a_file_is_named(tmp_path):
     report = lookahead(lab.settings_of(path, features={"names": names}), lab.ENV, lab.QUICK)
     (line,) = [line for line in report.trusted if "joined_table" in line]
     assert "opens README.md" in line
-    assert not [leak for leak in report.leaks if leak.what.startswith("feature")]
+    assert not [leak for leak in report.leaks if leak.name.startswith("feature")]
 
 
 @pytest.mark.slow
@@ -171,7 +171,7 @@ def test_those_that_a_few_random_cuts_let_pass(tmp_path):
     names = [*map(lab.column, (*hidden, lab.own_file)), *lab.CLEAN[:3]]
     features = {"names": names, "extra": ["given_next"], "context": []}
     report = lookahead(lab.settings_of(path, features=features), lab.ENV, lab.WHOLE_TIME)
-    columns = {leak.what for leak in report.leaks if leak.what.startswith("feature")}
+    columns = {leak.name for leak in report.leaks if leak.name.startswith("feature")}
     assert columns == {f"feature {lab.column(one)}" for one in hidden}
     assert {alarm.split(":")[0] for alarm in report.alarms} >= {"given_next"}
     assert any("given_next" in line for line in report.trusted)

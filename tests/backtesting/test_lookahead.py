@@ -44,7 +44,7 @@ def test_a_clean_market_is_clean():
 def test_a_planted_leak_is_named(where):
     market = leaking(make_market(90, 4, seed=1), where)
     report = find_leaks(market, lambda cut: leaking(future(cut), where), EnvSettings(), cuts=4)
-    names = {leak.what for leak in report.leaks}
+    names = {leak.name for leak in report.leaks}
     assert where in names
     assert names <= {where, "observation", "equity", "fill"}
     assert all(leak.bar < leak.cut for leak in report.leaks)
@@ -52,6 +52,6 @@ def test_a_planted_leak_is_named(where):
         assert "observation" in names
         assert "fill" in names or "equity" in names
         assert any(
-            ", features," in leak.detail for leak in report.leaks if leak.what == "observation"
+            ", features," in leak.detail for leak in report.leaks if leak.name == "observation"
         )
     assert where in str(report)

@@ -810,23 +810,26 @@ QUICK = (
 def test_every_cell_is_the_frames(market, name, layout, daily, tmp_path):
     zoo = Zoo(tmp_path / "bars", market, daily)
     zoo.folder.mkdir()
-    path = layout(zoo)
+    assert_cells(zoo, layout(zoo), tmp_path, name)
+
+
+def assert_cells(zoo, path, tmp_path, layout):
+    """Build the market that `init` proposes; its cells must be those of the zoo's frames."""
     found = detect(str(path))
     settings = built(found, tmp_path).model_copy(update={"bar_minutes": found.bar_minutes})
-    market_made = make_market(settings)
-    assert tuple(market_made.symbols) == tuple(sorted(zoo.symbols))
-    stamps = pd.DatetimeIndex(market_made.timestamps())
+    market = make_market(settings)
+    assert tuple(market.symbols) == tuple(sorted(zoo.symbols)), layout
+    stamps = pd.DatetimeIndex(market.timestamps())
     stamps = stamps.tz_localize("UTC") if stamps.tz is None else stamps.tz_convert("UTC")
-    for column, symbol in enumerate(market_made.symbols):
+    for column, symbol in enumerate(market.symbols):
         frame = zoo.frames[symbol]
-        traded = market_made.tradable.numpy()[:, column]
-        if daily:
-            got = stamps[traded].tz_convert(zoo.zone).tz_localize(None).normalize()
-        else:
-            got = stamps[traded]
-        assert list(got) == list(frame.index), name
+        traded = market.tradable.numpy()[:, column]
+        got = stamps[traded]
+        if zoo.daily:
+            got = got.tz_convert(zoo.zone).tz_localize(None).normalize()
+        assert list(got) == list(frame.index), layout
         for field in ("open", "close", "volume"):
-            values = getattr(market_made, field).numpy()[traded, column]
+            values = getattr(market, field).numpy()[traded, column]
             np.testing.assert_allclose(values, frame[field].to_numpy("float32"), rtol=1e-6)
 
 

@@ -185,7 +185,7 @@ def test_the_check_changes_what_was_not_known(tmp_path):
     assert any("given_noise" in line and "known at: 2d" in line for line in report.trusted)
     setup = lab.column(lab.shown_before_it_was_known)
     found = lookahead(data, lab.ENV, lab.QUICK, setup=setup).leaks
-    assert "feature given_noise" in {leak.what for leak in found}
+    assert "feature given_noise" in {leak.name for leak in found}
     without = lookahead(lab.settings_of(path, features=features), lab.ENV, lab.QUICK)
     assert any("given_noise" in line and "trusted" in line for line in without.trusted)
 

@@ -41,7 +41,7 @@ class Alarm:
     """A column that predicts implausibly well."""
 
     column: str
-    what: str
+    measure: str
     """`rank correlation`, or `Sharpe ratio`."""
     value: float
     horizon: str
@@ -51,7 +51,7 @@ class Alarm:
 
     def __str__(self) -> str:
         return (
-            f"{self.column}: {self.what} {self.value:+.3g} with the return {self.horizon} ahead (t"
+            f"{self.column}: {self.measure} {self.value:+.3g} with the return {self.horizon} ahead (t"
             f" = {self.t:+.1f})"
         )
 
@@ -72,19 +72,19 @@ def implausible(
     alarms: dict[tuple[str, str], Alarm] = {}
     for candidates, usual in ((strengths, IMPLAUSIBLE_IC), (ratios, IMPLAUSIBLE_SHARPE)):
         known = {
-            (alarm.what, alarm.horizon): abs(alarm.value)
+            (alarm.measure, alarm.horizon): abs(alarm.value)
             for alarm, _ in candidates
             if alarm.column == planted
         }
         for alarm, samples in candidates:
-            is_doubtful = alarm.column in doubtful and alarm.what == "rank correlation"
+            is_doubtful = alarm.column in doubtful and alarm.measure == "rank correlation"
             level = DOUBTFUL_IC if is_doubtful else usual
-            enough = max(level, STRONGER * known.get((alarm.what, alarm.horizon), 0.0))
+            enough = max(level, STRONGER * known.get((alarm.measure, alarm.horizon), 0.0))
             significant = student.ppf(1 - FALSE_ALARMS / (2 * len(candidates)), samples - 1)
             if alarm.column != planted and abs(alarm.value) > enough and abs(alarm.t) > significant:
-                before = alarms.get((alarm.column, alarm.what))
+                before = alarms.get((alarm.column, alarm.measure))
                 if before is None or abs(alarm.t) > abs(before.t):
-                    alarms[alarm.column, alarm.what] = alarm
+                    alarms[alarm.column, alarm.measure] = alarm
     return tuple(alarms.values())
 
 

@@ -26,8 +26,8 @@ CALENDAR = frozenset({"time_of_day", "time_to_close"})
 class Leak:
     """A value that changed with the future."""
 
-    what: str
-    """The name: `feature return_5`, `context turbulence`, `close`, `observation`, `fill`, `equity`,
+    name: str
+    """`feature return_5`, `context turbulence`, `close`, `observation`, `fill`, `equity`,
     ..."""
     cut: int
     """First bar of the changed future."""
@@ -40,7 +40,7 @@ class Leak:
     def __str__(self) -> str:
         where = f"bar {self.bar} changes when bars from {self.cut} on do"
         often = f"; seen in {self.times} views" if self.times > 1 else ""
-        return f"{self.what}: {where}{f' ({self.detail})' if self.detail else ''}{often}"
+        return f"{self.name}: {where}{f' ({self.detail})' if self.detail else ''}{often}"
 
 
 def compare(
@@ -62,12 +62,12 @@ def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int) -> 
     first differing bar."""
     common = [name for name in market.symbols if name in changed.symbols]
     leaks = []
-    for what, own, their in _pair_arrays(market.window(0, cut), changed.window(0, cut), common):
+    for name, own, their in _pair_arrays(market.window(0, cut), changed.window(0, cut), common):
         at = _find_difference(own, their)
         if at:
             of = "".join(f"{common[k]}, " for k in at[1:])
             gap = _describe_gap(own, float(own[at]), float(their[at]))
-            leaks.append(Leak(what, cut, at[0], of + gap))
+            leaks.append(Leak(name, cut, at[0], of + gap))
     missing = [name for name in market.symbols if name not in changed.symbols]
     if missing:
         detail = f"the future decides that {', '.join(missing)} are in the market"
@@ -153,7 +153,7 @@ def compare_trading(
             leaks.append(Leak("observation", cut, bar, f"column {column}, {part}, {values}"))
             break
     log, rival = first.trade_log, second.trade_log
-    for what, ours, changes in (
+    for name, ours, changes in (
         ("equity", log.equity, rival.equity),
         ("fill", log.shares, rival.shares),
     ):
@@ -162,7 +162,7 @@ def compare_trading(
             bar, *who = at
             of = "".join(f"{market.symbols[k]}, " for k in who)
             values = f"{ours[at]:,.10g} and {changes[at]:,.10g}"
-            leaks.append(Leak(what, cut, bar, f"{of}{values} {'shares' if who else 'USD'}"))
+            leaks.append(Leak(name, cut, bar, f"{of}{values} {'shares' if who else 'USD'}"))
     # The last order fills at `cut` and must not know that bar. Only a split there may change it.
     split = bool((market.events.bar == cut).any() | (changed.events.bar == cut).any())
     asked = np.flatnonzero(first.wanted != second.wanted)

@@ -47,7 +47,7 @@ class TrialResults:
 
 
 def lookahead(
-    what: Settings | Values | Path | str,
+    data: Settings | Values | Path | str,
     env: EnvSettings | None = None,
     settings: LookaheadSettings | None = None,
     *,
@@ -59,7 +59,7 @@ def lookahead(
 ) -> LookaheadReport:
     """Check every step from bars to equity for look-ahead.
 
-    `what` and `changes`: those of `load_market`, a configuration or a file or folder of bars. Every
+    `data` and `changes`: those of `load_market`, a configuration or a file or folder of bars. Every
     view is built in a fresh process. The first stage builds the whole market a few times with other
     futures after the training window, and always finishes. The second stage tries bar after bar
     while the budget lasts, scaled by the statistics of the unchanged market. `progress` prints each
@@ -71,20 +71,20 @@ def lookahead(
     """
     settings = settings or LookaheadSettings()
     env = env or EnvSettings()
-    data = find_settings(what, changes)
+    chosen = find_settings(data, changes)
     begin = time.monotonic()
     budget_seconds = 60 * settings.budget_minutes
-    refuse_functions(data)
-    data = data.effective()
-    with FreshBuilds(data, seed=seed, cache=cache, setup=setup) as build:
+    refuse_functions(chosen)
+    chosen = chosen.effective()
+    with FreshBuilds(chosen, seed=seed, cache=cache, setup=setup) as build:
         market = build(View())
-        plan = TrialPlan(market, data.calendar, seed)
+        plan = TrialPlan(market, chosen.calendar, seed)
         results_file = None
         if cache is not None:
-            name = _address(market, data, repr((env, seed, setup)))
+            name = _address(market, chosen, repr((env, seed, setup)))
             results_file = cache / "lookahead" / f"{name}.json"
         results = _read(results_file)
-        own = market.normalisation if data.features.normalisation is None else None
+        own = market.normalisation if chosen.features.normalisation is None else None
         search = _Search(
             market=market,
             build=build,
@@ -103,15 +103,15 @@ def lookahead(
                 results = search.advance(results)
                 results.save(results_file)
                 task.update(results.done, note=f"{passed:.0f} s of {budget_seconds:.0f}")
-        doubtful = (*list_trusted_columns(data), *build.opened)
-        alarms = implausible(market, planted_column(data), doubtful)
+        doubtful = (*list_trusted_columns(chosen), *build.opened)
+        alarms = implausible(market, planted_column(chosen), doubtful)
         own_index = market.benchmark_name != EQUAL_WEIGHT
         return LookaheadReport(
             results.leaks,
             plan.count(results.done),
             alarms=tuple(map(str, alarms)),
             trusted=list_trusted(
-                data, market.benchmark_name, own_index, results.unmoved or (), build.opened
+                chosen, market.benchmark_name, own_index, results.unmoved or (), build.opened
             ),
             untried=results.untried,
             is_kept=results_file is not None and results_file.is_file(),
@@ -148,9 +148,9 @@ class _Search:
             if trial.stage == WHOLE:
                 same = find_unmoved(self.market, changed, trial.bar)
                 still = same if still is None else still & same
-        known = {leak.what for leak in results.leaks}
+        known = {leak.name for leak in results.leaks}
         for leak in gather(leaks):
-            if leak.what not in known:
+            if leak.name not in known:
                 self.progress.print_line(f"leak: {leak}")
         return TrialResults(
             results.done + len(trials),

@@ -69,9 +69,9 @@ def gather(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
     """Keep the first leak of each name, with its count."""
     merged: dict[str, Leak] = {}
     for leak in leaks:
-        first = merged.get(leak.what)
-        merged[leak.what] = replace(first, times=first.times + leak.times) if first else leak
-    return tuple(merged[what] for what in sorted(merged))
+        first = merged.get(leak.name)
+        merged[leak.name] = replace(first, times=first.times + leak.times) if first else leak
+    return tuple(merged[name] for name in sorted(merged))
 
 
 def list_trusted(
@@ -111,7 +111,7 @@ def list_trusted(
         "shares outstanding": universe.shares_outstanding,
         "splits and dividends": data.actions,
     }
-    inputs += [f"{what}: {strip_folders(path)}" for what, path in files.items() if path is not None]
+    inputs += [f"{name}: {strip_folders(path)}" for name, path in files.items() if path is not None]
     if data.benchmark is None and own_index:
         inputs.append(f"index level: {benchmark}, as the source gave it")
     if universe.index is not None:

@@ -152,12 +152,12 @@ class Column:
         remedy = "fill it or remove the row"
         return self.cell_error(int(empty.argmax()), f"the cell is empty{more}; {remedy}")
 
-    def refuse(self, bad: pd.Series[bool], what: str) -> None:
-        """Raise BarError for the first cell that `bad` `[R]` marks; `what` completes `CELL is`."""
+    def refuse(self, bad: pd.Series[bool], fault: str) -> None:
+        """Raise BarError for the first cell that `bad` `[R]` marks; `fault` completes `CELL is`."""
         if bad.any():
             at = int(bad.to_numpy().argmax())
             raise self.cell_error(
-                at, f"{self.cells[at].as_py()!r} is {what}; correct the row or remove it"
+                at, f"{self.cells[at].as_py()!r} is {fault}; correct the row or remove it"
             )
 
 
@@ -543,7 +543,7 @@ def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> No
             raise columns[name].column_error(
                 f"has prices in 32nds, like {cells.iloc[0]}; write decimals"
             )
-    if settings.decimal == ",":
+    if "decimal" in settings.model_fields_set:
         return
     texts = {name: column.stripped for name, column in columns.items() if column.is_text}
     # 1,234,567 and 1,234.5 show that the comma separates thousands; 1.25 shows a decimal point
@@ -554,8 +554,8 @@ def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> No
         cells = text[~is_empty(text)]
         if len(cells) and cells.str.fullmatch(r"\d{1,3},\d{3}").all():
             raise columns[name].column_error(
-                f"has only numbers like {cells.iloc[0]}: if the comma is the decimal sign, set"
-                " data.source.decimal: ','; if it separates thousands, remove it from the file"
+                f"has only numbers like {cells.iloc[0]}, and nothing shows whether the comma is the"
+                " decimal sign; say it: --decimal , or --decimal . (data.source.decimal)"
             )
 
 

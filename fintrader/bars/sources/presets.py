@@ -73,7 +73,7 @@ SPELLINGS = {
             gregorian_date
             datenum timebarstart time_period_start snapped_at datpre timestamp_ms timestamp_us
             timestamp_ns unix_ms epoch _time date_ymd bar_start bar_end candle_begin_time ticks
-            start_date tanggal start_at dt 체결시간
+            start_date tanggal start_at dt 체결시간 d
             dato ngày päivämäärä วันเดือนปี תאריך ημερομηνία التاريخ""",
         "symbol": """
             symbol ticker tic sym instrument instrument_id instrument_name asset ts_code secid
@@ -128,11 +128,11 @@ SPELLINGS = {
 user must give other names in `data.source.columns`."""
 DATE_SPELLINGS = split_words(
     "date datum day tag trade_date calendardate dtyyyymmdd gregorian_date data fecha"
-    " dato tarih дата 日期 日付 일자 날짜"
+    " dato tarih дата 日期 日付 일자 날짜 d"
 )
 """Usual names of a column of dates in a file that also has a column of times of day."""
 CLOCK_SPELLINGS = split_words(
-    "time zeit clock uhrzeit trade_time mdentrytime hora ora heure saat godzina время 时间 時刻 시간"
+    "time zeit clock uhrzeit trade_time mdentrytime hora ora heure saat godzina время 时间 時刻 시간 t"
 )
 """Usual names of a column of times of day."""
 ACTIONS = split_words("splitfactor split_factor stock_splits divcash dividends")

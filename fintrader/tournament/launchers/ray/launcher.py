@@ -280,7 +280,7 @@ class RayLauncher(Launcher):
             )
 
     def _explain_no_room(self, shape: Resources, size: int, offers: Sequence[Resources]) -> str:
-        what = "a pod" if shape is self.need else "an evaluator"
+        kind = "a pod" if shape is self.need else "an evaluator"
         asked = ", ".join(f"{amount:g} {name}" for name, amount in shape.items())
         roomy = sum(count_fits(shape, offer) > 0 for offer in offers)
         if size > 1 and roomy:
@@ -294,7 +294,7 @@ class RayLauncher(Launcher):
         }
         there = ", ".join(f"{amount:g} {name}" for name, amount in most.items())
         return (
-            f"no node of the Ray cluster can hold {what}: it takes {asked}, and nodes"
+            f"no node of the Ray cluster can hold {kind}: it takes {asked}, and nodes"
             f" offer at most {there}; lower --launcher.gpus, --launcher.cpus or"
             " --launcher.resources (of an evaluator, --launcher.evaluator_cpus or"
             " --launcher.evaluator_resources), or add nodes and run the same command again"
@@ -436,13 +436,13 @@ def run_on_ray(ray: RaySettings, *, body: str = BODY, device: str = "auto") -> L
         )
         spans = count_spanned(name_devices(gpus if ray.gpus is None else ray.gpus, ray.nodes))
         if spans > settings.learners:
-            what, lower = (
+            span, lower = (
                 (f"{spans} GPUs", "launcher.gpus")
                 if spans > ray.nodes
                 else (f"{spans} nodes", "launcher.nodes")
             )
             raise ConfigError(
-                f"{lower}: a pod that spans {what} needs a learner for each; set"
+                f"{lower}: a pod that spans {span} needs a learner for each; set"
                 f" tournament.replicas to {spans} or more, or lower {lower}"
             )
         return RayLauncher(access, ray, settings, body=body, gpus=gpus)
