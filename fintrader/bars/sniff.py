@@ -887,7 +887,7 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
 def _list_indices(table: pd.DataFrame) -> list[Any]:
     """List the columns that are levels of an index in pandas, without empty ones and row
     numbers."""
-    nameless = r"|index|unnamed: [01]|level_[01]|__index_level_[01]__"
+    nameless = r"|1|index|unnamed: [01]|level_[01]|__index_level_[01]__"
     return [
         column
         for column in table.columns

@@ -516,11 +516,11 @@ def _read_csv(
 
 
 def _is_prose(line: str, delimiter: str) -> bool:
-    """Report whether a line is blank or a remark: it begins with a word, and no field is a number
-    or date."""
+    """Report whether a line is blank or a remark: it begins with a word or #, and no field is a
+    number or date."""
     fields = [field.strip(' "') for field in line.split(delimiter)]
     has_numbers = any(re.fullmatch(r"[-+.:/\d]+", field) for field in fields)
-    return not has_numbers and re.match(r'["#\s]*([^\W\d]+[ :：、]|$)', line) is not None
+    return not has_numbers and re.match(r'\s*#|["\s]*([^\W\d]+[ :：、]|$)', line) is not None
 
 
 def _unpack(file: BarFile) -> Any:
