@@ -63,6 +63,8 @@ from fintrader.results.market_description import MOST_OUTSIDE, Fault
 Sure = Literal["given", "sure", "likely", "assumed"]
 _HOUR = 60 * MINUTE_NS
 _DAY = 24 * _HOUR
+_SURE_DAYS = 5
+"""Least number of days that show that times are the ends of bars, for that to be sure."""
 _FILES = 24
 """Largest number of files in the first sample, spread evenly, to keep the detection fast."""
 _ROWS = 1_500_000
@@ -202,8 +204,8 @@ def detect(
     else:
         _note_zone(found, layout, midnight)
     grid = _grid(found, bars, step)
-    layout.has_late_ends |= proposal.best.rank[-1] and found.calendar in OPEN
-    _sessions_and_label(found, bars, grid, layout)
+    fits_late = proposal.best.rank[-1] and found.calendar in OPEN
+    _sessions_and_label(found, bars, grid, layout, fits_late)
     _calendar(found, bars, grid, proposal, calendar, layout)
     faults = _faults(found, bars, grid)
     _adjustment(found, bars, [fault for fault in faults if fault.kind == "split"])
@@ -821,9 +823,11 @@ def _measure_presence(bars: Bars) -> float:
     return min(1.0, len(bars.ts) / int((last - first + 1).sum()))
 
 
-def _sessions_and_label(found: Detection, bars: Bars, grid: SessionGrid, layout: Layout) -> None:
+def _sessions_and_label(
+    found: Detection, bars: Bars, grid: SessionGrid, layout: Layout, fits_late: bool
+) -> None:
     """Add the length of the bars, the label, opening prints, extended hours, the range of dates and
-    its sessions to `found`."""
+    its sessions to `found`. `fits_late`: True if the calendar fits bars that are read as ends."""
     looked = [days_of(one, grid) for one in _each(bars)]
     found.session_minutes = int(grid.session_minutes.max())
     span = np.min(found.spans), np.max(found.spans)
@@ -833,7 +837,7 @@ def _sessions_and_label(found: Detection, bars: Bars, grid: SessionGrid, layout:
         first, last = np.array(span, "datetime64[ns]").astype("datetime64[D]").tolist()
     else:
         _length(found, looked)
-        _label(found, looked, layout.has_late_ends)
+        _label(found, looked, layout.has_late_ends, fits_late)
         first, last = (session_date(found.calendar, ts) for ts in span)
         wide = sum(float(days.wide.mean()) for days in looked if len(days.session))
         found.extended = wide > len(looked) / 2
@@ -869,11 +873,15 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
     found.note("bar_minutes", length, "given" if "bar_minutes" in found.known else sure, said)
 
 
-def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool) -> None:
+def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool, fits_late: bool) -> None:
     votes = sum_votes(map(label_votes, looked))
     given = found.known.get("label")
     if not given and has_late_ends:
-        found.decide("label", "end", "sure", "times lie at or just before the ends of minutes")
+        found.decide("label", "end", "sure", "times lie just before the ends of minutes")
+        return
+    if not given and fits_late:
+        said = f"more rows lie in the sessions of {found.calendar} one bar earlier; --label start"
+        found.decide("label", "end", "assumed", said)
         return
     if not given and found.session_minutes >= _DAY // MINUTE_NS:
         said = "nothing tells a bar's start from its end where trading never stops; --label end"
@@ -882,10 +890,13 @@ def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool) -> No
     if (given or votes.displaced()) != "end":
         sure: Sure = "sure" if votes.start and votes.start >= 0.8 * votes.days else "assumed"
         sure = "given" if given else sure
-        found.note("label", "start", sure, f"{votes.start} of {votes.days} days begin and end so")
+        hint = "; --label end" * (sure == "assumed")
+        said = f"{votes.start} of {votes.days} days begin and end so{hint}"
+        found.note("label", "start", sure, said)
         return
     said = f"{votes.end} of {votes.days} days begin and end one bar late"
-    found.decide("label", "end", "given" if given else "sure", said)
+    enough: Sure = "sure" if votes.end >= _SURE_DAYS else "assumed"
+    found.decide("label", "end", "given" if given else enough, said)
     step = found.bar_minutes * MINUTE_NS
     moved = [
         replace(days, ts=days.ts - step, first=days.first - step, last=days.last - step)

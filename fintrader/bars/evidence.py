@@ -227,7 +227,7 @@ def _count_volume_votes(days: BarsByDay) -> Votes:
     start = wide & (jump == 1) & (at > _JUMP * before)
     end = wide & (jump == 2) & (after > _JUMP * at) & (at > 0)
     ends, starts, earlies, days_seen = (int(mask.sum()) for mask in (end, start, early, wide))
-    if max(ends, earlies) < 5:
+    if max(ends, earlies) < (5 if starts else 2):
         return Votes(start=starts, days=days_seen)
     return Votes(ends, starts, earlies, 0, days_seen)
 

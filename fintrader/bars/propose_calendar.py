@@ -50,7 +50,7 @@ ZONES = split_words(
 _UTC_ONLY = ("24/7", "24/5")
 OPEN = (*_UTC_ONLY, FX, NASDAQ_NIGHT, "CMES")
 """Calendars that are open at nearly all hours, so that few rows can lie outside."""
-_FILLED = (0.8, 0.98)
+_FILLED = (0.8, 0.99)
 """Least share of the slots of an `OPEN` calendar's sessions that must be filled: quarters of an
 hour, and days of daily bars."""
 _MOSTLY = 0.7

@@ -105,6 +105,7 @@ _NO_VOLUME = (
     r"|num|\bn$|id$|avg|mean|average|ma_?\d|std|ratio|ch(an)?g|pct|volat|year|day|index"
 )
 """Pattern of words in column names whose numbers are not volumes."""
+_CLOSES_ALONE = "guess: closes alone; orders fill at them, too"
 _IN_UTC = "counts from 1970 in UTC"
 _MARKED_DATE = r"^\d{1,4}[-/.](?:\d{1,2}|[A-Za-z]{3})[-/.]\d{1,4}(?!\d)"
 _WHOLE_DATE = _MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d|\d*(?:\.0*)?$)"
@@ -119,7 +120,7 @@ _DATED_CLOCK = r"^(.+?)(,? +|[TD_:-])(\d{1,2}:\d.*|\d{4,6}|\d{1,2}\.\d\d(?:\.\d\
 """Pattern of a date, a separator and a time of day."""
 _NAMESAKES = {
     **dict.fromkeys(PRICES, _MARKED_DATE),
-    "symbol": "^ok$",
+    "symbol": rf"^ok$|{_MARKED_DATE}",
     "ts": r"^\d\.\d{0,5}E\+\d\d$",
 }
 """Role -> pattern of the cells of a column that has a usual name of the role, but another content.
@@ -203,7 +204,7 @@ def sniff(
         layout.values["header"] = [
             named.get(column, f"column_{number}") for number, column in enumerate(table.columns)
         ]
-        columns = {role: column if column is None else role for role, column in columns.items()}
+        columns = {role: named.get(column) for role, column in columns.items()}
         table = table.set_axis(layout.values["header"], axis=1)
     layout.single = "symbol" not in columns and "wide" not in layout.values
     layout.values["columns"] = {
@@ -265,9 +266,9 @@ def _find_known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
         layout.values["symbol"] = symbol
     for role, column in asked.items():
         if column not in there and (role, column) != ("volume", "none"):
-            counted = "its columns have no names, only numbers" if is_nameless else "it"
+            counted = "columns without names, " if is_nameless else ""
             raise BarError(
-                f"{layout.name}: no column {column!r}; {counted} has {', '.join(there)}; correct"
+                f"{layout.name}: no column {column!r}; it has {counted}{', '.join(there)}; correct"
                 f" --{role}"
             )
     return {role: there.get(column) for role, column in asked.items()}
@@ -275,14 +276,12 @@ def _find_known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
 
 def _refuse_shared(columns: Roles, layout: Layout) -> None:
     """Raise BarError if one column has two roles, or if the user gave a symbol although the file
-    contains symbols. One column may be used for all four prices, unless the setting `header` names
-    the columns."""
+    contains symbols. One column may be used for all four prices."""
     is_nameless = layout.values.get("header") == []
-    has_header = "header" in layout.values and "wide" not in layout.values
     prices = [columns.get(role) for role in PRICES]
     roles: dict[Any, list[str]] = {}
     for role, column in columns.items():
-        if column is not None and (has_header or role not in PRICES[:3] or len({*prices}) > 1):
+        if column is not None and (role not in PRICES[:3] or len({*prices}) > 1):
             roles.setdefault(column, []).append(role)
     for both in roles.values():
         if len(both) > 1:
@@ -460,14 +459,18 @@ def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _find_delimiter(lines: Sequence[str], name: str) -> str:
-    """Return the tab, semicolon, bar sign or space that occurs equally often, at least twice, in
-    nearly all `lines`; otherwise the comma. A space is considered only if no line contains a comma.
+    """Return the tab, semicolon, bar sign or space that occurs equally often in nearly all `lines`:
+    at least twice, or once if it is no space and commas are not more frequent; otherwise the comma.
+    A space is considered only if no line contains a comma.
     Raises BarError, with the file's `name`, if several spaces separate the columns."""
     best = (1, ",")
     marks = "\t;|" if any("," in line for line in lines) else "\t;| "
+    commas = Counter(line.count(",") for line in lines[:200]).most_common(1)[0][0]
     for mark in marks:
         count, lines_alike = Counter(line.count(mark) for line in lines[:200]).most_common(1)[0]
-        if count > best[0] and lines_alike >= 0.9 * min(len(lines), 200) - _MOST_ABOVE:
+        # A comma once per line is the decimal sign where another mark stands once per line, too.
+        is_only = commas <= count == 1 and mark != " "
+        if (count > best[0] or is_only) and lines_alike >= 0.9 * min(len(lines), 200) - _MOST_ABOVE:
             best = (count, mark)
     is_parted = best[1] == " " or (best[0] == 1 and not any("," in line for line in lines))
     if is_parted and any("  " in line for line in lines):
@@ -665,23 +668,18 @@ def _find_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
     that the user gave. Raises BarError if a required column is not found."""
     if layout.values.get("header") == []:
         return _find_roles_by_content(table, layout, given)
-    found = _find_spelt(table)
+    named = [one for role, one in given.items() if one is not None and role not in ("ts", "date")]
+    rest = table.drop(columns=named)
+    found = _find_spelt(rest)
     if "bid" in plain(found.get("close")):
         layout.notes["columns"] = "guess: bids; --open, --high, --low and --close name others"
     if "volume" not in given:
         found["volume"] = _find_volume(table, found | given, layout)
-    found |= _find_named_times(table, found)
+    found |= _find_named_times(rest, found)
     if "ts" in given:
         found.pop("date", None)
     found |= given
-    if "close" not in found:
-        adjusted = [one for one in table if re.fullmatch(_ADJUSTED, plain(one))]
-        found |= dict(zip(["close"], adjusted, strict=False))
-    if {*found} & {*PRICES} == {"close"} and (
-        "close" in given or not _has_other_prices(table, found, layout)
-    ):
-        found |= dict.fromkeys(("open", "high", "low"), found["close"])
-        layout.notes["columns"] = "guess: closes alone; orders fill at them, too"
+    found |= _find_only_closes(table, found, given, layout)
     missing = _list_missing(table, found, layout)
     if missing:
         raise _ask_for(missing, table, layout)
@@ -691,6 +689,26 @@ def _find_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles:
         _refuse_unnamed_volume(table, found, layout)
     layout.notes.setdefault("columns", "by their names")
     return found
+
+
+def _find_only_closes(table: pd.DataFrame, found: Roles, given: Roles, layout: Layout) -> Roles:
+    """Find closes that have no usual name: adjusted closes, or the only column of numbers of the
+    only file. If no other prices belong to the closes, or if the user gave the closes and a price
+    is missing, they stand for all prices. Returns our name -> column."""
+    closes = [found["close"]] if "close" in found else []
+    closes = closes or [one for one in table if re.fullmatch(_ADJUSTED, plain(one))]
+    if not closes and layout.is_alone and "ts" in found:
+        others = _list_others(table, found)
+        closes = [one for one in others if _to_numbers(table[one], layout).notna().any()]
+        closes = closes * (len(closes) == 1)
+    missing = [role for role in PRICES[:3] if role not in found]
+    if not closes or not missing:
+        return dict(zip(["close"], closes, strict=False))
+    roles = found | {"close": closes[0]}
+    if "close" in given or (len(missing) == 3 and not _has_other_prices(table, roles, layout)):
+        layout.notes["columns"] = _CLOSES_ALONE
+        return dict.fromkeys(PRICES, closes[0]) | given
+    return {"close": closes[0]}
 
 
 def _find_spelt(table: pd.DataFrame) -> Roles:
@@ -871,13 +889,17 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
         return {}
     indices = _list_indices(table)
     names = dict.fromkeys(one for one in indices if _holds_all(table[one], r"^\D+$"))
+    dated = [one for one in _list_others(table, found) if _holds_all(table[one], _MARKED_DATE)]
     times = [one for one in dates + indices if one not in names]
-    if times:
+    if times and (times[0] in dates + dated or not dated):
         return dict(zip(["ts", "symbol"], [times[0], *names], strict=False)) | found
-    dated, clocked = (
-        [column for column in _list_others(table, found) if _holds_all(table[column], pattern)]
-        for pattern in (_MARKED_DATE, _CLOCK)
-    )
+    return _find_times_by_cells(table, found, dated)
+
+
+def _find_times_by_cells(table: pd.DataFrame, found: Roles, dated: list[Any]) -> Roles:
+    """Find the columns of times by their cells: our name (`ts`, `date`) -> column. `dated`: columns
+    of dates."""
+    clocked = [one for one in _list_others(table, found) if _holds_all(table[one], _CLOCK)]
     if len(dated) != 1 or len(clocked) > 1:
         is_time = "id" in table and _holds_all(table["id"], r"^1\d{9}$")  # as in bars of Huobi
         return {"ts": "id"} if is_time else {}
@@ -938,29 +960,9 @@ def _find_roles_by_content(table: pd.DataFrame, layout: Layout, given: Roles) ->
     text = table.astype(str).fillna("").apply(lambda column: column.str.strip())
     text = text[[one for one in text if not _counts_rows(text[one])]]
     numbers = text.apply(_to_numbers, layout=layout)
-    numbers = numbers.dropna(axis=1, thresh=int(0.9 * len(table)))
-    if {*PRICES} <= {*given}:
-        found = dict(given)
-    else:
-        prices = _find_prices(numbers)
-        if not prices:
-            raise BarError(
-                f"{layout.name}: no four adjacent columns look like prices; give their"
-                f" numbers, counted from 1: {', '.join(f'--{name}' for name in PRICES)}; or write"
-                " each price into a column of its kind, as a decimal number"
-            )
-        clock = numbers.get(text.columns[0], pd.Series(dtype=float))
-        falls = clock.is_monotonic_decreasing
-        is_timed = falls != clock.is_monotonic_increasing
-        step = -1 if is_timed and falls else 1  # reversed if the newest row is first
-        values = numbers[prices].dropna().to_numpy()[::step].T
-        found = {**_order_prices(prices, values, layout, is_timed), **given}
-    for role in PRICES:
-        if found[role] not in numbers:
-            raise BarError(
-                f"{layout.name}: no numbers in the column of --{role}, but"
-                f" {text[found[role]].iloc[-1]!r}; name another one, or write numbers"
-            )
+    is_read = (numbers.notna() | text.apply(is_empty)).mean() >= 0.9
+    numbers = numbers.loc[:, is_read & (numbers.notna().mean() > 0.5)]
+    found = _find_prices_by_content(text, numbers, layout, given)
     all_columns = list(table.columns)
     last = max(all_columns.index(found[name]) for name in PRICES)
     after = [column for column in all_columns[last + 1 :] if column in numbers]
@@ -984,16 +986,51 @@ def _find_roles_by_content(table: pd.DataFrame, layout: Layout, given: Roles) ->
     return found
 
 
+def _find_prices_by_content(
+    text: pd.DataFrame, numbers: pd.DataFrame, layout: Layout, given: Roles
+) -> Roles:
+    """Return our name -> column for the prices and the columns that the user gave. `text`: all
+    columns as text; `numbers`: the columns of numbers. Raises BarError if there are no prices."""
+    prices = _find_prices(numbers)
+    alone: Any = given.get("close", next(iter(numbers), None))
+    if {*PRICES} <= {*given}:
+        found = dict(given)
+    elif not prices and ("close" in given or numbers.shape[1] == 1):
+        found = dict.fromkeys(PRICES, alone) | given
+        layout.notes["columns"] = _CLOSES_ALONE
+    elif not prices:
+        raise BarError(
+            f"{layout.name}: no four adjacent columns look like prices; give their numbers, counted"
+            f" from 1: {', '.join(f'--{name}' for name in PRICES)}, or --close alone; or write each"
+            " price into a column of its kind, as a decimal number"
+        )
+    else:
+        clock = numbers.get(text.columns[0], pd.Series(dtype=float))
+        falls = clock.is_monotonic_decreasing
+        is_timed = falls != clock.is_monotonic_increasing
+        step = -1 if is_timed and falls else 1  # reversed if the newest row is first
+        values = numbers[prices].dropna().to_numpy()[::step].T
+        found = {**_order_prices(prices, values, layout, is_timed), **given}
+    for role in PRICES:
+        if found[role] not in numbers:
+            raise BarError(
+                f"{layout.name}: no numbers in the column of --{role}, but"
+                f" {text[found[role]].iloc[-1]!r}; name another one, or write numbers"
+            )
+    return found
+
+
 def _find_traded(numbers: pd.DataFrame, after: list[Any], found: Roles, layout: Layout) -> Any:
     """Find the volume among the columns `after`, usually those after the prices; None if none is
-    left. Prices, adjusted closes and turnovers are left out. If several columns are left, return
-    the first one, or, if the first one contains whole numbers, the column of counts with the
-    largest median."""
+    left. Prices, adjusted closes, turnovers and numbers below 0 are left out. If several
+    columns are left, return the first one, or, if the first one contains whole numbers, the column
+    of counts with the largest median."""
     close: Any = numbers[found["close"]]
     left = [
         column
         for column in after
         if ((numbers[column] / close - 1).abs() < 0.1).mean() < 0.95
+        and not (numbers[column] < 0).any()
         and not _is_adjusted(numbers[column] / close)
     ]
     left = [
@@ -1100,6 +1137,7 @@ def _list_counts(columns: Sequence[Any], text: pd.DataFrame, numbers: pd.DataFra
         if one in numbers
         and _are_counts(numbers[one])
         and not _are_dates_of_digits(text[one])
+        and not (_hold_dates(text[one]) and _moves_like_times(numbers[one]))
         and not text[one].str.fullmatch(clock).all()
     ]
 
@@ -1579,7 +1617,7 @@ def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
     even = range(0, len(columns), 2)
     words = [place for place in even if not all(map(_is_noise, columns[place]))]
     own = [at for at in words if not all(map(_IS_PART.fullmatch, columns[at]))]
-    places = own or words or [at for at in even if any(map(_TICKER_DIGITS.fullmatch, columns[at]))]
+    places = own or words or _list_digits(columns)
     differing = [place for place in places if len(columns[place]) > 1]
     first_ones = [place for at, place in enumerate(places) if place == places[0] + 2 * at]
     chosen = differing or first_ones or [0, len(columns) - 1]
@@ -1595,6 +1633,20 @@ def _find_symbol(columns: list[set[str]]) -> tuple[int, int]:
             f"{called}: neither a column nor the file's name gives the symbol; give it: --symbol"
         )
     return chosen[0], chosen[-1]
+
+
+def _list_digits(columns: list[set[str]]) -> list[int]:
+    """List the places of numbers that may be symbols. Months and days after a year are listed only
+    if there is no other number."""
+    even = range(0, len(columns), 2)
+    year = next((at for at in even if all(re.fullmatch(_YEAR, one) for one in columns[at])), 99)
+    digits = [at for at in even if any(map(_TICKER_DIGITS.fullmatch, columns[at]))]
+    others = [at for at in digits if at < year or not _hold_days(columns[at])]
+    return others or digits
+
+
+def _hold_days(words: set[str]) -> bool:
+    return all(re.fullmatch(r"[0-3]\d", word) for word in words)
 
 
 def _is_noise(word: str) -> bool:

@@ -804,7 +804,11 @@ def test_given_settings_are_not_guessed(bars, tmp_path):
                 ["--close", "4"],
                 "one column is taken for both high and close; name .*--high or",
             ),
-            (kibot, ["--close", "9"], "no column '9'; its columns have no names.* correct --close"),
+            (
+                kibot,
+                ["--close", "9"],
+                "no column '9'; it has columns without names.* correct --close",
+            ),
             (chicago, ["--zone", "America/New_York"], "outside of the sessions.*with --zone"),
             (many, ["--label", "start"], "is not written.* set --label to end"),
             (many, ["--name-pattern", "*"], "give the one symbol of all bars: --symbol"),
@@ -852,7 +856,7 @@ def test_the_first_slice_has_days_where_files_are_sorted_by_day(tmp_path):
 
 
 def test_a_given_close_alone_fills_the_orders(bars, tmp_path, capsys):
-    table = bars[bars.ticker == "AAA"].rename(columns={"close": "Kurs"})[["ts", "Kurs"]]
+    table = bars[bars.ticker == "AAA"].rename(columns={"close": "Kurs"})[["ts", "Kurs"]].assign(x=5)
     path = write_csv(tmp_path, table, "AAA.csv")
     out = tmp_path / "x.yaml"
     assert "name it: --close COLUMN" in refused("init", path, "--out", out)

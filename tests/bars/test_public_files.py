@@ -1241,3 +1241,84 @@ def test_ends_of_bars_are_told_at_the_rest_of_a_market_of_nearly_all_hours(tmp_p
     assert (found.calendar, found.source["label"]) == ("CMES", "end")
     market = make_market(built(found, tmp_path))
     assert np.array_equal(market.timestamps()[market.tradable[:, 0].numpy()], table.ts)
+
+
+def only_closes(days):
+    return days.assign(**dict.fromkeys(PRICES, days.close), volume=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("strike price", {}), ("SAND", {"sep": ";", "decimal": ","}), ("SAND", {"header": False})],
+)
+def test_the_only_column_of_numbers_has_the_closes(name, how, days, write, assert_market):
+    table = days[["ts"]].assign(**{name: days.close})
+    assert_market(write(table, **how), only_closes(days))
+    assert findings(write(table, **how))["columns"].sure == "assumed"
+
+
+def test_row_names_and_one_name_are_a_table(days, tmp_path, assert_market):
+    """As R writes a data frame with one column."""
+    lines = [f'"{day}";{close}' for day, close in zip(days.ts, days.close, strict=True)]
+    (tmp_path / "DAX.csv").write_text("\n".join(['"DAX"', *lines]))
+    assert_market(tmp_path / "DAX.csv", only_closes(days))
+
+
+def test_changes_are_no_volumes_and_empty_rows_stay_numbers(days, tmp_path, assert_market):
+    """Taiwan's exchange without names: volume, turnover, prices, change and trades."""
+    change = days.close.diff().round(2).astype(str).replace("nan", "X0.00")
+    written = days[["ts", "volume"]].assign(turnover=days.volume * days.close)
+    written = written.assign(**days[PRICES], change=change, trades=17 + days.index % 5)
+    path = tmp_path / "0050.csv"
+    written.to_csv(path, header=False, index=False)
+    assert_market(path)
+    written = written.astype({name: object for name in PRICES})
+    written.loc[3:78:4, PRICES] = "--"
+    written.to_csv(path, header=False, index=False)
+    market = make_market(built(detect(str(path)), tmp_path))
+    assert int(market.tradable.sum()) == 80 - 19
+
+
+def test_a_given_column_has_no_other_role(days, write, assert_market):
+    table = days[["ts"]].assign(Index=days.close, cap=days.volume).rename(columns={"ts": "Code"})
+    path = write(table)
+    with pytest.raises(BarError, match="which column is the close"):
+        detect(path)
+    found = detect(path, known={"columns": {"close": "Index", "volume": "cap"}})
+    assert found.source["columns"] == {
+        **{"ts": "Code", "volume": "cap"},
+        **dict.fromkeys(PRICES, "Index"),
+    }
+
+
+def test_without_opens_the_closes_may_stand_for_all_prices(days, write, tmp_path):
+    path = write(days.drop(columns="open"))
+    with pytest.raises(BarError, match="--close alone"):
+        detect(path)
+    market = make_market(built(detect(path, known={"columns": {"close": "close"}}), tmp_path))
+    assert np.allclose(market.open[:, 0], days.close)
+
+
+def test_months_in_names_are_no_symbols(days, tmp_path):
+    for symbol in ("2330", "3008"):
+        folder = tmp_path / symbol / "2024"
+        folder.mkdir(parents=True)
+        for month, part in days.groupby(days.ts.str[5:7]):
+            write_csv(folder, part, f"Stock_{symbol}_2024_{month}.csv")
+    assert detect(str(tmp_path)).symbols == ("2330", "3008")
+
+
+def test_few_days_with_trading_around_the_session_show_ends(tmp_path):
+    table = minute_table(1, 4).assign(volume=5000)
+    early = table[table.ts.dt.strftime("%H:%M") < "11:00"].assign(volume=3)
+    early["ts"] -= pd.Timedelta("90min")
+    whole = pd.concat([table, early]).sort_values("ts")
+    write_csv(tmp_path, whole.assign(ts=whole.ts + pd.Timedelta("1min")), "AAA.csv")
+    label = findings(str(tmp_path / "AAA.csv"))["label"]
+    assert (label.value, label.sure) == ("end", "assumed")
+
+
+def test_daily_stocks_with_few_holidays_are_no_currencies(tmp_path):
+    days = walk_on("XPAR", dt.date(2017, 1, 2), 364, 510)
+    days["ts"] = days.ts.dt.strftime("%Y-%m-%d")
+    assert detect(str(write_csv(tmp_path, days, "CAC.csv"))).calendar in ("XPAR", "XEUR", "XAMS")

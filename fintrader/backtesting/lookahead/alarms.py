@@ -51,8 +51,8 @@ class Alarm:
 
     def __str__(self) -> str:
         return (
-            f"{self.column}: {self.measure} {self.value:+.3g} with the return {self.horizon} ahead (t"
-            f" = {self.t:+.1f})"
+            f"{self.column}: {self.measure} {self.value:+.3g} with the return {self.horizon} ahead"
+            f" (t = {self.t:+.1f})"
         )
 
 

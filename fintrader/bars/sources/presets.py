@@ -67,7 +67,7 @@ SPELLINGS = {
         "ts": """
             ts candle_date_time_utc timestamp datetime date_time unix unix_timestamp open_time
             opentime starttime window_start ts_event gmt_time utc_time local_time timestamp_utc
-            datetime_utc date_utc date_gmt trade_time bar_time begins_at begin time start start_time date trade_date t
+            datetime_utc date_utc date_gmt published_date trade_time bar_time begins_at begin time start start_time date trade_date t
             datum_zeit zeitpunkt zeit traddt date1 close_time closetime endtime end_time dtyyyymmdd fecha
             data дата tarih 日期 时间 交易日期 日付 日付け 일자 날짜 dates datadate starttimestamp
             gregorian_date
@@ -82,7 +82,7 @@ SPELLINGS = {
             ticker_symbol stock_symbol stock_code code name s tckrsymb kürzel wertpapier
             股票代码 代码
             종목코드 銘柄コード ric security security_id
-            permno stock_symbol codneg nazwa order_book_id""",
+            permno stock_symbol codneg nazwa order_book_id currency_pair scrip_code""",
         "open": """
             open o px_open open_price openprice openingpx opening_price opnpric eröffnung eröffn
             erster abertura apertura ouv otwarcie откр açılış openfixed 开盘 开盘价 開盤價 시가 오픈
@@ -120,7 +120,7 @@ SPELLINGS = {
             tickvol tick_volume tickvolume total_trade_quantity total_traded_quantity tottrdqty
             ttl_trd_qnty ttltradgvol shares_traded volumefrom volumen wolumen wol capacity stück
             объём hac number_of_shares size 交易量 成交量 成交股數 거래량 出来高
-            total_ticks quatot umsatz_in_stück stock_volume qty quantity no.of_shares kl ปริมาณ כמות
+            traded_quantity total_ticks quatot umsatz_in_stück stock_volume qty quantity no.of_shares kl ปริมาณ כמות
             όγκος الحجم acvol_uns""",
     }.items()
 }
