@@ -472,7 +472,7 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
             f"{found.path}: most rows stand at the time of another, different one; if a column"
             " holds symbols, name it: --symbol COLUMN; if another one holds the times: --ts COLUMN;"
             " if names of folders or files hold symbols, say where: --name-pattern '{symbol}/*' or"
-            " '{symbol}_*'"
+            " '{symbol}_*'; if rows repeat a bar, keep the last of each"
         )
     _refuse_periods(found, symbols, spans, len(files))
     is_given = not found.known.keys().isdisjoint({"symbol", "name_pattern"})
@@ -545,7 +545,7 @@ def _price_unit(found: Detection, bars: Bars, vendor: str | None) -> Bars:
     """Return the bars, with prices divided if the `vendor` (`lean` or `databento`) writes them as
     whole numbers. For other vendors, only add a finding on large whole prices."""
     close = bars.close
-    whole = bool((close == np.round(close)).all())
+    whole = np.allclose(close, np.round(close), rtol=1e-9, atol=0.0)
     like = f"prices are whole numbers like {close[0]:.0f}"
     divisor = {"lean": 10_000, "databento": 1_000_000_000}.get(vendor or "", 1)
     if whole and divisor > 1:
@@ -603,6 +603,7 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str 
     bars lie on weekends. `zoned`: True if times contain a zone; otherwise only UTC is tried. Raises
     BarError if no zone fits.
     """
+    moved = bars.high > bars.low  # some vendors add bars on weekends, which repeat the last close
     days = {}
     for zone in ("UTC", *ZONES) if zoned else ("UTC",):
         local = to_wall(bars.ts, zone).asi8
@@ -611,13 +612,13 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str 
             return zone, None
         # not all bars have the same time of day, because short sessions close early
         if not zoned or (counts.max() > 0.9 * len(local) and clocks[counts.argmax()] > _MORNING):
-            weekday = (local // _DAY + 4) % 7  # 0 is Sunday; 1970-01-01 was a Thursday
+            weekday = (local[moved | ~moved.any()] // _DAY + 4) % 7  # 0 is Sunday
             days[zone] = np.bincount(weekday, minlength=7)
     best = min(
         days, key=lambda zone: 10 * (days[zone][0] + days[zone][6]) > days[zone].sum(), default=None
     )
-    # bars on Sundays but not on Fridays belong to the next day, perhaps in another zone
-    if best is not None and (not days[best][0] or days[best][5]):
+    # bars on Sundays but hardly on Fridays belong to the next day, perhaps in another zone
+    if best is not None and 20 * days[best][5] >= days[best][0]:
         return best, "day"
     for zone, (sundays, *_, fridays, _saturdays) in days.items():
         evenings = to_wall(bars.ts, zone).asi8 % _DAY >= _EVENING

@@ -53,6 +53,8 @@ OPEN = (*_UTC_ONLY, FX, NASDAQ_NIGHT, "CMES")
 _FILLED = (0.8, 0.99)
 """Least share of the slots of an `OPEN` calendar's sessions that must be filled: quarters of an
 hour, and days of daily bars."""
+_WEEKS = 0.98
+"""Share of the filled slots above which another calendar must contain all rows."""
 _MOSTLY = 0.7
 """Share of the sessions' slots above which a calendar may be sure."""
 _REST = {"CMES": 60 * MINUTE_NS}
@@ -146,7 +148,9 @@ def find_calendar(
         return replace(usual, may_be_sure=usual.may_be_sure and not is_broker)
     homes = map(timezone_of, RARER) if len(zones) > 1 else ()
     other = propose(bars, RARER, [*zones, *homes], step, spans)
-    if other.best.outside <= MOST_OUTSIDE and other.best.cost < usual.best.cost:
+    # a week without a few days is rather one of 24/5 than another market's
+    most = 0.0 if fits and usual.best.filled > _WEEKS else MOST_OUTSIDE
+    if other.best.outside <= most and other.best.cost < usual.best.cost:
         return replace(other, refuted=usual.best)
     if fits:  # a calendar that is not among those tried may fit better
         week = propose(bars, ("24/5",), zones, step, spans).best

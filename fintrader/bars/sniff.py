@@ -382,11 +382,14 @@ def _decide_decimal(rows: Sequence[Sequence[str]], layout: Layout) -> str:
 
 def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
     """Return unique column names from the `lines` of names above a table. A line with another
-    number of cells than the first line is ignored. Raises BarError if there are several lines, and
-    one of them names the times more than once."""
+    number of cells than the first line is ignored. Raises BarError if a line names the times more
+    than once, and there are several lines or the line also names a price more than once."""
     lines = [line for line in lines if len(line) == len(lines[0])]
     names = make_unique(_join_lines(lines) if len(lines) > 1 else lines[0])
-    for line in lines if len(lines) > 1 else ():
+    for line in lines:
+        prices = [cell for cell in line if plain(cell) in SPELLINGS["close"]]
+        if len(lines) == 1 and len(prices) < 2:
+            continue
         own = [
             name
             for name, cell in zip(names, line, strict=True)
@@ -788,7 +791,7 @@ def _ask_for(missing: Sequence[str], table: pd.DataFrame, layout: Layout) -> Bar
         f"{layout.name}: which {are[0]} the {asked}? It has"
         f" {', '.join(map(str, table.columns))}; name {are[1]}:"
         f" {' '.join(f'--{role} COLUMN' for role in missing)}"
-        f"{', or --close alone where there are no others' if 'open' in missing else ''}"
+        f"{', or --close alone where there are no others' if {*PRICES} & {*missing} else ''}"
         f"{', or --volume none' * ('volume' in missing)}"
         f"{', or write the time of each bar into a column' * ('ts' in missing)}"
         f"{_OR_EACH * ('close' in missing)}"
@@ -846,10 +849,11 @@ def _find_volume(table: pd.DataFrame, roles: Roles, layout: Layout) -> Any:
         for column in _list_others(table, {**roles, "volume": found}):
             if _is_turnover(own, close, _to_numbers(table[column], layout)):
                 return column
-    if layout.is_alone and {*_clean(table[found])} <= {"-1", "-1.0"}:  # -1 means no volume
+    cells = {*_clean(table[found])}
+    if layout.is_alone and cells and cells <= {"-1", "-1.0"}:  # -1 means no volume
         return None
     ticks = by_name.get("tickvol", by_name.get("tick_volume"))
-    if ticks is not None and set(_clean(table[found])) <= {"0", "0.0"}:
+    if ticks is not None and cells and cells <= {"0", "0.0"}:
         layout.notes["columns"] = "by their names; the other volume is 0"
         return ticks
     return found
@@ -931,7 +935,8 @@ def _counts_rows(column: pd.Series[Any]) -> bool:
     row. Several symbols may have the same numbers, one symbol after the other or in turn."""
     numbers = pd.to_numeric(column, errors="coerce").to_numpy()
     is_next = np.isin(np.diff(numbers), (0, 1)) | (numbers[1:] == numbers[:1])
-    return bool(numbers[:1] in (0, 1) and is_next.all() and (numbers > numbers[:1]).any())
+    is_various = len(np.unique(numbers)) > len(numbers) / 20  # codes 1, 2, 3 of symbols are not
+    return bool(numbers[:1] in (0, 1) and is_next.all() and is_various)
 
 
 def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -1030,7 +1035,7 @@ def _find_traded(numbers: pd.DataFrame, after: list[Any], found: Roles, layout: 
         column
         for column in after
         if ((numbers[column] / close - 1).abs() < 0.1).mean() < 0.95
-        and not (numbers[column] < 0).any()
+        and not (numbers[column].replace(-1, 0) < 0).any()
         and not _is_adjusted(numbers[column] / close)
     ]
     left = [
@@ -1363,6 +1368,8 @@ def _suggest_format(dates: pd.Series[Any]) -> str:
 def _fit_clock(clocks: pd.Series[Any]) -> str | None:
     """Return the format that fits all times of day `clocks`; None if no format fits. Times without
     separators may lack a leading zero, as 930 for 9:30."""
+    if (clocks == "0").all():
+        return "%H"
     if clocks.str.fullmatch(r"\d+").all():
         size = int(clocks.str.len().max())
         written = next((one for one, digits in CLOCK_DIGITS.items() if 0 <= digits - size < 2), "")

@@ -1272,7 +1272,7 @@ def test_changes_are_no_volumes_and_empty_rows_stay_numbers(days, tmp_path, asse
     path = tmp_path / "0050.csv"
     written.to_csv(path, header=False, index=False)
     assert_market(path)
-    written = written.astype({name: object for name in PRICES})
+    written = written.astype(dict.fromkeys(PRICES, object))
     written.loc[3:78:4, PRICES] = "--"
     written.to_csv(path, header=False, index=False)
     market = make_market(built(detect(str(path)), tmp_path))
@@ -1286,7 +1286,8 @@ def test_a_given_column_has_no_other_role(days, write, assert_market):
         detect(path)
     found = detect(path, known={"columns": {"close": "Index", "volume": "cap"}})
     assert found.source["columns"] == {
-        **{"ts": "Code", "volume": "cap"},
+        "ts": "Code",
+        "volume": "cap",
         **dict.fromkeys(PRICES, "Index"),
     }
 
@@ -1322,3 +1323,40 @@ def test_daily_stocks_with_few_holidays_are_no_currencies(tmp_path):
     days = walk_on("XPAR", dt.date(2017, 1, 2), 364, 510)
     days["ts"] = days.ts.dt.strftime("%Y-%m-%d")
     assert detect(str(write_csv(tmp_path, days, "CAC.csv"))).calendar in ("XPAR", "XEUR", "XAMS")
+
+
+def test_blank_rows_in_front_do_not_hide_the_volume(days, write, tmp_path):
+    blank = days.assign(ts=pd.to_datetime(days.ts) - pd.Timedelta("1000D")).head(60)
+    blank = pd.concat([blank.assign(ts=blank.ts - pd.Timedelta(f"{at}h")) for at in range(40)])
+    blank = blank.assign(**dict.fromkeys(COLUMNS, np.nan)).sort_values("ts")
+    whole = pd.concat([blank, days.assign(ts=pd.to_datetime(days.ts))])
+    assert detect(write(whole)).source.get("columns", {}).get("volume", "volume") == "volume"
+
+
+def test_tables_next_to_each_other_are_refused(days, tmp_path):
+    body = days[["ts", *PRICES]].astype(str).agg(",".join, axis=1)
+    names = "日付,始値,高値,安値,終値"
+    lines = [f"{names},,{names}", *(body + ",," + body)]
+    (tmp_path / "historical.csv").write_text("\n".join(lines))
+    with pytest.raises(BarError, match="its own column of times"):
+        detect(str(tmp_path / "historical.csv"))
+
+
+def test_days_from_five_in_new_york_end_on_the_next_day(tmp_path):
+    """Dukascopy's days begin at 21:00 or 22:00 in UTC, also on weekends, without a change."""
+    stamps = pd.date_range("2024-01-01 17:00", periods=200, tz="America/New_York").tz_convert("UTC")
+    close = 1.1 + np.random.default_rng(0).normal(0, 1e-3, 200).cumsum()
+    table = pd.DataFrame({"Gmt time": stamps, **dict.fromkeys(PRICES, close), "volume": 7.5})
+    table["high"] += 0.001
+    rest = np.flatnonzero(stamps.day_of_week.isin([4, 5]))
+    for row in rest:
+        table.loc[row, PRICES] = table.close[max(0, row - 1)]
+        table.loc[row, "volume"] = 0.0
+    table["Gmt time"] = stamps.strftime("%d.%m.%Y %H:%M:%S.000")
+    found = detect(str(write_csv(tmp_path, table, "EURUSD.csv")))
+    assert (found.source["label"], found.calendar) == ("eve", "24/5")
+
+
+def test_a_clock_of_0_is_midnight(days, write, assert_market):
+    table = days[COLUMNS].assign(DATE=days.ts.str.replace("-", ""), TIME="0")
+    assert_market(write(table.rename(columns=str.upper)))
