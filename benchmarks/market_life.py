@@ -2,7 +2,7 @@
 with independent books, and every kind of event close to every other (`tests/engines/market_life*`).
 
     python -m benchmarks.market_life [--years 160] [--months 400] [--quarters 30] [--first 1000]
-                                     [--save]
+                                     [--record market_life] [--save]
 
 Years are lived one after the other, a seed each from `--first` on, then months in which one stock
 is delisted and another gets a new name, then quarters of a deployment whose bids, asks and stops
@@ -12,7 +12,8 @@ kinds within three sessions of each other, and lists each problem: an order that
 do not explain, one lost or doubled, a false halt or one without an alert, a cent or a share that
 broker and journal count differently, a flatten that ends neither flat nor aloud. The last line has
 status 1 where there is one. Real money opens on a record of 40,000 sessions without a problem in
-which each pair was seen ten times, of the code that trades (`sources`).
+which each pair was seen ten times, of the code that trades (`sources`). `--record market_years`
+saves another record, which real money does not ask for.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks._bench import FinishedRuns, Values, read_arguments
+from benchmarks._bench import FinishedRuns, Values, finish, read_arguments
 from fintrader.deploy.broker import hash_sources
 from fintrader.deploy.bundle import Bundle
 from tests.engines.market_life import MONTH
@@ -101,7 +102,9 @@ def summarise(years: list[Values]) -> Values:
 
 def main() -> int:
     """Live the years, and write the record."""
-    options = read_arguments(__doc__, years=160, months=400, quarters=30, first=1000, fresh=False)
+    options = read_arguments(
+        __doc__, years=160, months=400, quarters=30, first=1000, fresh=False, record="market_life"
+    )
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     finished = FinishedRuns("market_life", options)
@@ -122,7 +125,7 @@ def main() -> int:
                 years.append(finished.get(f"{span} {seed}", settings, work))
     asked = {f"{span}s": count for span, (count, _) in lives.items()}
     found = {**asked, **summarise(years)}
-    finished.finish(found)
+    finish(options.record, {**found, "commits": sorted(finished.commits)}, options)
     return 1 if found["problems"] else 0
 
 
