@@ -622,7 +622,8 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str 
         return best, "day"
     for zone, (sundays, *_, fridays, _saturdays) in days.items():
         evenings = to_wall(bars.ts, zone).asi8 % _DAY >= _EVENING
-        if sundays and 20 * fridays < sundays and evenings.all():
+        is_week = sundays and 20 * fridays < sundays and zone in ("UTC", "America/New_York")
+        if is_week and evenings.all():
             return zone, "eve"
     raise BarError(
         f"{found.path}: daily bars are stamped at {pd.Timestamp(bars.ts[0]):%H:%M:%S}, which is"

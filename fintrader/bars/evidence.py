@@ -227,8 +227,11 @@ def _count_volume_votes(days: BarsByDay) -> Votes:
     start = wide & (jump == 1) & (at > _JUMP * before)
     end = wide & (jump == 2) & (after > _JUMP * at) & (at > 0)
     ends, starts, earlies, days_seen = (int(mask.sum()) for mask in (end, start, early, wide))
-    if max(ends, earlies) < (5 if starts else 2):
-        return Votes(start=starts, days=days_seen)
+    if max(ends, earlies) < 5:
+        # On few days the volume of the close must end one bar late, too.
+        final, later = (days.read_volume(days.close + count * days.step) for count in (0, 1))
+        ends = 0 if starts else int((end & (final > _JUMP * later)).sum())
+        return Votes(end=ends, start=starts, days=days_seen)
     return Votes(ends, starts, earlies, 0, days_seen)
 
 

@@ -387,8 +387,8 @@ def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
     lines = [line for line in lines if len(line) == len(lines[0])]
     names = make_unique(_join_lines(lines) if len(lines) > 1 else lines[0])
     for line in lines:
-        prices = [cell for cell in line if plain(cell) in SPELLINGS["close"]]
-        if len(lines) == 1 and len(prices) < 2:
+        is_repeated = any(line.count(one) > 1 for one in line if plain(one) in SPELLINGS["close"])
+        if len(lines) == 1 and not is_repeated:
             continue
         own = [
             name
@@ -708,7 +708,9 @@ def _find_only_closes(table: pd.DataFrame, found: Roles, given: Roles, layout: L
     if not closes or not missing:
         return dict(zip(["close"], closes, strict=False))
     roles = found | {"close": closes[0]}
-    if "close" in given or (len(missing) == 3 and not _has_other_prices(table, roles, layout)):
+    others = [_to_numbers(table[one], layout) for one in _list_others(table, roles)]
+    is_asked = "close" in given and not any(numbers.notna().any() for numbers in others)
+    if is_asked or (len(missing) == 3 and not _has_other_prices(table, roles, layout)):
         layout.notes["columns"] = _CLOSES_ALONE
         return dict.fromkeys(PRICES, closes[0]) | given
     return {"close": closes[0]}
@@ -721,6 +723,7 @@ def _find_spelt(table: pd.DataFrame) -> Roles:
     columns = sorted(table.columns, key=lambda column: column != plain(column))
     for role, words in SPELLINGS.items():
         spelt = [column for word in words for column in columns if plain(column) == word]
+        spelt = [one for one in spelt if plain(one) != "d" or _hold_any_dates(_clean(table[one]))]
         if role in _NAMESAKES:
             spelt = [column for column in spelt if not _holds_all(table[column], _NAMESAKES[role])]
         if spelt:
@@ -885,6 +888,9 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
             plain(column) in (*SPELLINGS["ts"], *_CLOCK_PARTS) and _holds_all(table[column], _CLOCK)
         )
     ]
+    short = {} if dates else _find_short_times(table, found.get("ts"))
+    if short:
+        return short
     if dates and clocks:
         # The cells of the column of times may include the dates.
         whole = _clean(table[clocks[0]]).str.contains(r"^\d{10,}$|" + _MARKED_DATE).any()
@@ -898,6 +904,16 @@ def _find_named_times(table: pd.DataFrame, found: Roles) -> Roles:
     if times and (times[0] in dates + dated or not dated):
         return dict(zip(["ts", "symbol"], [times[0], *names], strict=False)) | found
     return _find_times_by_cells(table, found, dated)
+
+
+def _find_short_times(table: pd.DataFrame, time: Any) -> Roles:
+    """Return the roles of columns `d` and `t` with dates and times of day; empty without them.
+    `time`: the column found so far for the times."""
+    dates = [one for one in table if plain(one) == "d" and _hold_any_dates(_clean(table[one]))]
+    is_clock = plain(time) == "t" and _holds_all(
+        table[time], rf"^(?:{_CLOCK_CELL}|{_DIGIT_CLOCK})$"
+    )
+    return {"date": dates[0], "ts": time} if dates and is_clock else {}
 
 
 def _find_times_by_cells(table: pd.DataFrame, found: Roles, dated: list[Any]) -> Roles:
@@ -935,8 +951,10 @@ def _counts_rows(column: pd.Series[Any]) -> bool:
     row. Several symbols may have the same numbers, one symbol after the other or in turn."""
     numbers = pd.to_numeric(column, errors="coerce").to_numpy()
     is_next = np.isin(np.diff(numbers), (0, 1)) | (numbers[1:] == numbers[:1])
-    is_various = len(np.unique(numbers)) > len(numbers) / 20  # codes 1, 2, 3 of symbols are not
-    return bool(numbers[:1] in (0, 1) and is_next.all() and is_various)
+    is_strict = (np.diff(numbers) == 1).all()
+    # Codes 1, 2, 3 of symbols are no row numbers.
+    is_various = len(np.unique(numbers)) > max(60, len(numbers) / 20)
+    return bool(numbers[:1] in (0, 1) and (is_strict or (is_next.all() and is_various)))
 
 
 def _clean(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -1035,7 +1053,7 @@ def _find_traded(numbers: pd.DataFrame, after: list[Any], found: Roles, layout: 
         column
         for column in after
         if ((numbers[column] / close - 1).abs() < 0.1).mean() < 0.95
-        and not (numbers[column].replace(-1, 0) < 0).any()
+        and (numbers[column].replace(-1, 0) < 0).mean() <= 0.05
         and not _is_adjusted(numbers[column] / close)
     ]
     left = [
@@ -1086,7 +1104,8 @@ def _find_times_and_symbols(text: pd.DataFrame, numeric: pd.DataFrame, first: An
     names: list[Any] = []
     text = _drop_later_clocks(text, numeric)
     for column, cells in text.items():
-        if cells.str.fullmatch(_CLOCK_CELL).all() and column != first:
+        is_clock = cells.str.fullmatch(_CLOCK_CELL).all() and not _are_dates_of_digits(cells)
+        if is_clock and column != first:
             found.setdefault("ts", column)
         elif _hold_dates(cells) and _moves_like_times(numeric.get(column)):
             found.setdefault("date", column)
@@ -1124,7 +1143,7 @@ def _find_times_of_digits(numbers: pd.DataFrame, text: pd.DataFrame, known: Role
     of numbers in `text`; `known`: columns of times found so far."""
     found: Roles = {}
     if "date" not in known:
-        dates = (one for one in numbers if _are_dates_of_digits(text[one]))
+        dates = (one for one in numbers if _are_dates_of_digits(text[one], "ts" in known))
         found |= {"date": next(dates, None if known else next(iter(numbers), None))}
     dated: Any = known.get("date", found.get("date"))
     if dated is not None and "ts" not in known:
@@ -1153,10 +1172,15 @@ def _moves_like_times(numbers: pd.Series[float] | None) -> bool:
     return numbers is None or bool(numbers.pct_change().abs().median() < 0.01)
 
 
-def _are_dates_of_digits(cells: pd.Series[Any]) -> bool:
-    """Report whether the cells are several dates without separators, such as 240131."""
+def _hold_any_dates(cells: pd.Series[Any]) -> bool:
+    return len(cells) > 0 and (_hold_dates(cells) or _are_dates_of_digits(cells))
+
+
+def _are_dates_of_digits(cells: pd.Series[Any], is_timed: bool = False) -> bool:
+    """Report whether the cells are dates without separators, such as 240131: several dates, if the
+    file is not known to have times of day (`is_timed`)."""
     size = int(cells.str.len().max())
-    is_known = size in _COUNTED and cells.nunique() > 1
+    is_known = size in _COUNTED and (is_timed or cells.nunique() > 1)
     return is_known and bool(_list_fitting(cells.str.zfill(size), _COUNTED[size]))
 
 

@@ -1309,14 +1309,71 @@ def test_months_in_names_are_no_symbols(days, tmp_path):
     assert detect(str(tmp_path)).symbols == ("2330", "3008")
 
 
-def test_few_days_with_trading_around_the_session_show_ends(tmp_path):
+@pytest.mark.parametrize(("label", "opening"), [("end", 5000), ("start", 5000), ("start", 300)])
+def test_few_days_with_trading_around_the_session_may_show_ends(label, opening, tmp_path):
+    """A small first bar alone, as of a feed without the auction's trade, is no bar before the
+    open."""
     table = minute_table(1, 4).assign(volume=5000)
-    early = table[table.ts.dt.strftime("%H:%M") < "11:00"].assign(volume=3)
-    early["ts"] -= pd.Timedelta("90min")
-    whole = pd.concat([table, early]).sort_values("ts")
-    write_csv(tmp_path, whole.assign(ts=whole.ts + pd.Timedelta("1min")), "AAA.csv")
-    label = findings(str(tmp_path / "AAA.csv"))["label"]
-    assert (label.value, label.sure) == ("end", "assumed")
+    clock = table.ts.dt.strftime("%H:%M")
+    table.loc[clock == "09:30", "volume"] = opening
+    early = table[clock < "11:00"].assign(volume=30, ts=table.ts - pd.Timedelta("90min"))
+    late = table[clock >= "15:00"].assign(volume=30, ts=table.ts + pd.Timedelta("1h"))
+    whole = pd.concat([table, early, late]).sort_values("ts")
+    whole["ts"] += pd.Timedelta(f"{int(label == 'end')}min")
+    path = str(write_csv(tmp_path, whole, "AAA.csv"))
+    made = detect(path, calendar="XNAS", known={"timezone": "America/New_York"})
+    found = next(one for one in made.findings if one.setting == "label")
+    assert (found.value, found.sure == "assumed") == (label, opening == 300 or label == "end")
+
+
+OTHER_COLUMNS = {
+    "publication": ("ts", lambda days: {"published_date": pd.to_datetime(days.ts).shift(-1)}),
+    "dividend": ("index", lambda days: {"d": -0.04}),
+    "temperature": ("date", lambda days: {"T": 20.1}),
+    "trades": ("date", lambda days: {"t": 6070 + days.index}),
+    "ticker and epoch": (
+        "date",
+        lambda days: {"T": "AAA", "t": pd.to_datetime(days.ts).astype("int64") // 10**6},
+    ),
+    "zeros": ("datetime", lambda days: {"d": 0, "t": 0}),
+    "the weekday and midnight": ("date", lambda days: {"D": days.index % 5, "time": "00:00"}),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_COLUMNS)
+def test_columns_next_to_dates_are_no_times(name, days, write, assert_market):
+    called, other = OTHER_COLUMNS[name]
+    table = days.rename(columns={"ts": called}).assign(**other(days))
+    assert_market(write(table.dropna()), days[: len(table.dropna())])
+
+
+@pytest.mark.parametrize("by_date", [False, True])
+def test_codes_that_count_up_are_no_row_numbers(by_date, days, tmp_path):
+    table = pd.concat([days[:65].assign(code=code) for code in range(1, 26)])
+    table = table.sort_values("ts", kind="stable") if by_date else table
+    path = write_csv(tmp_path, table[["code", "ts", *COLUMNS]], "bars.csv", header=False)
+    assert len(detect(str(path)).symbols) == 25
+
+
+def test_one_wrong_volume_does_not_hide_the_volume(days, write, tmp_path):
+    days = days.assign(volume=days.volume.where(days.index != 3, -5))
+    with pytest.raises(BarError, match="is no volume"):
+        detect(write(days[["ts", *COLUMNS]], header=False))
+
+
+def test_a_day_in_digits_next_to_a_clock_is_a_date(tmp_path):
+    table = minute_table(1, 1)
+    table.insert(0, "date", table.ts.dt.strftime("%y%m%d"))
+    table["ts"] = table.ts.dt.strftime("%H:%M")
+    path = write_csv(tmp_path, table[["date", "ts", *COLUMNS]], "AAA.csv", header=False)
+    with pytest.raises(BarError, match="span 1 sessions"):
+        make_market(built(detect(str(path)), tmp_path))
+
+
+def test_a_low_with_another_name_is_asked_for(days, write):
+    path = write(days.rename(columns={"low": "minimum", "close": "settle at"}))
+    with pytest.raises(BarError, match="which column is the low"):
+        detect(path, known={"columns": {"close": "settle at"}})
 
 
 def test_daily_stocks_with_few_holidays_are_no_currencies(tmp_path):

@@ -67,14 +67,14 @@ SPELLINGS = {
         "ts": """
             ts candle_date_time_utc timestamp datetime date_time unix unix_timestamp open_time
             opentime starttime window_start ts_event gmt_time utc_time local_time timestamp_utc
-            datetime_utc date_utc date_gmt published_date trade_time bar_time begins_at begin time start start_time date trade_date t
+            datetime_utc date_utc date_gmt trade_time bar_time begins_at begin time start start_time date trade_date t
             datum_zeit zeitpunkt zeit traddt date1 close_time closetime endtime end_time dtyyyymmdd fecha
             data дата tarih 日期 时间 交易日期 日付 日付け 일자 날짜 dates datadate starttimestamp
             gregorian_date
             datenum timebarstart time_period_start snapped_at datpre timestamp_ms timestamp_us
             timestamp_ns unix_ms epoch _time date_ymd bar_start bar_end candle_begin_time ticks
-            start_date tanggal start_at dt 체결시간 d
-            dato ngày päivämäärä วันเดือนปี תאריך ημερομηνία التاريخ""",
+            start_date tanggal start_at dt 체결시간 published_date
+            dato ngày päivämäärä วันเดือนปี תאריך ημερομηνία التاريخ d""",
         "symbol": """
             symbol ticker tic sym instrument instrument_id instrument_name asset ts_code secid
             pair product_id
@@ -128,11 +128,11 @@ SPELLINGS = {
 user must give other names in `data.source.columns`."""
 DATE_SPELLINGS = split_words(
     "date datum day tag trade_date calendardate dtyyyymmdd gregorian_date data fecha"
-    " dato tarih дата 日期 日付 일자 날짜 d"
+    " dato tarih дата 日期 日付 일자 날짜"
 )
 """Usual names of a column of dates in a file that also has a column of times of day."""
 CLOCK_SPELLINGS = split_words(
-    "time zeit clock uhrzeit trade_time mdentrytime hora ora heure saat godzina время 时间 時刻 시간 t"
+    "time zeit clock uhrzeit trade_time mdentrytime hora ora heure saat godzina время 时间 時刻 시간"
 )
 """Usual names of a column of times of day."""
 ACTIONS = split_words("splitfactor split_factor stock_splits divcash dividends")
