@@ -708,9 +708,12 @@ def _find_only_closes(table: pd.DataFrame, found: Roles, given: Roles, layout: L
     if not closes or not missing:
         return dict(zip(["close"], closes, strict=False))
     roles = found | {"close": closes[0]}
-    others = [_to_numbers(table[one], layout) for one in _list_others(table, roles)]
-    is_asked = "close" in given and not any(numbers.notna().any() for numbers in others)
-    if is_asked or (len(missing) == 3 and not _has_other_prices(table, roles, layout)):
+    if len(missing) == 3:
+        is_alone = "close" in given or not _has_other_prices(table, roles, layout)
+    else:  # ask for the missing prices if another column may have them
+        others = [_to_numbers(table[one], layout) for one in _list_others(table, roles)]
+        is_alone = "close" in given and not any(numbers.notna().any() for numbers in others)
+    if is_alone:
         layout.notes["columns"] = _CLOSES_ALONE
         return dict.fromkeys(PRICES, closes[0]) | given
     return {"close": closes[0]}
