@@ -1176,6 +1176,7 @@ def _moves_like_times(numbers: pd.Series[float] | None) -> bool:
 
 
 def _hold_any_dates(cells: pd.Series[Any]) -> bool:
+    """Report whether the cells are dates, with separators or without."""
     return len(cells) > 0 and (_hold_dates(cells) or _are_dates_of_digits(cells))
 
 
@@ -1675,12 +1676,8 @@ def _list_digits(columns: list[set[str]]) -> list[int]:
     even = range(0, len(columns), 2)
     year = next((at for at in even if all(re.fullmatch(_YEAR, one) for one in columns[at])), 99)
     digits = [at for at in even if any(map(_TICKER_DIGITS.fullmatch, columns[at]))]
-    others = [at for at in digits if at < year or not _hold_days(columns[at])]
-    return others or digits
-
-
-def _hold_days(words: set[str]) -> bool:
-    return all(re.fullmatch(r"[0-3]\d", word) for word in words)
+    days = {at for at in digits if all(re.fullmatch(r"[0-3]\d", one) for one in columns[at])}
+    return [at for at in digits if at < year or at not in days] or digits
 
 
 def _is_noise(word: str) -> bool:

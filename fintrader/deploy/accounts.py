@@ -190,6 +190,7 @@ class Accounts:
         start.
         """
         self._take_in(now)
+        before = self.journal.last(Adoption)
         split = frozenset(name for name, at in self._split.items() if now < at + _SPLIT_NS)
         due = sum(usd for _, _, usd in self._due) + sum(self._price(split, now).values())
         wrong = reconcile(
@@ -204,6 +205,9 @@ class Accounts:
             text = "; ".join(finding.text for finding in wrong)
             name = self.journal.path.parent.name
             self._halt(f"{text}; mend the account, or run `fintrader accept {name}`", now)
+        taken = self.journal.last(Adoption)
+        if taken is not None and taken != before and taken.body.findings:
+            self._alert("accept", f"accepted: {'; '.join(taken.body.findings)}", now)
         self._take_in(now)
         known = expect_holdings(self.journal)
         self.unbooked = frozenset(name for name, count in known.owed.items() if count)
@@ -213,12 +217,12 @@ class Accounts:
         """Accept the differences that the last mismatch names, at a person's request."""
         named = self.journal.last(Mismatch)
         agreed = self.journal.last(Checkpoint)
-        text = "nothing was accepted: the account does not differ as the last mismatch says"
         if named is not None and (agreed is None or agreed.seq < named.seq):
             self.agreed(now, adopt=named.body)
             taken = self.journal.last(Adoption)
             if taken is not None and taken.seq > named.seq:
-                text = f"accepted: {'; '.join(taken.body.findings)}"
+                return
+        text = "nothing was accepted: the account does not differ as the last mismatch says"
         self._alert("accept", text, now)
 
     def expect(self, action: Action, opened: int, now: int) -> float:
@@ -237,6 +241,10 @@ class Accounts:
             # Shares agreed on after the open may have been bought since, or already be split.
             day = format_day(opened)
             if format_day(agreed.time) != day or agreed.body.traded_usd.get(day):
+                held = 0.0
+            # The broker's count that a person accepted may contain the split.
+            taken = self.journal.last(Adoption)
+            if taken is not None and taken.time >= opened and action.symbol in taken.body.shares:
                 held = 0.0
         booked = {
             entry.body.kind

@@ -66,6 +66,10 @@ class Alerts:
             self.deliver(news)
         return True
 
+    def drop(self, kind: str) -> None:
+        """Drop an alert that waits and is no longer true."""
+        self._waiting.pop(kind, None)
+
     def deliver(self, news: Mapping[str, str]) -> None:
         """Deliver news to each receiver in a thread of its own, so that a slow receiver delays
         neither orders nor another receiver. Each receiver gets its news in order."""

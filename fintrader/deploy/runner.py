@@ -618,6 +618,8 @@ class Runner:
         """Sell what is left at the broker; end the flatten once there is nothing."""
         if not self.flatten.is_due(now):
             return
+        with contextlib.suppress(FintraderError):
+            self._start_session(self._find_bar(now), now)  # a split changes the shares due
         orders = self.flatten.find_sales(self.execution, now, self.recorder.rows.history.last_close)
         if orders is None:
             self._end_flatten(now)
@@ -666,6 +668,7 @@ class Runner:
         others = self.flatten.others
         self.journal.write(FlattenEnd(others), at=now)
         self.flatten.is_on = False
+        self.alerts.drop("flatten")
         text = "flat: it holds no sellable shares of its symbols, and has no open orders"
         if others:
             text += f"; {format_shares(others)} stay: of other symbols, or too few for an order"

@@ -334,7 +334,7 @@ def test_a_comma_that_may_part_thousands_or_decimals_is_refused_and_the_remedy_w
     dear = TABLE.assign(**{name: (TABLE[name] * 25).round() for name in PRICES}, volume=1500)
     text = dear.assign(**{name: dear[name].map("{:,.0f}".format) for name in COLUMNS})
     path = write_csv(tmp_path, text)
-    said = "only numbers like 1,2.*say it: --decimal , or --decimal ."
+    said = "only numbers like 1,2.*name the sign"
     with pytest.raises(BarError, match=f"column 'open' has {said}"):
         detect(str(path))
     scaled = dear.assign(**{name: dear[name] / 1000 for name in COLUMNS})

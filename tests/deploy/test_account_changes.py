@@ -190,6 +190,35 @@ def test_a_split_that_is_booked_late_is_neither_a_loss_nor_traded(desk):
     assert "has not booked the split of S000 yet" in desk.news("held")[0]
 
 
+@pytest.mark.parametrize(("ratio", "late"), [(10.0, False), (0.1, True), (2.0, True)])
+def test_a_flatten_at_the_open_sells_the_shares_that_are_there(desk, ratio, late):
+    """The feed names the split once the shares have been counted."""
+    desk.events = {"S000": (ratio, 0.0)}
+    desk.server.positions = {"S000": 585.0, "S001": 374.0}
+    sold = []
+
+    def book():
+        sold.extend(row for row in desk.server.orders.values() if row["symbol"] == "S000")
+        day = str(dt.datetime.fromtimestamp(desk.opened / 1e9, dt.UTC).date())
+        desk.server.split("S000", ratio, fraction=False, day=day)
+
+    if late:
+        desk.at[desk.opened + 70 * MINUTE] = book
+        desk.overnight(lambda: control.ask(desk.home, "flatten"))
+    else:
+        desk.overnight(book, lambda: control.ask(desk.home, "flatten"))
+    desk.live(OPEN + 8, limits=HOLDS)
+    assert desk.server.refusals == []
+    assert desk.server.positions == {}
+    assert desk.news("flat")
+    orders = [row for row in desk.server.orders.values() if row["symbol"] == "S000"]
+    counts = [float(row["qty"]) for row in orders]
+    assert counts == {10.0: [5850.0], 0.1: [58.0, 0.5, 52.0], 2.0: [585.0]}[ratio]
+    assert [row["qty"] for row in orders[: len(sold)]] == [row["qty"] for row in sold]
+    waits = any("has not booked its split yet" in text for text in desk.news("flatten"))
+    assert waits == (ratio == 0.1)
+
+
 def buy_in_the_evening(desk):
     """Decide to buy at the first session's last bar, for the first time."""
     evening = int(desk.market.minutes[OPEN - 1]) + 15 * MINUTE
@@ -400,7 +429,7 @@ def test_accepted_differences_are_agreed_and_resumed(desk):
         desk.live(8, adopt=False)
     control.ask(desk.home, "accept")
     desk.live(8, adopt=False)
-    assert desk.news("accept")[0].startswith("accepted: ")
+    assert desk.news("accept")[-1].startswith("accepted: 1017 shares of S000")
     control.ask(desk.home, "resume")
     desk.live(10, adopt=False)
     desk.live(12, adopt=False)
@@ -421,8 +450,8 @@ def test_a_running_deployment_accepts_and_goes_on(desk):
     }
     desk.live(10)
     assert len(desk.halts()) == 1
-    assert desk.news("accept")[0].startswith("accepted: 0 shares of S000 are held")
-    assert "nothing was accepted" in desk.news("accept")[1]
+    assert desk.news("accept")[1].startswith("accepted: 0 shares of S000 are held")
+    assert "nothing was accepted" in desk.news("accept")[2]
     with desk.journal() as journal:
         assert journal.find_halt() is None
         last = journal.last(BarDecision).body
@@ -436,10 +465,34 @@ def test_what_was_not_named_is_not_accepted(desk):
     desk.server.positions.pop("S001")
     with pytest.raises(DeployError, match="S001"):
         desk.live(8, adopt=False)
-    assert "nothing was accepted" in desk.news("accept")[0]
+    assert "nothing was accepted" in desk.news("accept")[1]
     control.ask(desk.home, "accept")
     desk.live(8, adopt=False)
-    assert desk.news("accept")[1].startswith("accepted: ")
+    assert desk.news("accept")[2].startswith("accepted: ")
+
+
+def test_a_split_that_was_accepted_is_not_due_again(desk):
+    desk.events = {"S000": (2.0, 0.0)}
+    desk.announced = False
+    desk.overnight(lambda: desk.server.split("S000", 2.0, listed=False))
+    desk.at[desk.opened + 20 * MINUTE] = lambda: control.ask(desk.home, "accept")
+    desk.live(OPEN + 4)
+    assert "S000" in desk.news("accept")[-1]
+    desk.announced = True
+    desk.live(OPEN + 6)
+    with desk.journal() as journal:
+        known = expect_holdings(journal)
+    assert known.owed == {}
+    assert known.shares == pytest.approx(desk.server.positions)
+
+
+def test_a_start_that_adopts_says_what_it_took(desk):
+    desk.live(4)
+    (said,) = desk.news("accept")
+    assert said.startswith("accepted: ")
+    assert "585 shares of S000" in said
+    desk.live(6)
+    assert desk.news("accept") == [said]
 
 
 def lose(desk, share):

@@ -459,7 +459,7 @@ class World:
             return None
         shares = ticket.left
         if ticket.cut is not None:
-            part = int(ticket.left * ticket.cut) // NANO * NANO
+            part = int(ticket.left * ticket.cut / NANO) * NANO
             is_rest_due = self.random.random() < 0.5
             ticket.cut = None
             shares = part

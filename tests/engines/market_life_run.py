@@ -286,6 +286,8 @@ class Life:
                 window=None,
                 until=self.end,
             )
+            for cause in self.causes if self.is_adopting else ():
+                cause.must = False  # the start's alert names the difference
             self.is_adopting = False
             self._listen(runner)
             self.change(runner)

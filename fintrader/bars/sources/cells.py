@@ -555,7 +555,7 @@ def _refuse_ambiguous(columns: dict[str, Column], settings: FilesSettings) -> No
         if len(cells) and cells.str.fullmatch(r"\d{1,3},\d{3}").all():
             raise columns[name].column_error(
                 f"has only numbers like {cells.iloc[0]}, and nothing shows whether the comma is the"
-                " decimal sign; say it: --decimal , or --decimal . (data.source.decimal)"
+                " decimal sign: name the sign, a comma or a point (data.source.decimal)"
             )
 
 
