@@ -131,7 +131,7 @@ def real(records: Records) -> str:
     head += ["Sharpe, its / equal weight's", "invested"]
     parts = [table(head, rows, left=2)]
     verdicts = [
-        prose(f"*{title}*: {seeds[0]['verdict']}", item=True)
+        prose(f"*{title}*: {seeds[0]['verdict'].partition(').')[0]}).", item=True)
         for title, seeds in sets.items()
         if seeds[0].get("verdict")
     ]
@@ -176,7 +176,7 @@ def _explain_levels(verdicts: str) -> list[str]:
     if today in stated:
         return []
     levels = joined(f"{level} at a {look} look" for level, look in stated.items())
-    return [f"Levels as recorded: {levels}; today a first look has {today}."]
+    return [f"The level was {levels}; today a first look has {today}."]
 
 
 @block(*REAL)
@@ -535,7 +535,7 @@ def tasks(records: Records, agents: Mapping[str, str] = TITLES["agents"]) -> str
         closed = [found.get(f"{agent}_closed") for agent in agents]
         rows.append([f"`{name}`", *map(_show_closed, closed)])
     said = (
-        "0 is the best rule, 1 the optimum; median of five seeds (least),"
+        "0 is the best rule, 1 the optimum; median of five seeds (minimum),"
         f" {figures['env_steps']:,} decisions."
     )
     if "apg" in agents:

@@ -243,7 +243,8 @@ def describe_problem(
     if first["type"] == "literal_error":
         message = f"choose one of {first['ctx']['expected']}"
     if first["type"] == "too_short":
-        message = f"needs at least {first['ctx']['min_length']}"
+        least = first["ctx"]["min_length"]
+        message = f"needs at least {least} value{'s' * (least > 1)}"
     if first["type"] == "too_long" and "actual_length" in first["ctx"]:
         message = (
             f"expected {first['ctx']['max_length']} values, got {first['ctx']['actual_length']}"
@@ -402,7 +403,9 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         names = list_shipped_configs()
         meant = find_meant(str(path), names)
         hint = (
-            f"did you mean {meant!r}?" if meant else "`fintrader init` makes one of bars or tickers"
+            f"did you mean {meant!r}?"
+            if meant
+            else "`fintrader init` creates one from bars or tickers"
         )
         raise ConfigError(
             f"{path} does not exist; give the path of a YAML configuration, or one of"
@@ -416,7 +419,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read ({error.strerror}); check the path and its rights"
+            f"{path} cannot be read ({error.strerror}); check the path and its permissions"
         ) from None
     except ValueError:  # a NUL character
         raise ConfigError(
@@ -424,7 +427,10 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         ) from None
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: expected `name: value` lines at the top level")
+        hint = f"; is it bars? `fintrader init {path}` writes one for them" * (
+            path.suffix != ".yaml"
+        )
+        raise ConfigError(f"{path}: expected a configuration, of `name: value` lines{hint}")
     return values
 
 
@@ -480,7 +486,7 @@ def compare_values(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 def describe_differences(differences: Mapping[str, tuple[Any, Any]]) -> str:
     """Describe the first five differences of `compare_values`, its values before as `there`."""
     return "; ".join(
-        f"{name}: {there!s:.40} there, {here!s:.40} here"
+        f"{name}: {there!s:.40} stored, {here!s:.40} requested"
         for name, (there, here) in list(differences.items())[:5]
     )
 
@@ -537,7 +543,9 @@ def name_code(where: str, values: Any) -> None:
     code = list_code(values)
     if code:
         names = ", ".join(code)
-        log.warning("%s imports %s; read that code first, unless it is yours", where, names)
+        log.warning(
+            "importing %s, as %s asks; run only settings whose code you trust", names, where
+        )
 
 
 def is_url(path: str | Path) -> bool:

@@ -108,7 +108,7 @@ def test_yaml_goes_there_and_back(tmp_path):
     [
         (None, "does not exist"),
         ("a: [1", "not valid YAML at line"),
-        ("- 1\n- 2\n", "expected `name: value` lines"),
+        ("- 1\n- 2\n", "expected a configuration, of `name: value` lines"),
     ],
 )
 def test_a_bad_file_says_so(tmp_path, text, expected):

@@ -97,7 +97,7 @@ def test_a_drained_container_stops_at_once_and_says_how_to_go_on(signal, status)
     code = f"import signal, fintrader.cli as c; c.dispatch = {stop}; c.main(['run'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == status
-    assert "the same command goes on from here" in done.stderr
+    assert "run the same command again to resume" in done.stderr
 
 
 def test_a_bug_is_a_record_with_its_trace(asked):

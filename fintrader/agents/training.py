@@ -254,8 +254,8 @@ class TrainingRun:
         self.saved = time.perf_counter()
 
     def check_action(self, action: Tensor) -> None:
-        """Raise TrainingError unless `action [B, N]` is finite. On a GPU the answer stays there
-        until `record`."""
+        """Raise TrainingError unless `action [B, N]` is finite. On a GPU the result is read in
+        `record`."""
         # One pass: a sum is finite only if all its terms are.
         total = action.detach().sum()
         # Reading the answer from a GPU would wait for it, unless the environment needs the actions
@@ -319,7 +319,7 @@ class TrainingRun:
             self._save_if_finite()
         if self.on_progress is not None:
             self._report(self.on_progress, fraction)
-        self.clock = LoopClock(self.agent.device)  # time since the update counts as no part's
+        self.clock = LoopClock(self.agent.device)  # excludes the time since the update
 
     def _report(self, on_progress: Callable[[TrainProgress], None], fraction: float) -> None:
         """Report progress. The time for this, e.g. of a validation, does not count towards the
@@ -400,7 +400,7 @@ class TrainingRun:
             raise CheckpointError(
                 f"{self.path} belongs to another training ({describe_differences(odd)}); go on with"
                 " its seed and settings (only the budget may differ), use another folder, or"
-                " delete this one to start over"
+                f" delete {self.path.name} to start over"
             )
         device = self.agent.device
         tensors = {name: tensor.to(device) for name, tensor in tensors.items()}

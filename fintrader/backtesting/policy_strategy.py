@@ -25,7 +25,7 @@ REPEATS = 16
 """Number of first decisions that are asked for twice, to detect a policy that varies."""
 Watch = Callable[[BacktestAccount], None]
 """An observer of an account at each decision; it changes nothing."""
-_DIVERGED = "{}: the policy's action holds NaN or infinity; its networks have diverged"
+_DIVERGED = "{}: the policy's action holds NaN or infinity; correct it or train anew"
 
 
 @runtime_checkable

@@ -100,12 +100,12 @@ def list_seen_spans(policy: object) -> list[BarSpan]:
 def describe_origin(policy: object) -> str:
     """Describe a predictor, or a policy that trades other symbols than it learned; else empty."""
     if is_predictor(policy):
-        form = "as they are (it holds no VecNormalize)"
+        form = "unnormalised (it holds no VecNormalize)"
         if not hasattr(policy, "get_vec_normalize_env"):
-            form = "as they are (a bare policy knows no VecNormalize; pass its model)"
+            form = "unnormalised (a bare policy knows no VecNormalize; pass its model)"
         if find_normaliser(policy) is not None:
             form = "normalised by its VecNormalize"
-        return f"asked deterministically, observations {form}"
+        return f"deterministic actions; observations {form}"
     symbols = policy.meta.get("transfer") if isinstance(policy, Bindable) else None
     if not symbols:
         return ""

@@ -72,7 +72,8 @@ def make_folds(
     if not folds:
         needed = sum(lengths.sessions) + 2 * embargo
         raise BacktestError(
-            f"{sessions} sessions hold no fold of {needed}; shorten the windows or give more data"
+            f"{sessions} sessions are too few for a fold of {needed}; shorten the windows or give"
+            " more data"
         )
     return folds
 
@@ -206,7 +207,8 @@ def _chain(results: Sequence[BacktestResult]) -> list[BacktestResult]:
             or result.minutes[0] <= results[number - 1].minutes[-1]
         ):
             raise BacktestError(
-                f"test window {number} overlaps the one before it, or trades other symbols"
+                f"test window {number} overlaps the one before it, or trades other symbols; pass"
+                " windows in the order of time, of the same symbols"
             )
         closed = result if number == len(results) - 1 else _close(result)
         parts.append(_scale(closed, carried, bars))

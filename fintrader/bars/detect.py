@@ -57,6 +57,7 @@ from fintrader.bars.sources.listing import BarFile, files_of, list_files
 from fintrader.bars.sources.presets import PRESETS, Preset
 from fintrader.config import validate
 from fintrader.errors import BarError
+from fintrader.numerals import number_of
 from fintrader.progress import shorten_list
 from fintrader.results.market_description import MOST_OUTSIDE, Fault
 
@@ -243,7 +244,7 @@ def _note_zone(found: Detection, layout: Layout, zone: str) -> None:
     """Add a finding on the zone of times that are dates, carry their zone, or count from 1970.
     `zone`: zone in which daily bars are stamped at one time of day."""
     if layout.whole_days and not layout.zoned:
-        found.note("timezone", timezone_of(found.calendar), "sure", "times are dates")
+        found.note("timezone", "the calendar's", "sure", "times are dates")
         return
     is_needed = layout.whole_days or found.source.get("time_format")
     if is_needed and zone != FilesSettings().timezone:
@@ -469,7 +470,7 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
     bars = concat(parts).sorted()
     if bars.contradictions().mean() > 0.3:
         raise BarError(
-            f"{found.path}: most rows stand at the time of another, different one; if a column"
+            f"{found.path}: most rows have the time of another, different row; if a column"
             " holds symbols, name it: --symbol COLUMN; if another one holds the times: --ts COLUMN;"
             " if names of folders or files hold symbols, say where: --name-pattern '{symbol}/*' or"
             " '{symbol}_*'; if rows repeat a bar, keep the last of each"
@@ -750,7 +751,8 @@ def _zone(found: Detection, bars: Bars, proposal: Proposal, named: str | None) -
             why += "; weeks of currencies look so by MetaTrader's clock: --calendar FX --zone"
             why += " Europe/Athens"
     elif proposal.zones:
-        why += f"; {', '.join(proposal.zones[:3])} would fit too: a change of clocks tells (--zone)"
+        why += f"; {', '.join(proposal.zones[:3])} would fit too: give bars of"
+        why += " summer and winter, or --zone"
     elif not {"24/7", "24/5"}.isdisjoint(proposal.calendars):
         why += f"; {', '.join(proposal.calendars[:3])} would fit too, in any zone (--zone)"
     elif not proposal.may_be_sure:
@@ -796,7 +798,7 @@ def _calendar(
         )
     filled = proposal.best.filled * (_measure_presence(bars) if found.whole else 1.0)
     why = f"{1 - share:.1%} of the rows lie in its sessions, and {filled:.1%} of"
-    why += " their time holds rows"
+    why += " their bars are there"
     sure: Sure = "assumed"
     if asked is not None:
         sure = "given"
@@ -805,7 +807,8 @@ def _calendar(
         why += f"; {worse.calendar} fits worse: {worse.outside:.1%} lie outside, {worse.filled:.0%}"
         why += " filled"
     elif proposal.calendars:
-        why += f"; {', '.join(proposal.calendars[:3])} would fit too: a holiday of one tells"
+        why += f"; {', '.join(proposal.calendars[:3])} would fit too: give bars over a"
+        why += " holiday of one"
     elif proposal.may_be_sure and not (layout.whole_days and share):
         sure = "sure"
         why += "; no other calendar fits"
@@ -843,8 +846,8 @@ def _sessions_and_label(
         first, last = (session_date(found.calendar, ts) for ts in span)
         wide = sum(float(days.wide.mean()) for days in looked if len(days.session))
         found.extended = wide > len(looked) / 2
-        held = "are there; data.hours: extended keeps them" if found.extended else "are not there"
-        said = f"bars before the open and after the close {held}"
+        said = f"{'' if found.extended else 'no '}bars before the open or after the close"
+        said += "; data.hours: extended keeps them" * found.extended
         if grid.extended is not None:
             found.note("extended hours", "yes" if found.extended else "no", "sure", said)
     found.first = first
@@ -866,12 +869,12 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
         found.source.pop("bar_minutes", None)
     is_even = all((days.steps % length == 0).mean() > 0.99 for days in looked if len(days.steps))
     sure: Sure = "sure" if len(lengths) == 1 and is_even else "likely"
-    said = f"rows stand {'so far' if length == usual else f'{usual} minutes'} apart"
+    said = f"rows are {number_of(usual, 'minute')} apart"
     counts = np.bincount(np.concatenate([days.steps for days in looked]))
     if counts[length:].any() and counts.argmax() != length:
         sure = "assumed"
         usual = int(counts.argmax())
-        said = f"most rows stand {usual} apart, but others less (--bar-minutes {usual})"
+        said = f"most rows are {usual} minutes apart, but others less (--bar-minutes {usual})"
     found.note("bar_minutes", length, "given" if "bar_minutes" in found.known else sure, said)
 
 
@@ -893,7 +896,7 @@ def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool, fits_
         sure: Sure = "sure" if votes.start and votes.start >= 0.8 * votes.days else "assumed"
         sure = "given" if given else sure
         hint = "; --label end" * (sure == "assumed")
-        said = f"{votes.start} of {votes.days} days begin and end so{hint}"
+        said = f"{votes.start} of {votes.days} days of a symbol begin and end so{hint}"
         found.note("label", "start", sure, said)
         return
     said = f"{votes.end} of {votes.days} days begin and end one bar late"

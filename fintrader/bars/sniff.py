@@ -112,8 +112,8 @@ _WHOLE_DATE = _MARKED_DATE + r"|^\d{8}(?:T$| \d\d:?\d\d|\d*(?:\.0*)?$)"
 """Pattern of a cell that begins with a date, or is a number since 1970."""
 _CLOCK = r"^\d{1,2}:\d\d"
 _CLOCK_PARTS = split_words("hour hours hh minute minutes second seconds")
-_CLOCK_CELL = r"\d{1,2}:\d\d(:\d\d)?(\.\d+)?( ?[AaPp][Mm])?|([01]\d|2[0-3])([0-5]\d){2}"
-_DIGIT_CLOCK = r"([01]?\d|2[0-3])?[0-5]?\d|([01]?\d|2[0-3])\.[0-5]\d"
+_CLOCK_CELL = r"\d{1,2}:\d\d(?::\d\d)?(?:\.\d+)?(?: ?[AaPp][Mm])?|(?:[01]\d|2[0-3])(?:[0-5]\d){2}"
+_DIGIT_CLOCK = r"(?:[01]?\d|2[0-3])?[0-5]?\d|(?:[01]?\d|2[0-3])\.[0-5]\d"
 """Pattern of a clock time without a colon: 930, 0930, 09.30, or 5 for five minutes after
 midnight."""
 _DATED_CLOCK = r"^(.+?)(,? +|[TD_:-])(\d{1,2}:\d.*|\d{4,6}|\d{1,2}\.\d\d(?:\.\d\d)?|\d\d-[AP]M)$"
@@ -440,6 +440,10 @@ def _join_lines(lines: Sequence[Sequence[str]]) -> list[str]:
     One line names the fields, another line names the symbols, and the last line may name only the
     index.
     """
+    for line in reversed(lines):  # if the symbols have a column, no line has them
+        words = [*map(plain, line)]
+        if len(_FIELDS.intersection(words)) > 2 and not set(SPELLINGS["symbol"]).isdisjoint(words):
+            return [*map(str.strip, line)]
     filled = []
     for line in lines:
         cells: list[str] = []

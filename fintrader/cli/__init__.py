@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 from fintrader import logs, reproducible
 from fintrader.cli import help
@@ -43,10 +44,25 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise Terminated
 
 
+_swallowed: list[KeyboardInterrupt] = []
+
+
+def _note_swallowed(ignored: Any) -> None:
+    """Note an interruption that a callback of a C library swallowed, as numba's compiler does, and
+    interrupt again a moment later, in case nothing failed through it."""
+    if not isinstance(ignored.exc_value, KeyboardInterrupt):
+        sys.__unraisablehook__(ignored)
+        return
+    _swallowed.append(ignored.exc_value)
+    number = signal.SIGTERM if isinstance(ignored.exc_value, Terminated) else signal.SIGINT
+    threading.Timer(0.1, os.kill, [os.getpid(), number]).start()
+
+
 def _main(argv: list[str]) -> None:
     if threading.current_thread() is threading.main_thread():
         # Without a handler the first process of a container ignores the signal.
         signal.signal(signal.SIGTERM, _terminated)
+        sys.unraisablehook = _note_swallowed
     try:
         dispatch(argv)
     except reproducible.RestartNeeded as error:
@@ -57,8 +73,14 @@ def _main(argv: list[str]) -> None:
     except FintraderError as error:
         _complain(str(error))
         sys.exit(2)
-    except KeyboardInterrupt as stop:
-        _complain("interrupted; the same command goes on from here")
+    except (KeyboardInterrupt, RuntimeError) as stop:
+        if isinstance(stop, RuntimeError):
+            if not _swallowed:
+                raise
+            for number in (signal.SIGTERM, signal.SIGINT):  # the second interruption
+                signal.signal(number, signal.SIG_IGN)
+            stop = _swallowed[0]
+        _complain("interrupted; run the same command again to resume")
         sys.exit(143 if isinstance(stop, Terminated) else 130)
     except BrokenPipeError:  # the reader of our output went away, e.g. `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

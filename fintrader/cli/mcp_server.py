@@ -83,7 +83,9 @@ class LookBudget:
                 if spent == last:
                     break
         except (OSError, RecordError) as error:
-            raise ToolError(f"{self.path} is damaged ({error}); a person may remove it") from None
+            raise ToolError(
+                f"{self.path} is damaged ({error}); a person may remove it, which resets the budget"
+            ) from None
         return total
 
     @contextlib.contextmanager
@@ -178,7 +180,10 @@ class Confinement:
         if config.is_classic and ":" in str(values["env"]["id"]):
             code.append(str(values["env"]["id"]))
         if code:
-            raise ToolError(f"the settings import {', '.join(code)}; a person may run such code")
+            raise ToolError(
+                f"the settings import {', '.join(code)}, but this server runs no imported code; a"
+                " person can, with `fintrader`"
+            )
         if config.launcher.kind != "local" or config.operations.metrics is not None:
             raise ToolError("launcher and operations.metrics reach other machines; leave them out")
         for text in texts:

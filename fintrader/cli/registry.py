@@ -41,7 +41,7 @@ GROUPS: Mapping[str, Mapping[str, Command]] = {
         "run": Command(
             "commands:run",
             "CONFIG [--overrides]",
-            "bars to verdict, all stages; after a kill the same command goes on where it was",
+            "bars to verdict, all stages; after a kill the same command resumes where it was",
             (SEARCH, RUN),
         ),
         "plan": Command(

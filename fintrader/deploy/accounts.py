@@ -40,6 +40,8 @@ from fintrader.storage.objects import ObjectStore
 _DAY_NS = 86_400_000_000_000
 _PAID_AFTER_DAYS = 60
 """Most days between a dividend's ex-date and its payment."""
+_BOOKED_EARLY_NS = 4 * _DAY_NS
+"""Time before the open of a split's day in which a broker may book it: a long weekend, ns."""
 _SPLIT_DAYS = 10
 _SPLIT_NS = _SPLIT_DAYS * _DAY_NS
 """Time after a split in which it may be booked or its fraction of a share paid, ns."""
@@ -242,10 +244,8 @@ class Accounts:
             day = format_day(opened)
             if format_day(agreed.time) != day or agreed.body.traded_usd.get(day):
                 held = 0.0
-            # The broker's count that a person accepted may contain the split.
-            taken = self.journal.last(Adoption)
-            if taken is not None and taken.time >= opened and action.symbol in taken.body.shares:
-                held = 0.0
+        if self._has_accepted(action, opened):
+            held = 0.0
         booked = {
             entry.body.kind
             for entry in self.journal.entries(Activity)
@@ -261,6 +261,23 @@ class Accounts:
         )
         self.journal.write(record, at=now)
         return action.split
+
+    def _has_accepted(self, action: Action, opened: int) -> bool:
+        """Check whether a person has accepted a count of the broker's that contains the split: of
+        before the open, if the split explains most of the difference; of later, if the difference
+        is at least half of the split's."""
+        for taken in self.journal.entries(Adoption):
+            more = taken.body.shares.get(action.symbol, 0.0)
+            if not more or taken.time <= opened - _BOOKED_EARLY_NS:
+                continue
+            agreed = self.journal.entries(Checkpoint, after=taken.seq)
+            count = agreed[0].body.shares.get(action.symbol, 0.0) if agreed else 0.0
+            by_split = (count - more) * (action.split - 1.0)
+            if taken.time >= opened and abs(more) >= abs(by_split) / 2.0 > 0.0:
+                return True
+            if abs(more - by_split) < abs(more):
+                return True
+        return False
 
     def remember(self, decision: BarDecision) -> None:
         """Restore first and highest equity from an earlier decision."""

@@ -122,7 +122,7 @@ def _run(
                 print(
                     f"{home.name}: {feed.kind} bars, {broker.kind} broker; it trades until"
                     " stopped (Ctrl-C); the same command resumes it. In another terminal:"
-                    f" `fintrader status {home.name}`, halt, resume, flatten",
+                    f" `fintrader status {home.name}`; likewise halt, resume and flatten",
                     flush=True,
                 )
             runner.run()
@@ -147,7 +147,11 @@ def _register(home: Path, bundle: Bundle) -> None:
         known = [one for one in claims.list_registrations() if one.claim.content == bundle.id]
         registration = known[0] if known else claims.register(claim)
     except (LedgerError, ReturnsError) as error:  # a deployment with positions has to go on
-        log.warning("claim not registered, so its returns are no first look: %s", error)
+        log.warning(
+            "the claim could not be registered, so no later verdict counts as registered in"
+            " advance: %s",
+            error,
+        )
         return
     digest = registration.digest[: claims.SHOWN]
     line = f"Claim {digest}: {registration.claim.describe()}"

@@ -138,6 +138,10 @@ class PolledFeed:
             raise DataError(
                 f"{self.kind} does not send splits and dividends ({error}); try again"
             ) from None
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{self.kind} sends a split or dividend that cannot be read ({error!r}); try again"
+            ) from error
 
     def level(self, grid: SessionGrid) -> Level | None:
         return None
@@ -167,7 +171,8 @@ def open_live_feed(
         return ReplayFeed(settings, symbols, cache=cache, until=until)
     if settings.bar_minutes >= 390:
         raise DeployError(
-            "daily bars are known after the close; a live feed needs bars shorter than a session"
+            "a live feed needs bars shorter than 390 minutes, since a day's bar is known only after"
+            " the close; train with a smaller data.bar_minutes"
         )
     source = settings.source
     vendor: Alpaca | Ccxt

@@ -7,7 +7,8 @@ orders is open; no error of the broker ends it before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fintrader.deploy.broker import Broker, OrderReport
@@ -15,7 +16,7 @@ from fintrader.deploy.clock import SECOND_NS
 from fintrader.deploy.entries import Flattening
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import Execution, find_sender
-from fintrader.deploy.reconcile import SAME_SHARES, expect_holdings
+from fintrader.deploy.reconcile import SAME_SHARES, Expected, expect_holdings
 from fintrader.deploy.supervisor import format_shares
 from fintrader.errors import BrokerError, BrokerUnsureError
 
@@ -110,13 +111,11 @@ class Flatten:
             why = "the broker's count is not the journal's yet"
             self.obstacles |= dict.fromkeys(doubtful, why)
         free = left.keys() - busy - doubtful
-        # A broker that has not booked a reverse split yet counts more shares than there are.
-        for name in (name for name in free if known.owed.get(name)):
-            due = known.shares.get(name, 0.0)
-            if abs(due) < abs(held[name]) - SAME_SHARES:
-                sizes[name] = self.broker.size_sale(name, due, price(name))
+        for name, due in _find_unbooked(known, held).items():
+            sizes[name] = self.broker.size_sale(name, due, price(name))
+            if name in free:
                 self.obstacles[name] = "the broker has not booked its split yet"
-        return {name: -sizes[name] for name in free if sizes[name]}
+        return {name: -sizes[name] for name in free if sizes.get(name)}
 
     def wait(self, opens: int) -> None:
         """Ask again at the next open."""
@@ -161,3 +160,15 @@ class Flatten:
                 self._ask_at = now + _ASK_SOON
                 standing.append(report)
         return standing
+
+
+def _find_unbooked(known: Expected, held: Mapping[str, float]) -> dict[str, float]:
+    """Return the whole shares that there are of each symbol with a reverse split that the broker
+    has not booked yet; the broker counts more."""
+    found = {}
+    for name, owed in known.owed.items():
+        due = known.shares.get(name, 0.0)
+        is_unbooked = owed != 0.0 and abs(held.get(name, 0.0) - (due - owed)) <= SAME_SHARES
+        if is_unbooked and abs(due) < abs(held.get(name, 0.0)):
+            found[name] = float(math.trunc(due)) if due * held[name] > 0.0 else 0.0
+    return found

@@ -312,6 +312,8 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             raise self._describe_damage(error) from None
 
     def _describe_damage(self, error: Exception) -> DeployError:
+        if "locked" in str(error):
+            return DeployError(f"{self.path} is locked by another process; try again, or stop that")
         return DeployError(
             f"{self.path} cannot be read as a journal ({error}); check that it is the right file"
         )

@@ -230,7 +230,7 @@ class Execution:
         less than a share expires."""
         for slot in self._slots.values():
             report = slot.report
-            is_old = report.state == "intended" and slot.terms.decision < before
+            is_old = report.state == "intended" and slot.terms.decision <= before
             if report.symbol != symbol or not is_old:
                 continue
             prices = slot.terms.prices

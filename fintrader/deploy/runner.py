@@ -334,7 +334,7 @@ class Runner:
         self.execution = self._execution_kind.resume(self.broker, self.journal, self.rules, at=now)
         try:
             self._start_session(self._find_bar(now), now)
-        except FintraderError as error:
+        except Exception as error:
             self._raise_unless_flattening(error, now)
         if started is None:
             self.recorder.keep(self.feed.history(int(self.grid.minutes[0]), begins), now)
@@ -509,8 +509,13 @@ class Runner:
             opened = self.recorder.find_open(action.day)
             with self.journal.together():  # both or none, and once
                 split = self.accounts.expect(action, opened, now)
-                if split != 1.0 and self.execution is not None:
-                    reason = f"the split {split:g} for 1 of {action.day}"
+                if split == 1.0 or self.execution is None:
+                    continue
+                reason = f"the split {split:g} for 1 of {action.day}"
+                if self.flatten.is_on:  # its orders were sized by the broker's count
+                    self.execution.stop(now, reason)
+                    self.flatten.doubt(now)
+                else:
                     self.execution.rescale(
                         action.symbol, split, before=opened, reason=reason, at=now
                     )
@@ -618,7 +623,7 @@ class Runner:
         """Sell what is left at the broker; end the flatten once there is nothing."""
         if not self.flatten.is_due(now):
             return
-        with contextlib.suppress(FintraderError):
+        with contextlib.suppress(Exception):
             self._start_session(self._find_bar(now), now)  # a split changes the shares due
         orders = self.flatten.find_sales(self.execution, now, self.recorder.rows.history.last_close)
         if orders is None:
@@ -692,7 +697,7 @@ class Runner:
                 self._step(self.execution, now)
             if self.flatten.is_on and self.simulated is None:
                 self._sell_left(now)
-        except FintraderError as error:
+        except Exception as error:
             self.flatten.obstacles[""] = str(error)
             self._raise_unless_flattening(error, now)
 
@@ -737,7 +742,7 @@ class Runner:
     def report_end(self, why: str) -> None:
         """Send an alert of the end of the process, with its open positions, also on a full disk."""
         rest = describe_rest(self.folder)
-        text = f"ended: {why.strip()}{rest}. After the repair, the same command goes on"
+        text = f"ended: {why.strip()}{rest}. After the repair, run the same command again"
         alert = Alert("ended", text)
         self.alerts.send(alert)
         with contextlib.suppress(FintraderError):

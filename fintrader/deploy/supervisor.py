@@ -78,7 +78,9 @@ class _Watch:
         elif not self._is_silent:
             self._is_silent = True
             rest = describe_rest(self.home)
-            self.alerts.send(Alert("silent", f"the loop has stood still for {age:.0f} s{rest}"))
+            self.alerts.send(
+                Alert("silent", f"the trading loop has not responded for {age:.0f} s{rest}")
+            )
 
     def report_end(self, status: int) -> None:
         """Send an alert of the loop's end, unless it has sent one or a person ended it."""
@@ -86,7 +88,7 @@ class _Watch:
         if status < 0:
             how = f"the process was ended by {signal.Signals(-status).name}"
         if self.home is not None and not self.is_end_sent and status not in (0, _BY_HAND):
-            text = f"{how}{describe_rest(self.home)}. The same command goes on"
+            text = f"{how}{describe_rest(self.home)}. Run the same command again to resume"
             self.alerts.send(Alert("ended", text))
 
     def _ping(self) -> None:
@@ -138,7 +140,7 @@ def describe_rest(home: Path | None) -> str:
             flatten = "; a flatten has not ended" if journal.is_flattening() else ""
     except FintraderError as error:
         return f"; its positions cannot be read: {error}"
-    shares = f"; these positions stay without a loop: {format_shares(held)}" if held else ""
+    shares = f"; open positions that no process manages now: {format_shares(held)}" if held else ""
     return shares + flatten
 
 

@@ -204,7 +204,8 @@ def _plan(found: Detection, windows: Sequence[tuple[dt.date, dt.date]]) -> _Plan
 def render_yaml(found: Detection, path: Path) -> str:
     """Render the configuration. Raises BarError when there are too few sessions for three
     windows."""
-    windows = _cut_windows(found.sessions)
+    is_daily = found.bar_minutes >= found.session_minutes  # a backtest needs two bars
+    windows = _cut_windows(found.sessions, 2 * FEWEST if is_daily else FEWEST)
     plan = _plan(found, windows)
     careful = _CAREFUL if plan.is_careful else dict.fromkeys(_CAREFUL, "")
     first, last = windows[1]
@@ -299,12 +300,14 @@ def _render_waivers(found: Detection) -> str:
     return _join([first, "  # waive:", *(f"  #   - {_plain(one)}" for one in found.waivers)])
 
 
-def _cut_windows(sessions: Sequence[dt.date]) -> list[tuple[dt.date, dt.date]]:
+def _cut_windows(
+    sessions: Sequence[dt.date], fewest: int = FEWEST
+) -> list[tuple[dt.date, dt.date]]:
     """Cut the sessions into three windows; return the first and the last day of each."""
     count = len(sessions)
-    if count < FEWEST:
+    if count < fewest:
         raise BarError(
-            f"the bars span {count} sessions; training, validation and test need {FEWEST} or more;"
+            f"the bars span {count} sessions; training, validation and test need {fewest} or more;"
             " get bars of more days"
         )
     # Few sessions show nothing in a test, and their annual figures are extrapolations.

@@ -102,5 +102,5 @@ def read_record(path: Path | str) -> dict[str, Any]:
         raise ReportError(f"{path}: its record is damaged; ask for the file again") from None
     raise ReportError(
         f"{path} is a report of another version ({record.get('format')!s:.40}; this one reads"
-        f" {FORMAT})"
+        f" {FORMAT}); open it with the version that wrote it"
     )

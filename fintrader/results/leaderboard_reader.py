@@ -196,7 +196,7 @@ def lineage(pods: Sequence[StoredPod], pod: str) -> list[LineageStep]:
     by_name = {row.pod: row for row in pods}
     if pod not in by_name:
         raise RunError(
-            f"there is no pod {pod!r}; there are {', '.join(list(by_name)[:5]) or 'none'} ..."
+            f"there is no pod {pod!r}; the first pods are {', '.join(list(by_name)[:5]) or 'none'}"
         )
     steps: list[LineageStep] = []
     at: str | None = pod
@@ -254,7 +254,7 @@ def _read(path: Path, query: str, kind: type[T], most: int | None) -> list[T]:
     except (ValueError, TypeError, RecursionError):
         raise _build_damage_error(path, "a cell is not valid JSON") from None
     except RecordError as error:
-        raise _build_damage_error(path, f"of another version: {error}") from None
+        raise _build_damage_error(path, f"another version wrote it: {error}") from None
 
 
 def read_cells(path: Path, query: str) -> list[dict[str, Any]]:

@@ -141,11 +141,11 @@ def _conclude(judged: Verdict) -> tuple[State, list[str]]:
     if alpha is None:
         sentence = f"Holds its benchmark: it does nothing that {rival} does not do."
         if judged.sessions < ev.SHORTEST:
-            least = f"a test needs {ev.SHORTEST} and says little before {ev.FEW}"
+            least = f"a test needs {ev.SHORTEST} and has little power below {ev.FEW}"
             sessions = number_of(judged.sessions, period_name(judged.sessions_a_year))
             sentence = f"Too short to tell: {sessions}; {least}."
         elif abs(evidence.active_return) > UNVARIED:
-            sentence = f"Nothing to judge: beyond its beta to {rival} its returns never varied."
+            sentence = f"Nothing to judge: its returns, hedged with {rival}, do not vary."
         return "no_verdict", [sentence]
     sessions = number_of(alpha.sessions, period_name(judged.sessions_a_year))
     missed: State = "behind" if _is_behind(evidence, alpha) else "not_told_from_luck"
@@ -190,14 +190,14 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
     side = p_equals(alpha.p_value)
     is_behind = _is_behind(evidence, alpha)
     if is_behind:
-        side = f"opposite side {p_equals(1 - alpha.p_value)}"
+        side = f"{p_equals(1 - alpha.p_value)} for a negative alpha"
     tested = f"{side} at a level of {significance(evidence.level)}, {nth}, {chosen}"
     if is_behind:
-        return f"Behind its {'beta' if is_ahead else 'benchmark'}: {where} ({tested})."
+        return f"{'Negative alpha' if is_ahead else 'Behind its benchmark'}: {where} ({tested})."
     if alpha.p_value > evidence.level:
         return f"Not distinguishable from luck: {where} ({tested})."
     if not is_ahead:
-        return f"Less risk, and not ahead: {where} ({tested})."
+        return f"Lower risk and lower return: {where} ({tested})."
     if judged.caveats:
         named = " and with ".join(judged.caveats)
         return f"Cannot be believed as it stands, with {named}: {where} ({tested})."
@@ -230,13 +230,18 @@ def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
     lines = []
     if alpha.p_value > evidence.level:
         if alpha.sessions_needed is None:
-            lines.append("Its alpha is negative: more data will not change that.")
+            lines.append(
+                "The estimated alpha is not positive: at this estimate no longer window would pass."
+            )
         else:
             more = max(alpha.sessions_needed - alpha.sessions, 1)
             unit = period_name(judged.sessions_a_year)
-            lines.append(f"If that is its true ratio, {count(more)} more {unit}s would tell.")
+            lines.append(
+                f"If that is its true ratio, the test has {percent(ev.POWER, 0)} power with"
+                f" {count(more)} more {unit}s."
+            )
         if judged.caveats:
-            lines.append(f"And it was traded with {' and with '.join(judged.caveats)}.")
+            lines.append(f"Reservations: {'; '.join(judged.caveats)}.")
         return lines + _ask_for_trials(judged)
     condition = "any earlier look at these bars would have lowered its level"
     if evidence.look is not None:
@@ -244,16 +249,16 @@ def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
         stricter = significance(evidence.level * stricter_by)
         condition = f"another look at this window has a level of {stricter}"
     unit = period_name(judged.sessions_a_year)
-    lines.append(f"New {unit}s would confirm it; {condition}.")
+    lines.append(f"Only new {unit}s can confirm it; {condition}.")
     shift = evidence.shift
     if shift is not None and shift.p_value > LEVEL:
         lines.append(
-            "Its choice of symbols paid, not its timing: shifted in time it earned as much"
+            "No evidence of timing: shifted in time, the same positions earned about as much"
             f" ({p_equals(shift.p_value)})."
         )
     null_model = judged.selection.null_model
     if null_model is not None and null_model.is_as_good:
-        lines.append("The same search without information reached as good a score.")
+        lines.append("The same search without information scored as high.")
     return lines + _ask_for_trials(judged)
 
 
@@ -261,8 +266,8 @@ def _ask_for_trials(judged: Verdict) -> list[str]:
     if UNKNOWN_TRIALS not in judged.caveats:
         return []
     return [
-        "State how many strategies were tried on these returns (--trials N), or that it was"
-        " selected without them (--held-out)."
+        "State how many strategies were tried on these returns (--trials N), or that the"
+        " strategy was selected without them (--held-out)."
     ]
 
 
@@ -277,16 +282,16 @@ def describe_search(selection: Selection) -> str:
     tested = selection.romano_wolf
     if sharpe is not None and trials > 1:
         hurdle = (
-            "where the luckiest of as many without skill is expected to show"
+            f"where the best of {count(trials)} without skill is expected to reach"
             f" {ratio(sharpe.expected_best)}"
         )
-        sentences[0] += f" with a Sharpe ratio of {ratio(sharpe.sharpe)} there, {hurdle}"
+        sentences[0] += f" with a Sharpe ratio of {ratio(sharpe.sharpe)} in selection, {hurdle}"
         sentences[0] += f" (deflated Sharpe {probability(sharpe.deflated)})"
     if overfit is not None:
         sentences.append(f"Probability of overfitting {probability(overfit.probability)}")
     if tested is not None and trials > 1:
         ahead = f"{count(tested.ahead)} of {count(tested.trials)}"
-        sentences.append(f"Ahead of the benchmark there, all tested together: {ahead}")
+        sentences.append(f"Ahead of the benchmark in selection, tested together: {ahead}")
     if selection.null_model is not None and selection.null_model.is_as_good:
-        sentences.append("The same search found as much without information")
+        sentences.append("The same search without information scored as high")
     return ". ".join(sentences) + "."

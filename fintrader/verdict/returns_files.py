@@ -147,7 +147,7 @@ def read_file(path: Path | str, *, column: str | None = None, trust: bool = Fals
     name = path.name.split(".")[0] or "strategy"
     kind = path.suffix.lower()
     if not path.is_file():
-        raise ReturnsError(f"{path}: no such file")
+        raise ReturnsError(f"{path}: no such file; check the path")
     if kind in MODELS or _is_sb3(path):
         raise ReturnsError(
             f"{path.name} is a model, not returns; backtest it first (fintrader.backtest), and"

@@ -90,21 +90,21 @@ def _deflate(
     # variance is at least that of the sampling error.
     least = np.array([sig.sampling_variance(len(matrix)) for matrix in windows])
     measured = np.array([sig.sharpe_variance(matrix) for matrix in windows])
-    spreads = np.maximum(least, measured).tolist()
+    variances = np.maximum(least, measured).tolist()
     alike = [sig.mean_correlation(matrix) for matrix in windows]
     effective = [sig.effective_trials(each, correlation) for correlation in alike]
-    hurdle = float(np.mean([sig.expected_best_sharpe(each, variance) for variance in spreads]))
-    easier = float(np.mean(list(map(sig.expected_best_sharpe, effective, spreads))))
+    hurdle = float(np.mean([sig.expected_best_sharpe(each, variance) for variance in variances]))
+    easier = float(np.mean(list(map(sig.expected_best_sharpe, effective, variances))))
     return SelectedSharpe(
         sharpe=sample.sharpe * year,
         probabilistic=sig.probabilistic_sharpe(sample),
         deflated=sig.probabilistic_sharpe(sample, hurdle),
         expected_best=hurdle * year,
-        trial_variance=float(np.mean(spreads)) * sessions_a_year,
+        trial_variance=float(np.mean(variances)) * sessions_a_year,
         trial_variance_source=(
             "among the trials"
             if (measured >= least).all()
-            else "1/(S - 1): the trials differ by less"
+            else f"at least 1/(S - 1), in {(measured < least).sum()} of {len(windows)} windows"
         ),
         trial_correlation=float(np.mean(alike)),
         effective_trials=float(np.sum(effective)),

@@ -273,7 +273,7 @@ def test_continuing_keeps_the_earlier_output(quick):
     [
         ("--- started a\nfintrader: x.csv: no such file\n", "x.csv: no such file"),
         ("--- started a\nfintrader: x.csv: no such file\n--- started b\nat work\n", None),
-        ("--- started a\nfintrader: interrupted; the same command goes on from here\n", None),
+        ("--- started a\nfintrader: interrupted; run the same command again to resume\n", None),
         ("", None),
     ],
 )

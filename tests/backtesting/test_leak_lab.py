@@ -117,7 +117,7 @@ def test_the_same_call_goes_on_where_the_time_ended(tmp_path):
     first = lookahead(data, lab.ENV, lab.QUICK, cache=tmp_path)
     (kept,) = (tmp_path / "lookahead").iterdir()
     more = lookahead(data, lab.ENV, lab.WHOLE_TIME, cache=tmp_path)
-    assert "the same command goes on with them:\n  15 of 15 first bars of sessions" in str(first)
+    assert "the same command resumes with them:\n  15 of 15 first bars of sessions" in str(first)
     assert more.unproved == ()
     assert {leak.name for leak in first.leaks} <= {leak.name for leak in more.leaks}
     # Nothing is left to do, and nothing is forgotten.

@@ -45,7 +45,7 @@ def test_folds_roll_on_and_keep_their_distance():
     anchored = make_folds(market, SHORT.model_copy(update={"anchored": True}))
     assert all(fold.train[0] == 0 for fold in anchored)
     assert [fold.test for fold in anchored] == [fold.test for fold in folds]
-    with pytest.raises(BacktestError, match="hold no fold"):
+    with pytest.raises(BacktestError, match="too few for a fold"):
         make_folds(market.window(0, 200), SHORT)
 
 

@@ -431,7 +431,7 @@ def test_a_length_is_not_sure_where_most_rows_stand_further_apart(tmp_path):
     path = write_csv(tmp_path, pd.concat([table, more]).sort_values("ts"), "AAA.csv")
     noted = findings(path)["bar_minutes"]
     assert (noted.value, noted.sure) == ("1", "assumed")
-    assert "most rows stand 5 apart" in noted.why
+    assert "most rows are 5 minutes apart" in noted.why
     found = detect(str(path), known={"bar_minutes": 5})
     assert make_market(built(found, tmp_path)).num_bars == len(table)
 
@@ -974,4 +974,4 @@ def test_the_share_of_rows_that_exist_counts_each_symbol(tmp_path):
         table = pd.concat([whole.iloc[:10], whole.iloc[10 + gaps :]])
         found = detect(str(write_csv(tmp_path, table, f"gap{gaps}.csv")))
         [calendar] = [one.why for one in found.findings if one.setting == "calendar"]
-        assert f"and {share} of their time holds rows" in calendar
+        assert f"and {share} of their bars are there" in calendar

@@ -248,7 +248,7 @@ def test_a_stopped_download_goes_on(alpaca_of):
     words = ("init", *tickers, "--from", "alpaca", "--days", "20", "--out", "x.yaml")
     result = fintrader(*words)
     assert result.status == 130
-    assert "the same command goes on from here" in result.err
+    assert "run the same command again to resume" in result.err
     assert not Path("x.yaml").exists()
     asked = [one["symbols"] for one in fake.requests]
     done(*words)

@@ -330,6 +330,13 @@ def test_digits_in_threes(swap, how, tmp_path):
     check_detected(write_csv(tmp_path, text, **how), dear)
 
 
+@pytest.mark.parametrize("title", ["Desk Export;generated 2023-06-30;;;;;", "Desk Export;;;;;;"])
+def test_a_title_above_the_names_is_no_symbol(tmp_path, title):
+    path = write_csv(tmp_path, TABLE, sep=";")
+    path.write_text(f"{title}\n{path.read_text()}")
+    check_detected(path, TABLE)
+
+
 def test_a_comma_that_may_part_thousands_or_decimals_is_refused_and_the_remedy_works(tmp_path):
     dear = TABLE.assign(**{name: (TABLE[name] * 25).round() for name in PRICES}, volume=1500)
     text = dear.assign(**{name: dear[name].map("{:,.0f}".format) for name in COLUMNS})

@@ -695,7 +695,7 @@ def test_a_zone_behind_the_name_of_times_is_theirs(write):
             (lambda t: t.assign(ts=range(20151, 20151 + len(t))), "like 20151 are neither"),
             (
                 lambda t: t.assign(ts=[638_410_000_000_000_000 + i for i in range(len(t))]),
-                "stand at the time of another",
+                "have the time of another",
             ),
             (lambda t: t.assign(ts=t.ts.dt.strftime("1403/%m/%d"))[::26], "years are Persian"),
             (lambda t: t.assign(ts=t.ts.dt.strftime("%d février %Y"))[::26], "write numbers"),
@@ -1185,6 +1185,13 @@ def test_a_file_of_some_hours_asks_for_more_days_and_no_zone(tmp_path, write):
     found = detect(write(table[500:1200], "EURUSD.csv"))
     with pytest.raises(BarError, match="get bars of more days"):
         write_config(found, tmp_path / "x.yaml")
+
+
+def test_five_days_are_too_few_and_six_are_enough(tmp_path, write):
+    table = walk_on("XNYS", dt.date(2024, 3, 4), 8, 390, "America/New_York")
+    with pytest.raises(BarError, match=r"5 sessions.* need 6 or more"):
+        write_config(detect(write(table[:5], "AAPL.csv")), tmp_path / "x.yaml")
+    write_config(detect(write(table, "MSFT.csv")), tmp_path / "y.yaml")
 
 
 def longer(table, hours):

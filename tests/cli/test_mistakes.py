@@ -74,7 +74,7 @@ run bin.yaml | bin.yaml: not text in UTF-8
 run broken.yaml | broken.yaml: not valid YAML at line 1
 run type.yaml | type.yaml: env.num_envs: expected a whole number, got 'many'
 run union.yaml | union.yaml: env.participation: expected a number or 'none', got 'often'
-run agentless.yaml | agentless.yaml: agent: needs at least 1, got []
+run agentless.yaml | agentless.yaml: agent: needs at least 1 value, got []
 run window.yaml | window.yaml: data.windows.train: too few values
 run date.yaml | date.yaml, line 1: 2020-02-30 is no date
 data build absent.yaml | absent.csv: no bar file there
@@ -198,4 +198,27 @@ def test_an_interruption_at_any_moment_is_one_line_and_its_status(tmp_path):
         if process.returncode == 0:  # it was faster
             break
         assert process.returncode in (130, -signal.SIGINT)  # a shell calls both 130
-        assert err.splitlines()[-1] == "fintrader: interrupted; the same command goes on from here"
+        assert (
+            err.splitlines()[-1] == "fintrader: interrupted; run the same command again to resume"
+        )
+
+
+@pytest.mark.parametrize("then", ["time.sleep(60)", "raise RuntimeError('nothing was compiled')"])
+def test_an_interruption_that_a_callback_swallows_is_one_line_and_its_status(then):
+    """LLVM calls numba back, and Python handles a signal in the first callback after it."""
+    script = f"""
+import ctypes, os, signal, time
+from fintrader import cli
+
+def work(argv):
+    ctypes.CFUNCTYPE(None)(lambda: os.kill(os.getpid(), signal.SIGTERM))()
+    {then}
+
+cli.dispatch = work
+cli.main([])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 143
+    assert done.stderr == "fintrader: interrupted; run the same command again to resume\n"

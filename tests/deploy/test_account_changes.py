@@ -37,6 +37,7 @@ class SplitFeed(OddFeed):
         self.opened = opened
         self.events = events
         self.announced = announced
+        self.errors = []
         self.day = dt.datetime.fromtimestamp(opened / 1e9, dt.UTC).date()
 
     def poll(self, since, now):
@@ -58,6 +59,8 @@ class SplitFeed(OddFeed):
         return replace(bars, volume=bars.volume / factor, **prices)
 
     def actions(self, first, last):
+        if self.errors and last >= self.day:
+            raise self.errors.pop()
         made = [
             Action(symbol=symbol, day=self.day, split=split, dividend_usd=dividend)
             for symbol, (split, dividend) in self.events.items()
@@ -79,6 +82,8 @@ class Desk:
         """Time -> what happens then, once."""
         self.events = {}
         self.announced = True
+        self.feed_errors = []
+        """Errors of the feed's next answers about splits from the second session on."""
         self.dropped = set()
 
     def live(self, bars, **chosen):
@@ -89,6 +94,7 @@ class Desk:
             runner.policy = ConstantPolicy(runner.policy, 1.0)
             runner.feed = SplitFeed(runner.feed.inner, self.opened, self.events, self.announced)
             runner.feed.dropped = self.dropped
+            runner.feed.errors = self.feed_errors
             runner.clock.at_minute = minute
 
         def minute(now):
@@ -190,9 +196,18 @@ def test_a_split_that_is_booked_late_is_neither_a_loss_nor_traded(desk):
     assert "has not booked the split of S000 yet" in desk.news("held")[0]
 
 
-@pytest.mark.parametrize(("ratio", "late"), [(10.0, False), (0.1, True), (2.0, True)])
-def test_a_flatten_at_the_open_sells_the_shares_that_are_there(desk, ratio, late):
-    """The feed names the split once the shares have been counted."""
+@pytest.mark.parametrize(
+    ("ratio", "late", "errors"),
+    [
+        (10.0, False, []),
+        (0.1, True, []),
+        (2.0, True, []),
+        (2.0, True, [DataError("busy"), KeyError("new_rate")]),
+    ],
+)
+def test_a_flatten_at_the_open_sells_the_shares_that_are_there(desk, ratio, late, errors):
+    """The feed may name the split once the shares have been counted."""
+    desk.feed_errors = errors
     desk.events = {"S000": (ratio, 0.0)}
     desk.server.positions = {"S000": 585.0, "S001": 374.0}
     sold = []
@@ -213,7 +228,7 @@ def test_a_flatten_at_the_open_sells_the_shares_that_are_there(desk, ratio, late
     assert desk.news("flat")
     orders = [row for row in desk.server.orders.values() if row["symbol"] == "S000"]
     counts = [float(row["qty"]) for row in orders]
-    assert counts == {10.0: [5850.0], 0.1: [58.0, 0.5, 52.0], 2.0: [585.0]}[ratio]
+    assert counts == {10.0: [5850.0], 0.1: [58.0, 52.0], 2.0: [585.0]}[ratio]
     assert [row["qty"] for row in orders[: len(sold)]] == [row["qty"] for row in sold]
     waits = any("has not booked its split yet" in text for text in desk.news("flatten"))
     assert waits == (ratio == 0.1)
@@ -484,6 +499,37 @@ def test_a_split_that_was_accepted_is_not_due_again(desk):
         known = expect_holdings(journal)
     assert known.owed == {}
     assert known.shares == pytest.approx(desk.server.positions)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_split_that_a_start_took_over_is_not_due_again(desk, again):
+    """The broker books it in the night, and says so in no activity."""
+    limits = LimitSettings(turnover=1e-9, day_loss=0.5, drawdown=0.5)
+    desk.events = {"S000": (2.0, 0.0)}
+    desk.announced = False
+    desk.live(OPEN - 1, limits=limits)
+    desk.server.split("S000", 2.0, listed=False)
+    desk.live(OPEN - 1, limits=limits)  # with --adopt
+    if again:
+        desk.server.positions["S001"] += 1.0
+        desk.live(OPEN - 1, limits=limits)
+    desk.announced = True
+    desk.live(OPEN + 3, limits=limits)
+    desk.check()
+
+
+def test_a_split_is_due_although_a_share_was_accepted(desk):
+    desk.events = {"S000": (2.0, 0.0)}
+    desk.announced = False
+    desk.live(OPEN - 1, limits=HOLDS)
+    desk.server.positions["S000"] += 1.0
+    desk.live(OPEN - 1, limits=HOLDS)
+    desk.announced = True
+    desk.live(OPEN + 2, limits=HOLDS)
+    with desk.journal() as journal:
+        known = expect_holdings(journal)
+    assert known.shares["S000"] == 2.0 * desk.server.positions["S000"]
+    assert desk.halts() == []
 
 
 def test_a_start_that_adopts_says_what_it_took(desk):

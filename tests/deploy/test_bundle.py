@@ -71,7 +71,7 @@ def test_code_that_a_bundle_imports_is_named_before_it_runs(home, tmp_path, capl
     frozen(tmp_path, settings(features={"names": ["return_1", own]}))
     caplog.clear()
     Bundle.open(tmp_path / "bundle")
-    assert f"imports {own}; read that code first" in caplog.text
+    assert f"importing {own}, as " in caplog.text
     caplog.clear()
     Bundle.open(home / "bundle")
     assert "imports" not in caplog.text

@@ -197,7 +197,7 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
         assert len(ends) == 2
         for why in reasons:
             (text,) = (alert["text"] for alert in ends if why in alert["text"])
-            assert "these positions stay without a loop: " in text
+            assert "open positions that no process manages now: " in text
         done("flatten", "mine-paper")
         wait_for(lambda: not market.positions, 60)
         wait_for(lambda: not status.read_status(homes[1]).held, 10)
@@ -205,7 +205,7 @@ def test_a_shadow_and_a_paper_account_trade_on_side_by_side(market, tmp_path):
         for process in (shadow, paper):
             process.send_signal(signal.SIGINT)
     said = [process.communicate(timeout=60)[0] for process in (shadow, paper)]
-    assert all("the same command goes on" in text for text in said)
+    assert all("run the same command again" in text.lower() for text in said)
     for home in homes:
         report = report_drift(home)
         assert report.decisions >= 2

@@ -105,14 +105,8 @@ def test_an_id_names_sender_decision_and_symbol(sender):
 def test_a_split_turns_an_order_into_whole_new_shares(execution, journal):
     """100 times 1.15 is 114.99999999999999 in floats."""
     begin(execution, {"CCC": 100.0})
-    execution.rescale("CCC", 1.15, before=OPENED + 1, reason="the split", at=OPENED)
+    execution.rescale("CCC", 1.15, before=OPENED, reason="the split", at=OPENED)
     assert journal.orders()[order_id(BUNDLE, OPENED, "CCC")].shares == 115.0
-
-
-def test_an_order_of_the_open_is_in_new_shares_already(execution, journal):
-    begin(execution, {"CCC": 100.0})
-    execution.rescale("CCC", 10.0, before=OPENED, reason="the split", at=OPENED)
-    assert journal.orders()[order_id(BUNDLE, OPENED, "CCC")].shares == 100.0
 
 
 def test_purchases_leave_once_sales_are_over_and_share_the_cash(server, execution, journal):

@@ -304,4 +304,4 @@ def test_what_ends_it_is_told_before_it_ends(mine, tmp_path, fault, error, why):
     alert = json.loads(told.read_text())
     assert (alert["kind"], alert["deployment"]) == ("ended", "test")
     assert why in alert["text"]
-    assert f"these positions stay without a loop: {held}" in alert["text"]
+    assert f"open positions that no process manages now: {held}" in alert["text"]

@@ -126,7 +126,7 @@ def test_a_killed_loop_is_told_with_what_it_held(home, web, number):
     assert time.monotonic() - killed < 20
     assert process.returncode == 128 + number
     assert int(megabytes) < 120
-    held = "these positions stay without a loop: 4 AAA, 1.5 BBB. The same command goes on"
+    held = "open positions that no process manages now: 4 AAA, 1.5 BBB. Run the same command again to resume"
     assert news(web) == [
         {"deployment": "mine-paper", "kind": "broker", "text": "the broker does not answer"},
         {
@@ -144,7 +144,7 @@ def test_a_killed_loop_is_told_with_what_it_held(home, web, number):
         every=[
             ("pass", 0, []),
             ("alerts.send(Alert('ended', 'a bug')); sys.exit(1)", 1, ["a bug"]),
-            ("os._exit(3)", 3, ["the process ended with status 3; these positions stay"]),
+            ("os._exit(3)", 3, ["the process ended with status 3; open positions"]),
         ],
     ),
 )
@@ -192,7 +192,7 @@ def test_the_switch_is_called_while_the_loop_lives_and_silence_is_told(home, web
     assert [path for _, path, _ in web.got] == ["/ping", "/ping", "/news"]
     (told,) = news(web)
     assert told["kind"] == "silent"
-    assert told["text"].startswith("the loop has stood still for 130 s; these positions stay")
+    assert told["text"].startswith("the trading loop has not responded for 130 s; open positions")
     assert told["text"].endswith("4 AAA, 1.5 BBB; a flatten has not ended")
 
 

@@ -157,7 +157,7 @@ def test_a_deployment_registers_once_and_its_report_is_judged(in_2021, capsys, c
     assert "mine is ahead of equal_weight, from 2021-01-02 on" in capsys.readouterr().out
     (in_2021 / "home" / "looks.jsonl").write_text('{"n": 1}\n')
     deployment._register(in_2021 / "mine", bundle)
-    assert "not registered" in caplog.text
+    assert "could not be registered" in caplog.text
 
 
 def test_a_period_that_began_before_the_window_is_left_out(in_2021, capsys):

@@ -293,7 +293,7 @@ def test_a_page_of_months_speaks_of_months(tmp_path):
     fintrader.judge(frame, "SPY", trials=1, report=tmp_path / "page.html")
     page = re.sub(r"(?s)<(script|style).*?</\1>", "", (tmp_path / "page.html").read_text())
     words = re.sub("<[^>]+>", " ", page)
-    assert "New months would confirm it" in words
+    assert "Only new months can confirm it" in words
     assert "Distribution of monthly returns" in words
     assert re.findall(r"(?i)[^.]*\b(?:daily|sessions?)\b[^.]*", words) == []
 

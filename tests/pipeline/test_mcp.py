@@ -171,7 +171,7 @@ def test_environments_that_import_a_package_are_refused(folder, name):
     server = make_server(folder, train=True)
     (answer,) = ask(server, ("train_agents", {"config": "classic.yaml", "name": "x"}))
     assert isinstance(answer, Refused)
-    assert "a person may run such code" in answer
+    assert "this server runs no imported code" in answer
 
 
 def test_no_look_is_spent_where_nothing_was_seen(folder):

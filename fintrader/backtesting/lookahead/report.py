@@ -53,7 +53,7 @@ class LookaheadReport:
         tried = [
             f"{one:,} of {all_:,} {stage}" for stage, (one, all_) in self.trials.items() if one
         ]
-        more = "; the same command goes on with them" if self.is_kept else ""
+        more = "; the same command resumes with them" if self.is_kept else ""
         for title, entries in (
             ("Alarm, implausible", self.alarms),
             ("Tried" if self.leaks else "Proved", tried),

@@ -14,9 +14,9 @@ from fintrader.results.sections.section import BacktestView, Section
 from fintrader.results.table import Row, Table
 
 _NAMES = {
-    "run_command": "policies trained by",
-    "changed": "not as trained",
-    "look": "look at these bars, over all runs",
+    "run_command": "training command",
+    "changed": "settings changed since training",
+    "look": "number of this look at these bars, over all runs",
 }
 _FIRST = ("command", "run_command", "run", "window", "seed", "trials", "look", "changed")
 _SHOWN_ELSEWHERE = {
@@ -41,7 +41,7 @@ def present_data(view: BacktestView) -> Section | None:
     facts = {**context.data, **context.quality}
     if not facts:
         return None
-    return Section("data", "The data behind it", tables=[tabulate_values(facts)])
+    return Section("data", "Data", tables=[tabulate_values(facts)])
 
 
 def present_origin(view: BacktestView) -> Section:

@@ -33,7 +33,7 @@ def present_profit(view: BacktestView, most: int | None = MOST_SYMBOLS) -> Secti
     )
     return Section(
         key="profit",
-        title="Where the profit came from",
+        title="Profit by symbol and month",
         figures=[Chart("pnl", partial(figures.pnl_figure, profit))],
         tables=[
             _symbols_table(profit, pnl_table(profit, trades), most),
@@ -48,7 +48,7 @@ def _symbols_table(profit: pd.DataFrame, by_symbol: pd.DataFrame, most: int | No
     middle = by_symbol.iloc[half : max(half, len(by_symbol) - half)]
     rows = [_format_profit(*line) for line in by_symbol.itertuples()]
     if len(middle):
-        others = _format_profit(f"{len(middle)} others, in between", *middle.sum())
+        others = _format_profit(f"{len(middle)} other symbols", *middle.sum())
         rows = [*rows[:half], others, *rows[-half:]]
     rows.append(_format_profit(OTHER.capitalize(), profit[OTHER].sum()))
     total = format_usd(profit.to_numpy().sum())
@@ -74,7 +74,7 @@ def _months_table(profit: pd.DataFrame, timezone: str) -> Table:
 def present_attribution(view: BacktestView) -> Section:
     """Split the profit over the benchmark portfolio into selection, timing, fills and costs."""
     stored = view.stored
-    title = "Selection or timing?"
+    title = "Profit attribution"
     if stored.analysis is None:
         return Section("attribution", title, notes=[NO_MARKET])
     attribution = stored.analysis.attribution
@@ -143,7 +143,9 @@ def present_trips(view: BacktestView) -> Section | None:
         for name, lots, *profits, minutes in groups.itertuples()
     ]
     columns = ("Lots", "Number", "Profit", "Mean", "Median", "Best", "Worst", "Mean holding")
-    note = "First in, first out; net of both trades' costs; nights and weekends count as time."
+    note = (
+        "First in, first out; net of both trades' costs; holding times include nights and weekends."
+    )
     return Section(key, "Round trips", tables=[Table(columns, rows, notes=[note])])
 
 
@@ -174,14 +176,14 @@ def _factors_table(name: str, fit: FactorFit) -> Table:
     ]
     alpha = percent(fit.alpha, signed=True)
     rest = ("Alpha a year", alpha, _format_ratio(fit.alpha_t), "not explained by the factors")
-    built = "Built of this universe alone"
+    built = "Definition, within this universe"
     title = f"{title_of(name)}: {fit.sessions} sessions, R² {ratio(fit.r_squared)}"
     rows.append(Row(rest, is_main=True))
     return Table(("Factor", "Beta", "t", built), rows, title, words=[built])
 
 
 def format_usd(value: float | None) -> str:
-    """Write a profit in dollars; less than a cent is neither gain nor loss."""
+    """Format a profit in dollars; less than a cent is neither gain nor loss."""
     return usd(None if value is None else round(value, 2) + 0.0)
 
 

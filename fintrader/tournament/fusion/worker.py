@@ -243,7 +243,9 @@ def translate_errors() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise RankLost("rank", f"lost the other ranks ({str(error).splitlines()[0]})") from error
+        raise RankLost(
+            "rank", f"the connection to the other ranks was lost ({str(error).splitlines()[0]})"
+        ) from error
 
 
 if __name__ == "__main__":

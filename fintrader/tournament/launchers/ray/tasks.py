@@ -141,7 +141,7 @@ class Streams:
             self._streams.add(stream)
 
     def close(self, *, wait: bool = True) -> None:
-        """Read stopped tasks to their end, within their deadline; not when the head is gone."""
+        """Wait for stopped tasks until their deadline; `wait` is False if the head is gone."""
         deadline = time.monotonic() + LEAVE_SECONDS / 2
         while wait and self._streams and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -301,7 +301,7 @@ class RayHost:
             own = isinstance(error, exceptions.RayTaskError)  # raised by `serve_ranks` itself
             if error is not None and not own and reason not in ("oom", "node"):
                 reason = "rank"
-                detail = f"its node, or the process above it, died ({detail})"
+                detail = f"its node or its parent process died ({detail})"
             for rank in sorted(ranks):
                 on_message(rank, EndMessage(None, "", reason, detail))
 
