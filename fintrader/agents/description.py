@@ -39,7 +39,7 @@ class MarketIdentity:
         )
 
     def to_json(self) -> Json:
-        """Write the identity as plain JSON that `from_json` reads."""
+        """Return the identity as plain JSON that `from_json` reads."""
         return asdict(self)
 
     @classmethod

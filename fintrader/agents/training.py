@@ -80,7 +80,7 @@ class TrainResult:
         )
 
     def to_json(self) -> Json:
-        """Write the totals as plain JSON, without the policy: `TrainResult(**totals)` reads
+        """Return the totals as plain JSON, without the policy: `TrainResult(**totals)` reads
         them."""
         return {name: value for name, value in vars(self).items() if name != "policy"}
 

@@ -158,7 +158,7 @@ def statistic_groups(layout: Layout) -> Tensor:
 
 
 def layout_to_json(layout: Layout) -> dict[str, Any]:
-    """Write a layout as plain JSON that `layout_from_json` reads."""
+    """Return a layout as plain JSON that `layout_from_json` reads."""
     if isinstance(layout, FlatLayout):
         return {"kind": "flat", **asdict(layout)}
     return {"kind": "market", "layout": asdict(layout)}

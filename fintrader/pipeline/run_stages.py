@@ -171,7 +171,7 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
 
 
 def _command(called: str, own: RunConfig, config: RunConfig) -> str:
-    """Write the shell line with the settings in which `config` differs from the run's own. Raises
+    """Return the shell line with the settings in which `config` differs from the run's own. Raises
     ConfigError."""
     words = ["fintrader", "backtest", called]
     # Places change no result, but these three would be ignored silently: the folder fixes them.

@@ -231,7 +231,7 @@ def lineage(pods: Sequence[StoredPod], pod: str) -> list[LineageStep]:
 
 
 def dump_canonical(path: Path) -> str:
-    """Write all content except times, devices and attempts as text: equal for two runs of equal
+    """Format all content except times, devices and attempts as text: equal for two runs of equal
     seeds."""
     tables: dict[str, Sequence[LeaderboardRow | StoredPod]] = {
         "leaderboard": read_leaderboard(path),

@@ -63,7 +63,7 @@ def train_and_evaluate(spec: PodSpec, context: PodContext) -> PodResult:
 
 def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) -> PodResult:
     split = read_windows(spec, context)
-    looks = Looks(context.folder / "looks.safetensors")
+    looks = IntermediateScores(context.folder / "looks.safetensors")
 
     alive = partial(_EvaluationProgress, context)
     curve = ValidationCurve(context.folder, read_env_settings(spec), spec.evaluation, alive)
@@ -95,7 +95,7 @@ def _learn_and_evaluate(spec: PodSpec, context: PodContext, learner: Learner) ->
     return _store_scored(spec, context, trained, looks.evaluations[chosen], learner.policy, split)
 
 
-class Looks:
+class IntermediateScores:
     """A pod's scores during training, and its state at the best score: one file, replaced as a
     whole.
 
