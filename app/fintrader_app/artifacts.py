@@ -83,7 +83,7 @@ def backtest(folder: Folder) -> StoredBacktest:
     """Read the run's backtest. Raises NotThereError before it is complete and in a classic
     environment, DamagedFileError when a file of it is damaged."""
     if folder.exists("environment.json"):
-        raise NotThereError("its environment is no market: the Runs page has its test episodes")
+        raise NotThereError("this run has no market; see its test episodes on the Runs page")
     home = Folder(folder.path("backtest"))
     return READ.get("backtests", home.root, backtest_state(home), lambda _: read_backtest(home))
 

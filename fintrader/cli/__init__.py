@@ -55,7 +55,9 @@ def _note_swallowed(ignored: Any) -> None:
         return
     _swallowed.append(ignored.exc_value)
     number = signal.SIGTERM if isinstance(ignored.exc_value, Terminated) else signal.SIGINT
-    threading.Timer(0.1, os.kill, [os.getpid(), number]).start()
+    again = threading.Timer(0.1, os.kill, [os.getpid(), number])
+    again.daemon = True
+    again.start()
 
 
 def _main(argv: list[str]) -> None:

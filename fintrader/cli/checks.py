@@ -87,7 +87,7 @@ def find_kind(place: str) -> Kind:
             return "market"
         if any(kind_of(entry.name) not in (None, "json") for entry in path.rglob("*")):
             return "bars"
-        raise ConfigError(f"{place}: a folder without a run, a market or files of bars")
+        raise ConfigError(f"{place}: this folder has no run, market or bars; give the path of one")
     kind = _KINDS.get(path.suffix.lower())
     if kind is not None:
         return kind
@@ -108,7 +108,7 @@ def _refuse_others(place: str, kind: Kind, options: VerifyOptions) -> None:
             owner = next(owner for owner, names in _OPTIONS.items() if name in names)
             raise ConfigError(
                 f"--{name.replace('_', '-')}: an option for {_name_kind(owner, several=True)}, and"
-                f" {place} is {_name_kind(kind)}"
+                f" {place} is {_name_kind(kind)}; leave it out"
             )
 
 
@@ -142,7 +142,7 @@ def _check_run(place: str, options: VerifyOptions) -> Iterator[Check]:
     home = folder_of(place)
     if options.repair:
         for sentence in repair_run(home):
-            print(f"mended {sentence}")
+            print(f"repair: {sentence}")
     is_ok = True
     for check in verify_run(home, reopen=options.repair):
         is_ok = is_ok and check.is_ok

@@ -273,7 +273,8 @@ class Accounts:
             agreed = self.journal.entries(Checkpoint, after=taken.seq)
             count = agreed[0].body.shares.get(action.symbol, 0.0) if agreed else 0.0
             by_split = (count - more) * (action.split - 1.0)
-            if taken.time >= opened and abs(more) >= abs(by_split) / 2.0 > 0.0:
+            is_later = taken.time >= opened and action.split != 1.0
+            if is_later and abs(more) >= abs(by_split) / 2.0:
                 return True
             if abs(more - by_split) < abs(more):
                 return True

@@ -26,6 +26,7 @@ _ASK_SOON = 5 * SECOND_NS
 _COUNTED_LATE = 120 * SECOND_NS
 """Time after a fill in which the broker's positions may still lack it, ns."""
 _DAY_NS = 86_400 * SECOND_NS
+_UNBOOKED = "the broker has not booked its split yet"
 
 
 @dataclass
@@ -95,8 +96,11 @@ class Flatten:
         left = self.left = {name: held[name] for name, size in sizes.items() if size}
         self.others = {name: count for name, count in held.items() if name not in left}
         self.obstacles = {name: why for name, why in self.obstacles.items() if name in left}
+        unbooked = _find_unbooked(known, held)
         if not left and not standing:
-            return None
+            late = [name for name, due in unbooked.items() if abs(due) >= 1.0]
+            self.obstacles = dict.fromkeys(late, _UNBOOKED)
+            return {} if late else None
         self.obstacles |= {report.symbol: "an order is open" for report in standing}
         busy = {report.symbol for report in standing}
         busy.update(name for name, moment in self._again_at.items() if now < moment)
@@ -111,10 +115,10 @@ class Flatten:
             why = "the broker's count is not the journal's yet"
             self.obstacles |= dict.fromkeys(doubtful, why)
         free = left.keys() - busy - doubtful
-        for name, due in _find_unbooked(known, held).items():
-            sizes[name] = self.broker.size_sale(name, due, price(name))
-            if name in free:
-                self.obstacles[name] = "the broker has not booked its split yet"
+        for name in free & unbooked.keys():
+            count = _cap_count(held[name], unbooked[name])
+            sizes[name] = self.broker.size_sale(name, count, price(name))
+            self.obstacles[name] = _UNBOOKED
         return {name: -sizes[name] for name in free if sizes.get(name)}
 
     def wait(self, opens: int) -> None:
@@ -163,12 +167,20 @@ class Flatten:
 
 
 def _find_unbooked(known: Expected, held: Mapping[str, float]) -> dict[str, float]:
-    """Return the whole shares that there are of each symbol with a reverse split that the broker
-    has not booked yet; the broker counts more."""
+    """Return the shares after the split of each symbol whose split the broker has not booked: its
+    count is nearer to the shares without the split."""
     found = {}
     for name, owed in known.owed.items():
+        count = held.get(name, 0.0)
         due = known.shares.get(name, 0.0)
-        is_unbooked = owed != 0.0 and abs(held.get(name, 0.0) - (due - owed)) <= SAME_SHARES
-        if is_unbooked and abs(due) < abs(held.get(name, 0.0)):
-            found[name] = float(math.trunc(due)) if due * held[name] > 0.0 else 0.0
+        if abs(count - (due - owed)) < abs(count - due):
+            found[name] = count + owed
     return found
+
+
+def _cap_count(held: float, due: float) -> float:
+    """Return the shares to sell of those that the broker counts, if `due` are left after a split
+    that it has not booked: it counts too many before a reverse split."""
+    if abs(due) >= abs(held):
+        return held
+    return float(math.trunc(due)) if due * held > 0.0 else 0.0

@@ -387,7 +387,7 @@ class Runner:
             self._carry_out_requests(now)
             try:
                 self.accounts.agreed(now, start=True, adopt=self.settings.adopt)
-            except FintraderError as error:
+            except Exception as error:
                 self._raise_unless_flattening(error, now)
             if self.limits.halted:
                 self._open_execution().stop(now, "halted", keeps_stops=True)

@@ -51,8 +51,8 @@ def draw_bars(session: Tensor, block: int, draws: torch.Generator) -> Tensor:
     count = len(bounds) - 1
     if block > count:
         raise EnvError(
-            f"env.randomise.block_sessions is {block}, but only {count} sessions of the window have"
-            " one before them; "
+            f"env.randomise.block_sessions is {block}, but the window has only {count} sessions"
+            " after its first; "
             + (f"set it to at most {count}" if count else "train on more sessions, or leave it out")
         )
     pieces: list[Tensor] = []

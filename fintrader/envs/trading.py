@@ -175,7 +175,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if not isinstance(market, MarketTensors | Path | str):
             raise EnvError(
                 "market must be MarketTensors (fintrader.load_market makes one) or the path of a"
-                f" market file, got {type(market).__name__}; pass one window of a split: .train"
+                f" market file, got {type(market).__name__}; of a split, pass one window, such as split.train"
             )
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -565,7 +565,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if ((owned != 0).float() @ there.T == 0).any():
             raise EnvError(
                 "without cash, a later episode may begin where none of options['shares'] is listed;"
-                " give some cash_usd"
+                " set options['cash_usd'] above 0"
             )
 
     def _check_action(self, actions: Any) -> Tensor:

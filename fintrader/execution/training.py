@@ -191,7 +191,8 @@ def draw_orders(market: MarketTensors, bars: int, *, seed: int = 0) -> MarketTen
     which, asset = np.nonzero(good)
     if len(which) == 0:
         raise ConfigError(
-            f"no order of {bars} bars fits into a session of this window; lower env.execution.bars"
+            f"no order of {bars} bars fits into a session with a price at each bar and trades in"
+            f" {TRADED:.0%} of them; lower env.execution.bars, or take a more liquid window"
         )
     if len(which) > MOST_ORDERS:
         chosen = np.sort(random.choice(len(which), MOST_ORDERS, replace=False))

@@ -42,7 +42,8 @@ def check_report(
     where = str(report)
     if "config" not in recipe:
         raise ReportError(
-            f"{where} is of a policy made in Python: no configuration says how to make it again"
+            f"{where} was written for a policy made in Python and has no configuration; run its"
+            " author's script again"
         )
     verb = recipe.get("verb")
     window = recipe.get("window")
@@ -174,7 +175,7 @@ def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
     differences = []
     if recipe.get("dirty") or here["dirty"]:
         which = "the report's" if recipe.get("dirty") else "this"
-        differences.append(f"{which} code has changes that no commit holds")
+        differences.append(f"{which} code has uncommitted changes")
     if recipe.get("commit") != here["commit"]:
         differences.append(
             f"commit {_short(recipe.get('commit'))} in the report, {_short(here['commit'])} here"
@@ -214,7 +215,8 @@ def _check_bars(config: RunConfig, reported: Any, where: str) -> None:
         built = build_data(config)
     except DataError as error:
         raise ReportError(
-            f"the bars of {where} are not available here ({error}); give their path: --data PATH"
+            f"the bars of {where} are not available here ({error}); give the path of files"
+            " with --data PATH, or download the bars again"
         ) from error
     content = MarketTensors.stored_hash(built)
     if content != reported:

@@ -64,7 +64,8 @@ class Run:
         self.folder = folder if isinstance(folder, RunFolder) else RunFolder(Path(folder))
         if not any((self.folder.root / name).is_file() for name in _MARKS):
             raise RunError(
-                f"{self.folder.root}: there is no run here (neither config.yaml nor manifest.json)"
+                f"{self.folder.root}: there is no run here (neither config.yaml nor manifest.json);"
+                " give the folder of a run, such as runs/quickstart"
             )
         self._load_policy = load_policy
         self._cache = FileCache(summaries=1)
@@ -143,9 +144,10 @@ class Run:
         stored = next(iter(tests.values()), None) if window is None else tests.get(window)
         if stored is None:
             text = "no backtest" if window is None else f"no backtest of its {window_words(window)}"
-            raise NotThereError(
-                f"{self.name} has {text} yet; make it with `fintrader backtest {self.folder.root}`"
-            )
+            command = f"fintrader backtest {self.folder.root}"
+            if window is not None:
+                command += f" --backtest.window {window}"
+            raise NotThereError(f"{self.name} has {text} yet; make it with `{command}`")
         return stored
 
     @property

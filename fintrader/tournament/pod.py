@@ -120,7 +120,7 @@ def _store_result(
 ) -> PodResult:
     """Store the result; return the stored one, which may be an earlier attempt's."""
     if store.is_replaced(spec):
-        raise Fenced(f"{spec.pod}: {context.run.root} holds another run by now")
+        raise Fenced(f"{spec.pod}: {context.run.root} now contains another run")
     store.keep_unpublished(result)
     store.keep_spec(spec)
     if context.token is not None and store.is_superseded(context.token):

@@ -351,7 +351,7 @@ def check_identity(stored: StoredTournament) -> Check:
     try:
         stored.store.read_identity()
         if stored.foreign_file == "tournament.json":
-            problems.append("tournament.json is of another tournament")
+            problems.append("tournament.json belongs to another tournament")
     except TournamentError as error:
         problems.append(str(error))
     return _describe(
@@ -400,7 +400,7 @@ def _check_log(stored: StoredTournament, must_be_finished: bool) -> Check:
 def _check_specs(stored: StoredTournament) -> Check:
     problems = [
         *stored.bad_specs.values(),
-        *(f"{pod} is of no pod of this run" for pod in stored.strays),
+        *(f"{pod} belongs to no pod of this run" for pod in stored.strays),
     ]
     result = f"{len(stored.specs)}, each as it was written"
     try:

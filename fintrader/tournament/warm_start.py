@@ -228,7 +228,8 @@ def _transfer_pod(
     )
     if {**vars(stored), "num_assets": layout.num_assets} != vars(layout):
         raise CheckpointError(
-            "it observes something else (env.lookback, env.observation); use the same settings here"
+            "its observations have other columns; use the same env.lookback, env.benchmark, env.short"
+            " and order settings here"
         )
     action = entry.spec.env.get("action")
     if action != target.env.action:

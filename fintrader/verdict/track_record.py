@@ -173,7 +173,7 @@ def make_record(
         )
     absent = (np.diff(rows) - 1).sum()
     if absent > MOST_ABSENT * len(kept):
-        caveats.append(f"{absent} sessions left out (0 belongs where nothing was held)")
+        caveats.append(f"{absent} sessions left out (write 0 for sessions without a position)")
     return TrackRecord(
         name=name,
         dates=kept.index.to_numpy().astype("datetime64[D]"),
@@ -196,7 +196,9 @@ def _read_rival(
     except ReturnsError as error:
         if kind is None:
             problem = str(error).partition(";")[0]
-            raise ReturnsError(f"{problem}; give the benchmark as returns or prices") from None
+            raise ReturnsError(
+                f"{problem}; give the benchmark as returns (0.01 is 1 %) or prices"
+            ) from None
         return to_returns(cells, kind, name, notes)
 
 
@@ -361,7 +363,10 @@ def to_returns(cells: pd.Series, kind: Kind | None, name: str, notes: list[str])
     if is_percent:
         kind = "percent"
     if kind is None and str(cells.name).lower() in PROFITS:
-        raise ReturnsError(f"{name}: is {cells.name} a return (kind=returns)? If not, {IN_MONEY}")
+        raise ReturnsError(
+            f"{name}: column {cells.name} may hold money; if it holds returns, set kind=returns;"
+            f" otherwise {IN_MONEY}"
+        )
     kind = kind or find_kind(numbers.dropna().to_numpy(), name)
     notes.append(f"Column {cells.name}: values read as {READ_AS[kind]}.")
     if kind == "equity":

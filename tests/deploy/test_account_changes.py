@@ -215,7 +215,15 @@ def test_a_flatten_at_the_open_sells_the_shares_that_are_there(desk, ratio, late
     def book():
         sold.extend(row for row in desk.server.orders.values() if row["symbol"] == "S000")
         day = str(dt.datetime.fromtimestamp(desk.opened / 1e9, dt.UTC).date())
-        desk.server.split("S000", ratio, fraction=False, day=day)
+        # A split is of the shares of the night, whatever was sold since; fractions are paid.
+        more = 585.0 * (ratio - 1.0)
+        held = desk.server.positions.get("S000", 0.0)
+        lieu = (held + more) % 1.0
+        desk.server.book("SPLIT", symbol="S000", shares=more - lieu, day=day)
+        if lieu:
+            desk.server.book("CIL", lieu * desk.server.prices["S000"], "S000", day=day)
+        if not late:
+            desk.server.prices["S000"] /= ratio
 
     if late:
         desk.at[desk.opened + 70 * MINUTE] = book
@@ -228,10 +236,10 @@ def test_a_flatten_at_the_open_sells_the_shares_that_are_there(desk, ratio, late
     assert desk.news("flat")
     orders = [row for row in desk.server.orders.values() if row["symbol"] == "S000"]
     counts = [float(row["qty"]) for row in orders]
-    assert counts == {10.0: [5850.0], 0.1: [58.0, 52.0], 2.0: [585.0]}[ratio]
+    assert counts == {10.0: [5850.0], 0.1: [58.0], 2.0: [585.0, 585.0]}[ratio]
     assert [row["qty"] for row in orders[: len(sold)]] == [row["qty"] for row in sold]
     waits = any("has not booked its split yet" in text for text in desk.news("flatten"))
-    assert waits == (ratio == 0.1)
+    assert waits == late
 
 
 def buy_in_the_evening(desk):

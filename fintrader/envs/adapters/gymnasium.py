@@ -67,7 +67,9 @@ def require_flat(env: TradingEnv, mode: AutoresetMode, library: str) -> None:
             f" {type(env).__name__}"
         )
     if env.autoreset_mode is not mode or env.settings.observation != "flat":
-        raise EnvError(f"{library} needs autoreset_mode={mode.name} and flat observations")
+        raise EnvError(
+            f"{library} needs TradingEnv(..., autoreset_mode='{mode.value}', observation='flat')"
+        )
 
 
 def to_batch(actions: Any, device: torch.device) -> Tensor:
