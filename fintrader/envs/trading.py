@@ -175,7 +175,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if not isinstance(market, MarketTensors | Path | str):
             raise EnvError(
                 "market must be MarketTensors (fintrader.load_market makes one) or the path of a"
-                f" market file, got {type(market).__name__}; of a split, pass one window, such as split.train"
+                f" market file, got {type(market).__name__}; of a split, pass one window, such as"
+                " split.train"
             )
         try:
             self.autoreset_mode = AutoresetMode(autoreset_mode)
@@ -427,7 +428,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         if is_checked and self.account.finished.any():
             raise EnvError(
                 "an account's episode is over; reset it with options={'reset_mask': ...} before"
-                " stepping on"
+                " the next step"
             )
         if self._fused is None or action.requires_grad:
             step = self._step_torch(self.account, action)

@@ -60,7 +60,7 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
             raise RunError(
                 f"{config.folder.root} was made from another market (data hash {before[:12]} then,"
                 f" {content[:12]} now), of other bars or by another version of fintrader (commit"
-                f" {str(manifest.values['commit'])[:12]}); put the old file back, go on with that"
+                f" {str(manifest.values['commit'])[:12]}); restore the old bars, use that"
                 " version, or choose another --name"
             )
         notice = description.provenance.notice

@@ -75,8 +75,9 @@ def judge(
     `report`: a page to write, `command`: the command line that makes it. `reading`: `name`, `kind`,
     `column` and `sessions_a_year` of `track_record.make_record`.
 
-    The look is counted on the user's ledger (`fintrader looks`). Raises BacktestError for wrong `trials`, ReturnsError, whose message
-    names the argument that helps, and LedgerError for a changed ledger.
+    The look is counted on the user's ledger (`fintrader looks`). Raises BacktestError for wrong
+    `trials`, ReturnsError, whose message names the argument that helps, and LedgerError for a
+    changed ledger.
     """
     number = read_trials(trials)
     strategy = reading.pop("strategy", None)

@@ -200,8 +200,8 @@ def _take_over(
     if max(seen) >= first:
         last, begins = (str(np.datetime64(ns, "ns"))[:16] for ns in (max(seen), first))
         raise TournamentError(
-            f"{address} has seen bars until {last}, and the test window begins at {begins}: its"
-            " pods would know their test; test on a later window (data.windows), or"
+            f"{address} has seen bars until {last}, and the test window begins at {begins}: the"
+            " test would not be held out; test on a later window (data.windows), or"
             " start from a run that ends before"
         )
     trials = len(ranked) + (0 if before is None else before.trials)

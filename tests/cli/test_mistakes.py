@@ -98,13 +98,13 @@ compare | `fintrader compare` needs RUN RUN
 compare folder --out | --out needs a value
 compare folder --out folder | --out: folder is a folder
 verify | `fintrader verify` needs PATH
-verify folder | folder: a folder without a run, a market or files of bars
+verify folder | folder: this folder has no run, market or bars; give the path of one
 verify nowhere | nowhere: no such file or folder; give a run, a report.html, a market, bars or a configuration
 verify nowhere.html | nowhere.html: No such file or directory; give the report.html
 verify nowhere.yaml | nowhere.yaml does not exist
-verify file --repair | --repair: an option for runs, and file is bars
-verify bad.csv --replay | --replay: an option for runs, and bad.csv is bars
-verify nowhere.html --preset lean | --preset: an option for bars, and nowhere.html is a report
+verify file --repair | --repair: an option for runs, and file is bars; leave it out
+verify bad.csv --replay | --replay: an option for runs, and bad.csv is bars; leave it out
+verify nowhere.html --preset lean | --preset: an option for bars, and nowhere.html is a report; leave it out
 verify Q --data.start soon | --data.start: expected a date like 2024-01-31, got 'soon'
 judge bad.csv --trials many | --trials: expected a whole number or 'unknown', got 'many'
 init | needs FILE|FOLDER, TICKER ... or --index NAME

@@ -127,7 +127,7 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
         expected = (1 + INDEX).resample("W-FRI").prod() - 1
         np.testing.assert_allclose(record.benchmark, expected, atol=1e-12)
         assert record.sessions_a_year == 52
-    with pytest.raises(ReturnsError, match="give the benchmark as returns or prices"):
+    with pytest.raises(ReturnsError, match="give the benchmark as returns"):
         make_record(RETURNS, benchmark=100 * INDEX)
     both = pd.DataFrame({"mine": 100 * RETURNS, "SPY": 100 * INDEX})
     np.testing.assert_allclose(make_record(both, benchmark="SPY", kind="percent").benchmark, INDEX)
@@ -559,7 +559,7 @@ def test_sessions_that_were_left_out_are_a_caveat():
         (RETURNS, INDEX.drop(DAYS[50:56])),
     ):
         (caveat,) = make_record(values, benchmark=rival).caveats or ("none",)
-        assert caveat == "6 sessions left out (0 belongs where nothing was held)"
+        assert caveat == "6 sessions left out (write 0 for sessions without a position)"
     stated = make_record(RETURNS, sessions_a_year=12)
     assert stated.caveats == ("12 periods a year as stated, which its dates do not confirm",)
     assert make_record(RETURNS, sessions_a_year=260).caveats == ()

@@ -91,7 +91,7 @@ def test_backtests_are_a_mapping_that_prints_the_papers_table(tests, market):
     assert "net of 20 bps a trade" in lines[0]
     assert tests.look == 1
     assert lines.pop(1) == (
-        "Look 1 at this window, on the ledger (fintrader looks); the next one has a level of 0.76 %."
+        "This is look 1 at this window (list: fintrader looks); the next look is tested at 0.76 %."
     )
     assert lines[1].split("  ")[0] == "Strategy"
     paper, (short, heading, *active) = lines[2 : 2 + len(tests)], lines[2 + len(tests) :]
@@ -291,7 +291,7 @@ def test_a_misspelt_name_of_the_door_is_answered(name, hint):
         (lambda m, env: m.window("2020-01-02", "2020-01-05"), "bars, which are counted from 0"),
         (lambda m, env: m.to("gpu"), "use 'cpu' or 'cuda'"),
         (lambda m, env: TradingEnv(m.to_pandas()), "fintrader.load_market makes one"),
-        (lambda m, env: TradingEnv(m.split()), "pass one window of a split"),
+        (lambda m, env: TradingEnv(m.split()), "pass one window"),
         (lambda m, env: TradingEnv("quickstart"), r"fintrader.load_market\(CONFIG\)"),
         (lambda m, env: env.reset(1), r"it is TradingEnv.reset\(\*, seed=None"),
         (lambda m, env: env.render(), r"market.plot\(\)"),

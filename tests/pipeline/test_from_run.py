@@ -139,8 +139,8 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier, tmp_path)
     wider = TINY["agent"] | {"network": {"hidden": [32, 32], "activation": "tanh"}}
     assert "activation relu there, tanh here" in tried("network", agent=wider)
     assert "is not in this run" in tried("algo", agent={"algo": "sac"})
-    assert "it observes something else" in tried("lookback", env=TINY["env"] | {"lookback": 3})
-    assert "would know their test" in tried("sooner", data={"start": "2018-01-02"})
+    assert "its observations have other columns" in tried("lookback", env=TINY["env"] | {"lookback": 3})
+    assert "would not be held out" in tried("sooner", data={"start": "2018-01-02"})
     with pytest.raises(ConfigError, match="starts no tournament"):
         train_one(configured(tmp_path / "train", earlier))
 

@@ -180,7 +180,7 @@ def test_numbers_are_compared_as_closely_as_code_and_machine_allow():
 def test_another_machine_or_version_is_named():
     here = made_by()
     clean = {**here, "dirty": False}
-    assert [said for said in compare_origin(clean) if "no commit holds" not in said] == []
+    assert [said for said in compare_origin(clean) if "uncommitted" not in said] == []
     old = {**clean, "commit": "f" * 40, "versions": {**here["versions"], "torch": "1.0"}}
     said = " ".join(
         compare_origin(

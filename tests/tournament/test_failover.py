@@ -235,7 +235,7 @@ def test_an_orphan_of_a_run_that_is_gone_leaves_nothing_in_the_one_that_lies_the
     store = RunStore(run)
     other = stubs.spec(0, seed=7)
     store.write_spec(other)
-    with pytest.raises(Fenced, match="holds another run by now"):
+    with pytest.raises(Fenced, match="now contains another run"):
         run_pod(stubs.spec(0), PodContext(run, run.root), stubs.body)
     assert not store.has_result("p0000")
     assert run_pod(other, PodContext(run, run.root), stubs.body).spec == other.digest

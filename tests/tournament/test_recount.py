@@ -306,7 +306,7 @@ def test_folders_of_no_pod_are_passed_over(run, undisturbed):
         run.pod(name).mkdir()
     assert problems(run) == []
     shutil.copy(run.pod("p0001") / "spec.json", run.pod("p999999999"))
-    assert any("p999999999 is of no pod of this run" in problem for problem in problems(run))
+    assert any("p999999999 belongs to no pod of this run" in problem for problem in problems(run))
     repair(run)
     assert problems(run) == []
     assert again(run) == ""

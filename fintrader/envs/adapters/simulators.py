@@ -39,7 +39,8 @@ class SimulatorEnv:
     resumable = False
 
     def __init__(self, env: Any, *, action_scale: float = 1.0) -> None:
-        """Wrap `env` and reset it once, for its width. Raises EnvError for observations or actions that cannot be read."""
+        """Wrap `env` and reset it once, for its width. Raises EnvError for observations or
+        actions that cannot be read."""
         self.env = env
         base = getattr(env, "unwrapped", env)
         self.num_envs = int(base.num_envs)
