@@ -492,7 +492,7 @@ def describe_differences(differences: Mapping[str, tuple[Any, Any]]) -> str:
 
 
 def dump_yaml(settings: Settings) -> str:
-    """Format settings as YAML text that `read_yaml` and `validate` turn back into equal settings."""
+    """Format settings as YAML text, which `read_yaml` and `validate` turn back into equal ones."""
     return yaml.safe_dump(
         json.loads(settings.model_dump_json()), sort_keys=False, allow_unicode=True
     )

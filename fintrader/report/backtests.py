@@ -320,8 +320,8 @@ class Backtests(Mapping[str, BacktestResult]):
         if self.look is not None:
             stricter = significance(level_of_look(self.look + 1))
             counted = (
-                f"\nThis is look {self.look} at this window (list: fintrader looks); the next look is"
-                f" tested at {stricter}."
+                f"\nThis is look {self.look} at this window (list: fintrader looks); the next look"
+                f" is tested at {stricter}."
             )
         return (
             f"{first} to {last}, {sessions} sessions, net of {self.settings.cost_bps:g} bps a"

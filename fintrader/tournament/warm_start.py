@@ -228,8 +228,8 @@ def _transfer_pod(
     )
     if {**vars(stored), "num_assets": layout.num_assets} != vars(layout):
         raise CheckpointError(
-            "its observations have other columns; use the same env.lookback, env.benchmark, env.short"
-            " and order settings here"
+            "its observations have other columns; use the same env.lookback, env.benchmark,"
+            " env.short and order settings here"
         )
     action = entry.spec.env.get("action")
     if action != target.env.action:
@@ -254,7 +254,7 @@ def _transfer_pod(
         if not odd:
             agent.inherit(state)
             return settings.model_dump(mode="json"), state
-        other = [f"{name} {there} there, {own} here" for name, (there, own) in odd.items()]
+        other = [f"{name} {there} stored, {own} requested" for name, (there, own) in odd.items()]
         problem = (
             f"another architecture: {', '.join(other[:3])}; use the same agent.network and"
             " agent.head here"

@@ -227,21 +227,24 @@ def test_a_training_goes_on_in_its_own_market_by_its_own_rules_only(tmp_path):
         changed = getattr(MARKET, column).clone()
         changed[250] *= 1.001
         with pytest.raises(
-            CheckpointError, match=r"training \(market\.content_hash: \w{40} there, \w{40} here\)"
+            CheckpointError,
+            match=r"training \(market\.content_hash: \w{40} stored, \w{40} requested\)",
         ):
             go_on(replace(MARKET, **{column: changed}), settings)
     with pytest.raises(
         CheckpointError,
-        match=r"\(agent\.learning_rate: 0\.003 there, 0\.1 here\); .*another folder",
+        match=r"\(agent\.learning_rate: 0\.003 stored, 0\.1 requested\); .*another folder",
     ):
         go_on(MARKET, settings, agent=SMALL.model_copy(update={"learning_rate": 0.1}))
-    with pytest.raises(CheckpointError, match=r"\(env\.cost_bps: \S+ there, 5\.0 here\)"):
+    with pytest.raises(CheckpointError, match=r"\(env\.cost_bps: \S+ stored, 5\.0 requested\)"):
         go_on(MARKET, settings.model_copy(update={"cost_bps": 5.0}))
     with pytest.raises(
-        CheckpointError, match=r"env\.cost_bps: .*env\.reward: .*num_envs: 8 there, 4 here"
+        CheckpointError, match=r"env\.cost_bps: .*env\.reward: .*num_envs: 8 stored, 4 requested"
     ):
         go_on(MARKET, EnvSettings(num_envs=4, episode_bars=20, cost_bps=5, reward="profit"))
-    with pytest.raises(CheckpointError, match=r"\(seed: 0 there, 1 here\); go on with its seed"):
+    with pytest.raises(
+        CheckpointError, match=r"\(seed: 0 stored, 1 requested\); go on with its seed"
+    ):
         go_on(MARKET, settings, seed=1)
     go_on(replace(MARKET), settings, steps=128)  # equal content in another object
     _, header = read_tensors(tmp_path / "state.safetensors", "fintrader-training-1")

@@ -70,7 +70,9 @@ def test_the_page_says_what_the_command_prints(judge_page, tmp_path, monkeypatch
     finding = sentence.partition(": ")[2].partition(" With ")[0]
     assert "choice of 40 trials" in finding
     assert finding[1:] in shown
-    assert shown.count("the test has 80 % power") == 2, "folded in the answer, and below the chart"
+    assert shown.count("the test has 80 % power only") == 2, (
+        "folded in the answer, and below the chart"
+    )
     power = sentence[sentence.index("With ") :]
     assert all(part.strip(". ") in shown for part in power.split(". "))
 

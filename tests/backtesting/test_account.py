@@ -219,7 +219,7 @@ def test_a_diverged_network_is_named_however_it_is_asked():
     market = make_market(40, 5)
     policy = networks(5, 2)
     next(policy.parameters()).fill_(float("nan"))
-    with pytest.raises(BacktestError, match="diverged"):
+    with pytest.raises(BacktestError, match="NaN or infinity"):
         simulate(policy, market, EnvSettings())
     decide = PolicyStrategy(networks(5, 2), BacktestAccount(market, EnvSettings()), "x")
     broken = replace(market, features=torch.full_like(market.features, 1e38))

@@ -184,7 +184,7 @@ def test_the_edges_have_their_own_sentences(template):
     assert geared.text.startswith("Negative alpha: ahead of equal weight")
     assert "in the window" in losing.text
     assert "a year" not in losing.text
-    assert "Its alpha is negative" in losing.text
+    assert "alpha is not positive" in losing.text
     assert assess({"ensemble": with_returns(template, theirs)}).selection.sentence.startswith(
         "Chosen from an unknown number of trials"
     )

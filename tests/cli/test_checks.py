@@ -83,5 +83,5 @@ def test_a_path_is_taken_for_what_lies_there(tmp_path):
     for place, kind in kinds.items():
         assert find_kind(place if "://" in place else str(tmp_path / place)) == kind
     assert find_kind("quickstart") == "configuration"
-    with pytest.raises(ConfigError, match="without a run, a market or files of bars"):
+    with pytest.raises(ConfigError, match="has no run, market or bars"):
         find_kind(str(tmp_path / "empty"))

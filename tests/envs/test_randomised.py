@@ -275,7 +275,8 @@ def test_what_makes_no_sense_is_refused_in_a_sentence():
     ):
         randomised(num_envs=9)
     with pytest.raises(
-        EnvError, match=r"block_sessions is 30, but only 9 sessions.*set it to at most 9"
+        EnvError,
+        match=r"block_sessions is 30, but the window has only 9 sessions.*set it to at most 9",
     ):
         randomised(asked={"variants": 2, "block_sessions": 30})
     one_day = replace(MARKET, session=torch.zeros_like(MARKET.session))

@@ -157,7 +157,7 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
             None,
         ),
         (RETURNS * 2e5, {}, "returns or per cent.*add profits in money to the capital", None),
-        (RETURNS.rename("PnL"), {}, "is PnL a return.*kind=returns", {"kind": "returns"}),
+        (RETURNS.rename("PnL"), {}, "PnL may hold money.*kind=returns", {"kind": "returns"}),
         ((RETURNS * 2e5).rename("pnl"), {}, "add profits in money.*kind=equity", None),
         (pd.concat([RETURNS, RETURNS], axis=1), {}, "two columns have one name", None),
         (RETURNS[:0], {}, "the table is empty", None),

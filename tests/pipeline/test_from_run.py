@@ -137,9 +137,11 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier, tmp_path)
     names = {"names": ["return_1", "rsi_30"]}
     assert "feature names" in tried("features", data=TINY["data"] | {"features": names})
     wider = TINY["agent"] | {"network": {"hidden": [32, 32], "activation": "tanh"}}
-    assert "activation relu there, tanh here" in tried("network", agent=wider)
+    assert "activation relu stored, tanh requested" in tried("network", agent=wider)
     assert "is not in this run" in tried("algo", agent={"algo": "sac"})
-    assert "its observations have other columns" in tried("lookback", env=TINY["env"] | {"lookback": 3})
+    assert "its observations have other columns" in tried(
+        "lookback", env=TINY["env"] | {"lookback": 3}
+    )
     assert "would not be held out" in tried("sooner", data={"start": "2018-01-02"})
     with pytest.raises(ConfigError, match="starts no tournament"):
         train_one(configured(tmp_path / "train", earlier))

@@ -169,7 +169,7 @@ def test_a_finished_run_is_printed_again_without_new_work(undisturbed):
 
 def test_a_run_folder_belongs_to_its_settings(undisturbed):
     config = load_config(undisturbed)
-    with pytest.raises(RunError, match=r"seed.*1 there, 5 here.*--name"):
+    with pytest.raises(RunError, match=r"seed.*1 stored, 5 requested.*--name"):
         run(config.model_copy(update={"seed": 5}))
 
 

@@ -56,15 +56,16 @@ def test_calling_again_changes_nothing_and_more_pods_extend_it(race):
 
 def test_other_settings_do_not_get_into_the_same_folder(race):
     race(pods=3)
-    with pytest.raises(TournamentError, match=r"seed: 1 there, 7 here"):
+    with pytest.raises(TournamentError, match=r"seed: 1 stored, 7 requested"):
         race(pods=3, seed=7)
     with pytest.raises(
-        TournamentError, match=r"another .* \(settings.temperature: 1.0 there, 9.0 here\)"
+        TournamentError, match=r"another .* \(settings.temperature: 1.0 stored, 9.0 requested\)"
     ):
         race(pods=3, temperature=9.0)
     agents = (stubs.StubAgent(width=9), stubs.OtherAgent())
     with pytest.raises(
-        TournamentError, match=r"agents.0.width: 8 there, 9 here; agents.1.algo: None there, other"
+        TournamentError,
+        match=r"agents.0.width: 8 stored, 9 requested; agents.1.algo: None stored, other",
     ):
         race(pods=3, how={"agents": agents})
 
@@ -76,7 +77,7 @@ def test_a_launcher_that_is_none_is_refused(race):
 
 def test_other_devices_may_go_on_with_the_same_number_of_learners(race):
     race(pods=2, devices=("cpu/cpu",))
-    with pytest.raises(TournamentError, match=r"settings.replicas: 2 there, 1 here"):
+    with pytest.raises(TournamentError, match=r"settings.replicas: 2 stored, 1 requested"):
         race(pods=3, devices=("cpu",))
     run = race(pods=3, devices=("cpu",), replicas=2).folder
     assert {spec.replicas for spec in RunStore(run).read_specs().values()} == {2}

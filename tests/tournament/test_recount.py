@@ -320,7 +320,7 @@ def test_a_file_of_another_run_is_found_out_and_costs_no_result(run, undisturbed
     shutil.copy(other.root / name, run.root / name)
     before = chaos.acknowledged(run)
     assert any(
-        f"{name} is" in problem and "another tournament" in problem for problem in problems(run)
+        f"{name} " in problem and "another tournament" in problem for problem in problems(run)
     )
     assert "another tournament" in again(run)
     repair(run)

@@ -79,7 +79,7 @@ def test_bootstrapping_makes_every_temporal_difference_zero(bootstraps):
 
 
 def test_only_the_mode_that_resets_at_once_is_taken():
-    with pytest.raises(EnvError, match="SAME_STEP"):
+    with pytest.raises(EnvError, match="SameStep"):
         make(autoreset_mode=AutoresetMode.NEXT_STEP)
 
 

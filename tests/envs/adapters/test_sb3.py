@@ -47,7 +47,7 @@ def test_arrays_are_copies_and_ends_are_told():
     np.testing.assert_array_equal(final, expected[4]["final_obs"].numpy())
     np.testing.assert_array_equal(new, expected[0].numpy())
     assert env.get_attr("num_envs") == [2, 2]
-    with pytest.raises(EnvError, match="SAME_STEP"):
+    with pytest.raises(EnvError, match="SameStep"):
         Sb3VecEnv(TradingEnv(make_market(60, 3), autoreset_mode=AutoresetMode.NEXT_STEP))
 
 

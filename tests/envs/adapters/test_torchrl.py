@@ -37,7 +37,7 @@ def test_check_env_specs(action):
 def test_other_modes_are_refused():
     from fintrader.envs.adapters.torchrl import TorchRLEnv
 
-    with pytest.raises(EnvError, match="DISABLED"):
+    with pytest.raises(EnvError, match="Disabled"):
         TorchRLEnv(TradingEnv(make_market(80, 3)))
 
 
