@@ -297,9 +297,8 @@ def find_stages_to_repeat(config: RunConfig) -> set[str]:
             }  # no pod has started from the other run, which may have been a slip
         else:
             raise RunError(
-                f"{folder.root} was made with other settings ({field}: {there!s:.60} there,"
-                f" {here!s:.60} here);"
-                " choose another --name, or remove the folder"
+                f"{folder.root} was made with other settings ({field}: {there!s:.60} stored,"
+                f" {here!s:.60} requested); choose another --name, or remove the folder"
             )
     return reopened
 

@@ -233,7 +233,7 @@ def _transfer_pod(
         )
     action = entry.spec.env.get("action")
     if action != target.env.action:
-        raise CheckpointError(f"env.action was {action} there and is {target.env.action} here")
+        raise CheckpointError(f"env.action: {action} stored, {target.env.action} requested")
     try:
         state = load(source.get(str(entry.result.snapshot)))
         state = select_below(WHOLE, state) if entry.spec.folds else state
