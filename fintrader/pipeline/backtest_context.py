@@ -144,7 +144,7 @@ def add_data(
             f" the next {signal.horizon} bars"
         )
     if market.source is not None:
-        summary["mended_bars"] = market.repairs
+        summary["repaired_bars"] = market.repairs
         for name, faults in (("waived", market.waived), ("doubtful", market.doubtful)):
             kinds = Counter(fault.kind for fault in faults)
             if kinds:

@@ -134,7 +134,7 @@ def test_folds_and_data_have_their_sections():
             FoldReturns("2020-01-02", "2020-02-03", {"ensemble": 0.0123}),
             FoldReturns("2020-02-04", "2020-03-05", {"ensemble": -0.5}),
         ),
-        data={"symbols": 3, "mended_bars": {"shuffled_rows": 7}},
+        data={"symbols": 3, "repaired_bars": {"shuffled_rows": 7}},
         look=2,
     )
     page = page_of({"ensemble": result}, context)
@@ -142,7 +142,7 @@ def test_folds_and_data_have_their_sections():
     assert "2020-02-04 to 2020-03-05" in page
     assert "-50.00 %" in page
     assert "walk-forward, 2 folds window" not in page
-    assert "shuffled_rows 7" in page
+    assert "shuffled rows 7" in page
     assert "folds</th>" not in page  # shown in its own section, not as JSON among the hashes
     assert "Fold by fold" not in page_of({"ensemble": result})
 

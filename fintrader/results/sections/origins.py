@@ -105,5 +105,5 @@ def _write(value: Any) -> str:
         return value
     parts = value.values() if isinstance(value, Mapping) else ()
     if parts and all(isinstance(part, str | int | float) for part in parts):
-        return ", ".join(f"{name} {part}" for name, part in sorted(value.items()))
+        return ", ".join(f"{name} {part}" for name, part in sorted(value.items())).replace("_", " ")
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
