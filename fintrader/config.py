@@ -425,11 +425,13 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
         raise ConfigError(
             f"{str(path)!r} is not a path; give the path of a YAML configuration"
         ) from None
-    values = parse_yaml(text, str(path))
+    hint = f"; if it holds bars, `fintrader init {path}` writes a configuration"
+    hint *= path.suffix not in (".yaml", ".yml")
+    try:
+        values = parse_yaml(text, str(path))
+    except ConfigError as error:
+        raise ConfigError(f"{error}{hint}") from None
     if not isinstance(values, dict):
-        hint = f"; is it bars? `fintrader init {path}` writes one for them" * (
-            path.suffix != ".yaml"
-        )
         raise ConfigError(f"{path}: expected a configuration, of `name: value` lines{hint}")
     return values
 

@@ -119,6 +119,19 @@ def test_a_bad_file_says_so(tmp_path, text, expected):
         read_yaml(path)
 
 
+@pytest.mark.parametrize("content", [b"time,close\n2024-01-02,1\n", b"PAR1\xff\xfe", b"a: b: c"])
+def test_bars_given_for_a_configuration_lead_to_init(tmp_path, content):
+    path = tmp_path / "mine.csv"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"`fintrader init .*mine\.csv` writes a configuration"):
+        read_yaml(path)
+    same = tmp_path / "mine.yml"
+    same.write_bytes(content)
+    with pytest.raises(ConfigError) as error:
+        read_yaml(same)
+    assert "fintrader init" not in str(error.value)
+
+
 def test_objects_are_imported_by_reference_and_misses_are_typed():
     assert load_object("math:sqrt")(9.0) == 3.0
     for wrong in ("math", "math:nothing_there", "no_such_module_here:x", ":x", "a-b:c", "a:b.c"):

@@ -107,7 +107,7 @@ def read_job(runs: RunsFolder, name: str) -> Job:
 
 
 def stop(job: Job) -> bool:
-    """Ask a job to end, as Ctrl-C would: it stores what it has, and the same command resumes from
+    """Stop a job as Ctrl-C would: it stores its state, and the same command resumes from
     there.
 
     Returns whether it was alive. Its pods end with it.

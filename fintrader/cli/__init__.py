@@ -44,20 +44,33 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise Terminated
 
 
-_swallowed: list[KeyboardInterrupt] = []
+_swallowed: list[tuple[KeyboardInterrupt, threading.Timer]] = []
 
 
 def _note_swallowed(ignored: Any) -> None:
     """Note an interruption that a callback of a C library swallowed, as numba's compiler does, and
     interrupt again a moment later, in case nothing failed through it."""
-    if not isinstance(ignored.exc_value, KeyboardInterrupt):
+    stop = ignored.exc_value
+    if isinstance(stop, KeyboardInterrupt):
+        number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
+        again = threading.Timer(0.1, os.kill, [os.getpid(), number])
+        again.daemon = True
+        again.start()
+        _swallowed.append((stop, again))
+    else:
         sys.__unraisablehook__(ignored)
-        return
-    _swallowed.append(ignored.exc_value)
-    number = signal.SIGTERM if isinstance(ignored.exc_value, Terminated) else signal.SIGINT
-    again = threading.Timer(0.1, os.kill, [os.getpid(), number])
-    again.daemon = True
-    again.start()
+
+
+def _run(argv: list[str]) -> None:
+    """Run the command. An error that follows a swallowed interruption counts as that one."""
+    try:
+        dispatch(argv)
+    except Exception:
+        if not _swallowed:
+            raise
+        stop, again = _swallowed[-1]
+        again.cancel()
+        raise stop from None
 
 
 def _main(argv: list[str]) -> None:
@@ -66,7 +79,7 @@ def _main(argv: list[str]) -> None:
         signal.signal(signal.SIGTERM, _terminated)
         sys.unraisablehook = _note_swallowed
     try:
-        dispatch(argv)
+        _run(argv)
     except reproducible.RestartNeeded as error:
         if argv == sys.argv[1:]:  # this process is the command
             reproducible.restart()
@@ -75,13 +88,7 @@ def _main(argv: list[str]) -> None:
     except FintraderError as error:
         _complain(str(error))
         sys.exit(2)
-    except (KeyboardInterrupt, RuntimeError) as stop:
-        if isinstance(stop, RuntimeError):
-            if not _swallowed:
-                raise
-            for number in (signal.SIGTERM, signal.SIGINT):  # the second interruption
-                signal.signal(number, signal.SIG_IGN)
-            stop = _swallowed[0]
+    except KeyboardInterrupt as stop:
         _complain("interrupted; run the same command again to resume")
         sys.exit(143 if isinstance(stop, Terminated) else 130)
     except BrokenPipeError:  # the reader of our output went away, e.g. `| head`

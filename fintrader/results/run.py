@@ -143,9 +143,10 @@ class Run:
         tests = self.backtests
         stored = next(iter(tests.values()), None) if window is None else tests.get(window)
         if stored is None:
-            text = "no backtest" if window is None else f"no backtest of its {window_words(window)}"
+            text = "no backtest"
             command = f"fintrader backtest {self.folder.root}"
             if window is not None:
+                text += f" of its {window_words(window)}"
                 command += f" --backtest.window {window}"
             raise NotThereError(f"{self.name} has {text} yet; make it with `{command}`")
         return stored

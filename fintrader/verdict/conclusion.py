@@ -227,18 +227,16 @@ def _describe_choice(judged: Verdict) -> str:
 def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
     """Say how much more data would decide, and name the reservations."""
     evidence = judged.evidence
+    unit = period_name(judged.sessions_a_year)
     lines = []
     if alpha.p_value > evidence.level:
         if alpha.sessions_needed is None:
-            lines.append(
-                "The estimated alpha is not positive: at this estimate no longer window would pass."
-            )
+            lines.append("The estimated alpha is not positive, so no longer window would pass.")
         else:
             more = max(alpha.sessions_needed - alpha.sessions, 1)
-            unit = period_name(judged.sessions_a_year)
             lines.append(
-                f"If that is its true ratio, the test has {percent(ev.POWER, 0)} power with"
-                f" {count(more)} more {unit}s."
+                f"If that is its true ratio, {count(more)} more {unit}s give"
+                f" {percent(ev.POWER, 0)} power."
             )
         if judged.caveats:
             lines.append(f"Reservations: {'; '.join(judged.caveats)}.")
@@ -248,7 +246,6 @@ def _suggest_evidence(judged: Verdict, alpha: AlphaTest) -> list[str]:
         stricter_by = ev.level_of_look(evidence.look + 1) / ev.level_of_look(evidence.look)
         stricter = significance(evidence.level * stricter_by)
         condition = f"another look at this window has a level of {stricter}"
-    unit = period_name(judged.sessions_a_year)
     lines.append(f"Only new {unit}s can confirm it; {condition}.")
     shift = evidence.shift
     if shift is not None and shift.p_value > LEVEL:

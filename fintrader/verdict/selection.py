@@ -104,7 +104,7 @@ def _deflate(
         trial_variance_source=(
             "among the trials"
             if (measured >= least).all()
-            else f"at least 1/(S - 1), in {(measured < least).sum()} of {len(windows)} windows"
+            else f"raised to 1/(S - 1) in {(measured < least).sum()} of {len(windows)} windows"
         ),
         trial_correlation=float(np.mean(alike)),
         effective_trials=float(np.sum(effective)),

@@ -61,7 +61,7 @@ def test_the_verdict_is_the_held_out_windows_and_is_said_in_three_sentences(temp
         "With 250 sessions the test has 80 % power only above an information ratio of 2."
         in lucky.text
     )
-    assert lucky.text.endswith("more sessions.")
+    assert lucky.text.endswith("more sessions give 80 % power.")
     assert not lucky.is_likely_skill
     ahead = pair(template, theirs + noise + 0.0015, theirs)
     skilled = assess(ahead, trials=80)
@@ -278,5 +278,5 @@ def test_trials_that_are_alike_do_not_lower_the_hurdle():
     alike = rng.normal(0, 0.01, (40, 1)) + rng.normal(0, 0.001, (40, 6))
     found = diagnose(6, SearchRecord(alike), 0).sharpe
     assert found.trial_variance == pytest.approx(252 / 39)
-    assert found.trial_variance_source == "at least 1/(S - 1), in 1 of 1 windows"
+    assert found.trial_variance_source == "raised to 1/(S - 1) in 1 of 1 windows"
     assert found.deflated_effective > found.deflated  # alike, they count for fewer

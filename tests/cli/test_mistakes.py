@@ -203,7 +203,7 @@ def test_an_interruption_at_any_moment_is_one_line_and_its_status(tmp_path):
         )
 
 
-@pytest.mark.parametrize("then", ["time.sleep(60)", "raise RuntimeError('nothing was compiled')"])
+@pytest.mark.parametrize("then", ["time.sleep(60)", "raise RuntimeError", "raise ValueError"])
 def test_an_interruption_that_a_callback_swallows_is_one_line_and_its_status(then):
     """LLVM calls numba back, and Python handles a signal in the first callback after it."""
     script = f"""
