@@ -1,10 +1,9 @@
 """Cleaning: raw bars become bars on the exchange's grid.
 
 Repaired and counted: rows out of order (sorted), exact duplicates (one row is kept), rows outside
-of trading hours (left out), rows without a price (left out), and an open
-or close outside of its bar's low and high, or a low above the high (the range is widened to include
-all four prices; if more than 1 % of a symbol's lows lie above the highs, `bars.checks.gates` stops
-the build).
+of trading hours (left out), rows without a price (left out), and an open or close outside of its
+bar's low and high, or a low above the high (the range is widened to include all four prices; if
+more than 1 % of a symbol's lows lie above the highs, `bars.checks.gates` stops the build).
 
 Refused with a BarError that names the remedy and, for a single bad row, its file and number: two
 different rows for one symbol and time, a price that is zero, negative or not finite, a negative

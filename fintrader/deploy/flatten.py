@@ -48,6 +48,8 @@ class Flatten:
     _again_at: dict[str, int] = field(default_factory=dict)
     """Symbol -> time from which it is sold again if nothing was filled."""
     _filled_at: dict[str, int] = field(default_factory=dict)
+    _unread_since: int | None = None
+    """Time from which splits cannot be read; None if they can."""
 
     def begin(self, now: int) -> None:
         """Note in the journal that everything is sold from now on."""
@@ -64,6 +66,21 @@ class Flatten:
     def is_due(self, now: int) -> bool:
         """Check whether it is time to ask the broker again."""
         return now >= self._ask_at
+
+    def waits_for_splits(self, error: Exception, now: int) -> bool:
+        """Check whether a sale waits because splits cannot be read: for a minute after the first
+        error. An unread reverse split would make it sell too many shares."""
+        if self._unread_since is None:
+            self._unread_since = now
+        if now >= self._unread_since + SELL_AGAIN:
+            return False
+        self.obstacles[""] = f"splits cannot be read: {error}"
+        self._ask_at = now + _ASK_SOON
+        return True
+
+    def note_splits(self) -> None:
+        """Note that splits can be read."""
+        self._unread_since = None
 
     def find_sales(
         self, execution: Execution | None, now: int, price: Callable[[str], float]

@@ -120,6 +120,10 @@ class Journal(contextlib.AbstractContextManager["Journal"]):
             (version,) = self._base.execute("PRAGMA user_version").fetchone()
             if version == FORMAT:
                 self._summarise(reading)
+            elif not self._base.execute("SELECT 1 FROM sqlite_master").fetchone():
+                raise DeployError(
+                    f"{self.path} holds nothing yet; try again once its deployment has started"
+                )
         except sqlite3.Error as error:
             raise self._describe_damage(error) from None
         if version != FORMAT:

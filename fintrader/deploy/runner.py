@@ -623,8 +623,12 @@ class Runner:
         """Sell what is left at the broker; end the flatten once there is nothing."""
         if not self.flatten.is_due(now):
             return
-        with contextlib.suppress(Exception):
+        try:
             self._start_session(self._find_bar(now), now)  # a split changes the shares due
+            self.flatten.note_splits()
+        except Exception as error:
+            if self.flatten.waits_for_splits(error, now):
+                return
         orders = self.flatten.find_sales(self.execution, now, self.recorder.rows.history.last_close)
         if orders is None:
             self._end_flatten(now)

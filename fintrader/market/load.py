@@ -199,7 +199,8 @@ def _build_from_frames(bars: Any, reading: Values, values: Values) -> MarketTens
             try:
                 return _load_detected(str(path), known, values, None)
             except DataError as error:
-                raise type(error)(str(error).replace(str(path), ORIGIN)) from None
+                text = str(error).replace(str(path), ORIGIN).replace(path.name, ORIGIN)
+                raise type(error)(text) from None
     feed, minutes = _frames_feed(table, source, zoned=zoned, calendar=settings.calendar)
     if "bar_minutes" not in source.model_fields_set:
         settings = settings.model_copy(

@@ -201,6 +201,7 @@ def test_a_split_that_is_booked_late_is_neither_a_loss_nor_traded(desk):
     [
         (10.0, False, []),
         (0.1, True, []),
+        (0.1, True, [DataError("busy"), DataError("busy")]),
         (2.0, True, []),
         (2.0, True, [DataError("busy"), KeyError("new_rate")]),
     ],

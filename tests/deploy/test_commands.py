@@ -29,6 +29,7 @@ from fintrader.deploy.journal import Journal
 from fintrader.deploy.remote import RequestLimits
 from fintrader.deploy.runner import Connections, Runner
 from fintrader.deploy.settings import PaperSettings
+from fintrader.errors import DeployError
 from fintrader.files import read_json
 from fintrader.pipeline.config import RunConfig
 from fintrader.verdict.claims import list_registrations
@@ -142,8 +143,13 @@ def wait_for(true, seconds):
 def decisions(home):
     if not (home / JOURNAL).is_file():
         return 0
-    with Journal(home / JOURNAL, reading=True) as journal:
-        return len(journal.entries(BarDecision))
+    try:
+        with Journal(home / JOURNAL, reading=True) as journal:
+            return len(journal.entries(BarDecision))
+    except DeployError as error:
+        if "holds nothing yet" not in str(error):
+            raise
+        return 0
 
 
 def nothing_leaked(folder, *said):

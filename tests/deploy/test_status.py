@@ -68,6 +68,9 @@ def test_damage_is_a_sentence(tmp_path):
     (tmp_path / "x" / "journal.sqlite").write_bytes(b"nonsense" * 100)
     with pytest.raises(DeployError, match="cannot be read as a journal"):
         status.read_status(tmp_path / "x")
+    (tmp_path / "x" / "journal.sqlite").write_bytes(b"")
+    with pytest.raises(DeployError, match="holds nothing yet"):
+        status.read_status(tmp_path / "x")
     (tmp_path / "x" / "journal.sqlite").unlink()
     for name, text in (
         ("heartbeat.json", '{"time": 1, "next_decision": "soon"}'),
