@@ -20,6 +20,8 @@ from tests.bars.tables import REAL_2016, REAL_2019
 from tests.factories import make_market, planted_market
 from tests.quick import slow_but
 
+HALF_MINUTE = LookaheadSettings(budget_minutes=0.5)
+
 
 def with_column(values, seed=3):
     """Alarms of a random market whose first feature is this."""
@@ -194,7 +196,7 @@ def test_every_planted_leak_is_caught(tmp_path):
 @pytest.mark.slow
 def test_clean_features_are_clean(tmp_path):
     path = lab.write_bars(tmp_path)
-    report = lab.with_features(path, (), LookaheadSettings())
+    report = lab.with_features(path, (), HALF_MINUTE)
     assert report.clean, str(report)
     given = {"given_next", "given_noisy", "given_night"}
     assert {alarm.column for alarm in lab.given_columns(path)} == given
@@ -203,7 +205,7 @@ def test_clean_features_are_clean(tmp_path):
 @pytest.mark.slow
 def test_the_quickstart_is_clean():
     config = load_config("quickstart")
-    report = lookahead(config.data, config.trading, seed=config.seed)
+    report = lookahead(config.data, config.trading, HALF_MINUTE, seed=config.seed)
     assert report.clean, str(report)
     assert any("signal" in line for line in report.trusted)
 
@@ -229,7 +231,7 @@ def test_real_minutes_do_not_look_ahead():
     values = {"path": str(REAL_2016), "bar_minutes": 5}
     universe = {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]}
     data = DataSettings.model_validate({**values, "universe": universe})
-    report = lookahead(data, EnvSettings(decision_interval=6))
+    report = lookahead(data, EnvSettings(decision_interval=6), HALF_MINUTE)
     assert report.clean, str(report)
 
 
@@ -238,7 +240,7 @@ def test_real_minutes_do_not_look_ahead():
 def test_two_years_of_real_minutes_raise_no_alarm():
     config = load_config("configs/walkforward_us14.yaml")
     data = config.data.model_copy(update={"path": str(REAL_2019)})
-    report = lookahead(data.model_copy(update={"bar_minutes": 30}), config.trading)
+    report = lookahead(data.model_copy(update={"bar_minutes": 30}), config.trading, HALF_MINUTE)
     assert report.clean, str(report)
 
 
