@@ -41,7 +41,7 @@ MOST_ROUNDS = 20
 Observation = dict[str, Tensor]
 
 
-def bars_of(market: MarketTensors) -> Tensor:
+def identify_bars(market: MarketTensors) -> Tensor:
     """`[T, N, 4]` float32: close, high and low, and 1 where the asset is listed."""
     high = torch.maximum(market.open, market.close)
     low = torch.minimum(market.open, market.close)
@@ -58,7 +58,7 @@ def cut(bars: Tensor, bar: Tensor) -> Tensor:
 
 def windowed(market: MarketTensors) -> MarketTensors:
     """The market with these windows as its features, so that ours observes the same numbers."""
-    features = cut(bars_of(market), torch.arange(market.num_bars)).flatten(2)
+    features = cut(identify_bars(market), torch.arange(market.num_bars)).flatten(2)
     names = tuple(f"w{n}" for n in range(features.shape[2]))
     return replace(market, features=features, feature_names=names)
 
@@ -79,7 +79,7 @@ class PortfolioEnv:
         self._close = market.close.double()
         self._last = market.num_bars - 1
         self._tradable = market.tradable
-        self._bars = bars_of(market)
+        self._bars = identify_bars(market)
         self._accounts = accounts
         self._fee = fee
         self._episode = episode

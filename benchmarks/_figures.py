@@ -30,7 +30,7 @@ from benchmarks._records import (
 )
 from fintrader.config import read_yaml
 from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
-from fintrader.results.formatting import PAPER_COLUMNS, title_of, verdict_words
+from fintrader.results.formatting import PAPER_COLUMNS, format_title, verdict_words
 from fintrader.verdict.alpha import level_of_look
 
 TITLES = read_yaml(Path(__file__).with_name("titles.yaml"))
@@ -69,7 +69,7 @@ def quickstart(records: Records) -> str:
     first = runs[0]
     metrics = first["metrics"]
     rows = [
-        [title_of(name).lower(), *cells(values, (key for key, _ in PAPER_COLUMNS))]
+        [format_title(name).lower(), *cells(values, (key for key, _ in PAPER_COLUMNS))]
         for name, values in metrics.items()
     ]
     head = ["strategy", *(heading for _, heading in PAPER_COLUMNS)]

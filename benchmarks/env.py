@@ -46,7 +46,7 @@ from benchmarks._bench import Figures, Run, alternate, finish, read_arguments
 from benchmarks._env_peers import make_peer_runs, make_run, make_single_run
 from benchmarks._learning import make_network, make_random_market
 from fintrader.envs import EnvSettings, FactoredLinear, TradingEnv
-from fintrader.envs.trading import engine_for
+from fintrader.envs.trading import name_engine
 from fintrader.market.tensors import MarketTensors
 
 ASSETS = 100
@@ -253,7 +253,7 @@ def main() -> None:
     torch.set_num_threads(1)
     market = make_market(ASSETS, seed=options.seed)
     markets = {SMALL_ASSETS: make_market(SMALL_ASSETS, seed=options.seed), ASSETS: market}
-    figures = Figures(engine=engine_for(EnvSettings(), "cpu"), accounts=ACCOUNTS)
+    figures = Figures(engine=name_engine(EnvSettings(), "cpu"), accounts=ACCOUNTS)
     figures.merge(measure_peers(market, turns))
     figures.merge(measure_torchtrade(market, turns))
     figures.merge(measure_sizes(markets, turns))

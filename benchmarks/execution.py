@@ -36,7 +36,7 @@ from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs.settings import EnvSettings, ExecutionSettings
 from fintrader.execution import train_executor
 from fintrader.market.tensors import MarketTensors, Split
-from fintrader.pipeline.evaluation import folds_of
+from fintrader.pipeline.evaluation import list_folds
 from fintrader.pipeline.run_stages import walk_forward
 from fintrader.runs import RunFolder
 
@@ -81,7 +81,7 @@ def measure(name: str, folder: Path, seed: int) -> Values:
     config = read_configuration(name, folder, ROOT / "runs" / "execution", seed)
     plain = config.backtest.model_copy(update={"null_model": False, "sensitivity": False})
     home = walk_forward(config.model_copy(update={"backtest": plain}))
-    folds = folds_of(RunFolder(home))
+    folds = list_folds(RunFolder(home))
     tests = [load_windows(fold).test for fold in folds]
     terms = {"limit_margin_bps": MARGIN_BPS, "execution": ExecutionSettings(bars=BARS)}
     env = config.trading.model_copy(update=terms)

@@ -86,7 +86,7 @@ def count(value: Any) -> str:
     return ratio(value, 0)
 
 
-def number_of(value: int, noun: str) -> str:
+def format_count(value: int, noun: str) -> str:
     """1 and `bar` as `1 bar`, 1234 as `1,234 bars`."""
     return f"{value:,} {noun}{'' if value == 1 else 's'}"
 

@@ -55,17 +55,19 @@ class RecordError(RunError):
 
 def to_json(record: object) -> dict[str, JsonValue]:
     """Return the fields of a record by name, ready for `files.write_json`."""
-    return {name: to_plain(getattr(record, name)) for name in _names_of(cast(Any, type(record)))}
+    return {
+        name: to_plain(getattr(record, name)) for name in _list_field_names(cast(Any, type(record)))
+    }
 
 
 @cache
-def _names_of(kind: Any) -> tuple[str, ...]:
+def _list_field_names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
 
 
 def resembles(kind: type, names: Iterable[str]) -> bool:
     """Check that `names` hold half of a record's fields, as in a record of another version."""
-    own = _names_of(cast(Any, kind))
+    own = _list_field_names(cast(Any, kind))
     return 2 * len({*own}.intersection(names)) >= len(own)
 
 
@@ -124,14 +126,14 @@ def _take_apart(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 @cache
-def _fields_of(kind: Any) -> dict[str, Any]:
+def _list_fields(kind: Any) -> dict[str, Any]:
     """Name -> type of a record's fields."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _read_record(kind: Any, value: Any) -> Any:
-    fields = _fields_of(kind)
+    fields = _list_fields(kind)
     stored = _expect_object(value)
     if missing := [name for name in fields if name not in stored]:
         raise RecordError("is missing", missing[0])
@@ -149,8 +151,8 @@ def _sort_union(kinds: Sequence[Any]) -> tuple[list[Any], str, dict[str, Any]]:
     of each literal; field and records are empty if no field does."""
     present = [kind for kind in kinds if kind is not NoneType]
     if len(present) > 1 and all(map(dataclasses.is_dataclass, present)):
-        for name in _fields_of(present[0]):
-            hints = [_fields_of(kind).get(name) for kind in present]
+        for name in _list_fields(present[0]):
+            hints = [_list_fields(kind).get(name) for kind in present]
             words = [get_args(hint) for hint in hints if get_origin(hint) is Literal]
             if [len(literals) for literals in words] == [1] * len(present):
                 by_word = {word: kind for (word,), kind in zip(words, present, strict=True)}

@@ -79,7 +79,7 @@ def days_once():
 
     known = {}
 
-    def days_of(rule):
+    def split_by_day(rule):
         def day(calendar):
             kind = type(calendar)
             if kind not in known:
@@ -101,7 +101,7 @@ def days_once():
         patch.setattr(AbstractHolidayCalendar, "end_date", pd.Timestamp("2035-12-31"))
         for kind in {ExchangeCalendar, *_default_calendar_factories.values()}:
             if "day" in vars(kind):
-                patch.setattr(kind, "day", days_of(vars(kind)["day"]))
+                patch.setattr(kind, "day", split_by_day(vars(kind)["day"]))
         yield
 
 

@@ -119,14 +119,14 @@ def load_leaderboard(folder: Folder) -> pd.DataFrame:
 def load_pods(folder: Folder) -> pd.DataFrame:
     """Load every pod by number, with its state and, once it has one, its result."""
     return _load_rows(
-        folder, "pods", lambda path: stored_runs.frame_of(read_pods(path, most=MAX_PODS))
+        folder, "pods", lambda path: stored_runs.build_frame(read_pods(path, most=MAX_PODS))
     )
 
 
 def load_race(folder: Folder) -> pd.DataFrame:
     """Load the columns of `pods` that the page of a race shows."""
     return _load_rows(
-        folder, "race", lambda path: stored_runs.frame_of(read_race(path, most=MAX_PODS))
+        folder, "race", lambda path: stored_runs.build_frame(read_race(path, most=MAX_PODS))
     )
 
 

@@ -138,7 +138,7 @@ def plot_lines(
     """Draw named lines over any axis; `faint` lines are drawn behind them, in the same colours and
     without a legend entry.
 
-    `look`: options of `framed`.
+    `look`: options of `frame_figure`.
     """
     figure = go.Figure()
     for position, (name, (x, y)) in enumerate(series.items()):
@@ -163,7 +163,7 @@ def plot_lines(
             line_color=colour,
             line_width=2,
         )
-    return framed(figure, hover="x unified", **look)
+    return frame_figure(figure, hover="x unified", **look)
 
 
 def pick_colour(position: int) -> str:
@@ -171,7 +171,7 @@ def pick_colour(position: int) -> str:
     return figures.PALETTE[position % len(figures.PALETTE)]
 
 
-def framed(
+def frame_figure(
     figure: go.Figure,
     *,
     y_title: str = "",

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel
 
 from fintrader.errors import ConfigError
-from fintrader.numerals import number, number_of
+from fintrader.numerals import format_count, number
 from fintrader.yaml_text import parse_yaml
 from fintrader_app.shell import human, line_up, plain
 
@@ -103,7 +103,7 @@ def draw_fields(schema: Schema, names: Sequence[str], draft: Draft, key: str) ->
     rest = [name for name in names if name not in basic]
     _draw_pairs(schema, basic, draft, key)
     if rest:
-        with st.expander(number_of(len(rest), "more setting")):
+        with st.expander(format_count(len(rest), "more setting")):
             _draw_pairs(schema, rest, draft, key)
 
 

@@ -14,12 +14,12 @@ from typing import get_args
 import streamlit as st
 
 from fintrader.bars.detect import Detection, detect
-from fintrader.bars.sources.listing import kind_of
+from fintrader.bars.sources.listing import find_file_kind
 from fintrader.bars.sources.presets import Preset
 from fintrader.config import is_url
 from fintrader.errors import DataError
 from fintrader.market.config_path import config_path
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.results.folders import Folder
 from fintrader_app.shell import go, guarded, line_up, list_config_folders, plain
 from fintrader_app.tables import table
@@ -45,7 +45,7 @@ def list_entries(folder: Folder) -> list[str]:
         raise DataError(
             f"{folder.root.name}/ cannot be read ({error.strerror}); choose another folder"
         ) from None
-    return [*folders, *(name for name in files if kind_of(name, text=True))][:MOST_ENTRIES]
+    return [*folders, *(name for name in files if find_file_kind(name, text=True))][:MOST_ENTRIES]
 
 
 def render() -> None:
@@ -138,7 +138,7 @@ def show_findings(found: Detection) -> None:
     from fintrader.market.starter import write_config  # it imports torch
 
     names = ", ".join(found.symbols[:6]) + (" …" if len(found.symbols) > 6 else "")
-    number = number_of(len(found.symbols), "symbol")
+    number = format_count(len(found.symbols), "symbol")
     st.markdown(
         f"**{number}** ({plain(names)}), {found.first} to {found.last}, {len(found.sessions):,}"
         " sessions"

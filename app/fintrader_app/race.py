@@ -29,7 +29,7 @@ from fintrader_app.artifacts import load_tournament, load_validation, to_numbers
 from fintrader_app.charts import (
     GAIN,
     LOSS,
-    framed,
+    frame_figure,
     pick_colour,
     scale_colours,
     scale_logs,
@@ -135,7 +135,9 @@ def plot_scores(pods: pd.DataFrame) -> go.Figure:
             customdata=label_pods(shown[rows]),
             hovertemplate="%{customdata}: %{y:.3f} after %{x:.1f} " + unit + "<extra></extra>",
         )
-    return framed(figure, y_title="validation score", x_title=f"{unit} since the start", height=330)
+    return frame_figure(
+        figure, y_title="validation score", x_title=f"{unit} since the start", height=330
+    )
 
 
 def select_scored(pods: pd.DataFrame) -> pd.DataFrame:
@@ -197,7 +199,7 @@ def plot_curves(looks: dict[str, pd.DataFrame], column: str) -> go.Figure:
             line_width=2,
             hovertemplate=f"%{{y:{form}}}<extra>{name}</extra>",
         )
-    framed(figure, y_title=title, x_title="share of the pod's budget", hover="x unified")
+    frame_figure(figure, y_title=title, x_title="share of the pod's budget", hover="x unified")
     figure.update_layout(showlegend=True)
     figure.update_xaxes(tickformat=".0%", range=[0, 1.02])
     return figure.update_yaxes(tickformat=ticks)
@@ -239,7 +241,7 @@ def plot_drift(pods: pd.DataFrame, values: pd.Series[float], name: str) -> go.Fi
         customdata=label_pods(shown),
         hovertemplate="%{customdata}: %{y:.4g}, score %{marker.color:.3f}<extra></extra>",
     )
-    framed(figure, y_title=escape_label(human(name)), x_title="pod number", height=300)
+    frame_figure(figure, y_title=escape_label(human(name)), x_title="pod number", height=300)
     wide = bool(len(inside) and inside.min() > 0 and inside.max() / inside.min() > 8)
     return figure.update_yaxes(scale_logs(inside) if wide else {"tickformat": "~g"})
 
@@ -353,7 +355,7 @@ def plot_timeline(found: list[Attempt], total: int) -> go.Figure:
         figure.layout.meta = {"note": f"The last {count(len(found))} of {count(total)} attempts."}
     most = int(rows["lane"].max())
     height = min(1200, 110 + 34 * max(2, most))
-    framed(figure, x_title=f"{unit} since the start", y_title="lane", height=height)
+    frame_figure(figure, x_title=f"{unit} since the start", y_title="lane", height=height)
     figure.update_layout(barmode="overlay", showlegend=True, bargap=0.1)
     ticks = list(range(1, most + 1, max(1, most // 40)))
     return figure.update_yaxes(tickmode="array", tickvals=ticks, autorange="reversed")
@@ -408,7 +410,7 @@ def plot_lineage(pods: pd.DataFrame) -> go.Figure:
             " ancestors."
         )
         figure.layout.meta = {"note": note}
-    framed(figure, x_title="generation", height=min(900, max(280, 60 + 26 * len(set(rows)))))
+    frame_figure(figure, x_title="generation", height=min(900, max(280, 60 + 26 * len(set(rows)))))
     deepest = int(shown["generation"].max())
     figure.update_xaxes(dtick=max(1, deepest // 12), range=[-0.3, deepest + 0.7])
     return figure.update_yaxes(visible=False, range=[min(rows) - 0.7, max(rows) + 0.9])

@@ -18,9 +18,9 @@ from fintrader.numerals import chance, count, number, percent
 from fintrader.results.figures import PALETTE
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder
-from fintrader.results.importance import ALGORITHM, Importance, importance, settings_of
+from fintrader.results.importance import ALGORITHM, Importance, importance, list_searched_settings
 from fintrader_app.artifacts import load_tournament, select_part
-from fintrader_app.charts import framed, scale_colours, scale_logs
+from fintrader_app.charts import frame_figure, scale_colours, scale_logs
 from fintrader_app.race import GREY, MANY, label_pods, select_scored, split_origins
 from fintrader_app.shell import human
 
@@ -68,7 +68,7 @@ def place_values(values: list[Any], log: bool) -> Axis:
 
 def list_varied(pods: pd.DataFrame) -> list[str]:
     """List the settings that all these pods have, and that differ between them."""
-    rows = settings_of(pods)
+    rows = list_searched_settings(pods)
     shared = [name for name in (rows[0] if rows else {}) if all(name in row for row in rows)]
     return [name for name in shared if any(row[name] != rows[0][name] for row in rows)]
 
@@ -101,7 +101,7 @@ def plot_importance(found: Importance) -> go.Figure:
         annotation={"text": "luck reaches up to here", "yanchor": "bottom", "xanchor": "right"},
     )
     height = 110 + 30 * max(3, len(shares))
-    framed(figure, x_title="share of the scores' variance", height=height)
+    frame_figure(figure, x_title="share of the scores' variance", height=height)
     figure.update_xaxes(tickformat=".2~%", range=[0, 1.08 * max(found.luck, shares[-1].share)])
     return figure.update_layout(bargap=0.35)
 
@@ -127,13 +127,13 @@ def describe_importance(found: Importance) -> str:
 def plot_slice(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
     """Plot the score of each pod over one of its settings."""
     shown = select_scored(pods)
-    axis = place_values([row[name] for row in settings_of(shown)], log)
+    axis = place_values([row[name] for row in list_searched_settings(shown)], log)
     x = axis.places
     if axis.labels:  # points of the same label must not cover each other
         x = x + 0.5 * (np.arange(len(shown)) * 0.618 % 1 - 0.5)
     figure = go.Figure()
     for origin, colour, rows in split_origins(shown):
-        values = [escape_label(row[name]) for row in settings_of(shown[rows])]
+        values = [escape_label(row[name]) for row in list_searched_settings(shown[rows])]
         figure.add_scatter(
             x=x[rows],
             y=shown.loc[rows, "score"],
@@ -145,7 +145,9 @@ def plot_slice(pods: pd.DataFrame, name: str, *, log: bool) -> go.Figure:
             customdata=list(zip(label_pods(shown[rows]), values, strict=True)),
             hovertemplate="%{customdata[0]}: score %{y:.3f} at %{customdata[1]}<extra></extra>",
         )
-    framed(figure, y_title="validation score", x_title=escape_label(name_setting(name)), height=300)
+    frame_figure(
+        figure, y_title="validation score", x_title=escape_label(name_setting(name)), height=300
+    )
     if axis.labels:
         figure.update_xaxes(tickvals=axis.ticks, ticktext=list(map(escape_label, axis.labels)))
     elif axis.log:
@@ -160,7 +162,7 @@ def plot_parallel(pods: pd.DataFrame, names: list[str], logs: frozenset[str]) ->
     shown = ordered.iloc[
         np.unique(np.linspace(0, len(ordered) - 1, min(MOST_LINES, len(ordered))).astype(int))
     ]
-    rows = settings_of(shown)
+    rows = list_searched_settings(shown)
     axes = [
         _describe_dimension(name, place_values([row[name] for row in rows], name in logs))
         for name in names[:MOST_AXES]

@@ -17,7 +17,7 @@ from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.config import list_shipped_configs
 from fintrader.errors import FintraderError
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration, when
@@ -412,7 +412,7 @@ def show_status(run: Summary) -> None:
     """Show a run's status, trials, seed, device and age."""
     icon, colour = STATUS[run.status]
     facts = (
-        "" if run.trials is None else number_of(run.trials, "trial"),
+        "" if run.trials is None else format_count(run.trials, "trial"),
         "" if run.seed is None else f"seed {run.seed}",
         plain(run.device or "", 20),
     )

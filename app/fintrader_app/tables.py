@@ -20,7 +20,7 @@ from fintrader.results.formatting import (
     rival_name,
     statistic,
 )
-from fintrader.results.settings import Setting, changed, differing, text_of
+from fintrader.results.settings import Setting, changed, differing, format_setting
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader_app.shell import hide_secrets, human, is_secret
 
@@ -94,8 +94,8 @@ def show_cards(stored: StoredBacktest, name: str) -> None:
     The difference is green or red only where the verdict says that it is unlikely to be luck.
     """
     rival = stored.portfolio
-    metrics = stored.metrics_of(name)
-    rival_metrics = NO_METRICS if rival in (None, name, "cash") else stored.metrics_of(str(rival))
+    metrics = stored.find_metrics(name)
+    rival_metrics = NO_METRICS if rival in (None, name, "cash") else stored.find_metrics(str(rival))
     coloured = stored.opening.is_skill and is_result(name)
     short = bool(explain_short_window([metrics]))
     with st.container(horizontal=True):
@@ -174,7 +174,7 @@ def describe_setting(name: str, setting: Setting | None) -> str:
     if setting is None:
         return DASH
     mark = f"{CHANGED} " if setting.changed else "" if setting.known else "? "
-    return mark + hide_secret(name, text_of(setting.value))
+    return mark + hide_secret(name, format_setting(setting.value))
 
 
 def hide_secret(name: str, text: str) -> str:
@@ -187,9 +187,11 @@ def show_changed_settings(config: Mapping[str, Any], key: str) -> None:
     rows = [
         {
             "Setting": name,
-            "Value": hide_secret(name, text_of(one.value)),
+            "Value": hide_secret(name, format_setting(one.value)),
             "Default": (
-                hide_secret(name, text_of(one.default)) if one.known else "unknown to this version"
+                hide_secret(name, format_setting(one.default))
+                if one.known
+                else "unknown to this version"
             ),
         }
         for name, one in changed(config).items()

@@ -17,7 +17,7 @@ from fintrader.envs.observation import StateDict, Tensors
 from fintrader.errors import CheckpointError
 from fintrader.files import atomic_file
 from fintrader.market.market_file import preamble, stored_order
-from fintrader.market.tensors import bytes_of, list_arrays
+from fintrader.market.tensors import list_arrays, view_bytes
 
 Json: TypeAlias = "dict[str, Any]"
 """A JSON object. The `format` of a file's header names its kind and version."""
@@ -29,7 +29,7 @@ def hash_content(tensors: Tensors, header: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(bytes_of(tensor))
+        digest.update(view_bytes(tensor))
     return digest.hexdigest()
 
 
@@ -43,7 +43,7 @@ def write_tensors(path: Path, tensors: Tensors, header: Json) -> None:
     with atomic_file(Path(path)) as file:
         file.write(preamble(order, {"fintrader": sealed}))
         for entry in order:
-            file.write(bytes_of(plain[entry.name]))
+            file.write(view_bytes(plain[entry.name]))
 
 
 def read_tensors(path: Path, kind: str) -> tuple[StateDict, Json]:

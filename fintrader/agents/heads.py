@@ -14,8 +14,8 @@ from fintrader.envs.observation import (
     Layout,
     MarketTable,
     ObservationLayout,
-    benchmark_of,
-    holdings_of,
+    select_benchmark,
+    select_holdings,
 )
 from fintrader.errors import ConfigError
 
@@ -105,11 +105,11 @@ class ActionHead:
         """Turn raw `obs` and the latents of weights into weights `[B, N]`."""
         if self.kind == "aim":
             return self.aim(latent)
-        held = holdings_of(obs, layout)
+        held = select_holdings(obs, layout)
         if self.kind == "weights":
             return approach(held, latent, self.settings, short=layout.short)
         if obs.shape[-1] == layout.width:
-            benchmark = benchmark_of(obs, layout)
+            benchmark = select_benchmark(obs, layout)
         else:
             assert table is not None
             bar = obs[..., -1].detach().long()

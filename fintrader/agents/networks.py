@@ -27,7 +27,7 @@ from fintrader.agents.fast import fast_on_cpu
 from fintrader.agents.heads import EXTRA_LATENT_SCALE
 from fintrader.agents.normalisation import Batch
 from fintrader.agents.settings import ENCODER_WIDTH, NetworkSettings
-from fintrader.envs.observation import ObservationLayout, split_market, window_of
+from fintrader.envs.observation import ObservationLayout, split_market, stack_window
 
 
 @fast_on_cpu("dense")
@@ -198,11 +198,11 @@ class AssetInput(nn.Module):
             flags += [part.member, part.benchmark]
         own = torch.cat([part.features, torch.stack(flags, dim=-1)], dim=-1)
         if self.encoder is not None:
-            window = window_of(part)
+            window = stack_window(part)
             encoded = self.encoder(window.flatten(-4, -3)).unflatten(-2, window.shape[-4:-2])
             own = join(own, encoded)
         elif self.layout.lookback > 1:
-            own = torch.cat([own, window_of(part)[..., :-1, :].flatten(-2)], dim=-1)
+            own = torch.cat([own, stack_window(part)[..., :-1, :].flatten(-2)], dim=-1)
         common = part.context if self.layout.num_context else torch.zeros_like(rows[..., :1])
         return own, common
 

@@ -13,7 +13,7 @@ from fintrader.runs import commit, versions
 from fintrader.verdict.looks import Look, Window, result_hash
 
 
-def bars_of(markets: Markets) -> Window:
+def identify_bars(markets: Markets) -> Window:
     """Identify the bars of one window, or of several one after another, for the ledger."""
     first = markets[0]
     minutes, close, session = (
@@ -32,7 +32,7 @@ def look_at(
     """Describe one look at the `chosen` results over all of these windows; `known` has the other
     fields of a `Look`."""
     return Look(
-        bars=bars_of(markets),
+        bars=identify_bars(markets),
         strategies=tuple(chosen),
         result=result_hash({name: results[name].daily_returns for name in chosen}),
         commit=commit(),

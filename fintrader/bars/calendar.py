@@ -84,7 +84,9 @@ class SessionGrid:
         """`[T]`: start of each bar, in the exchange's time zone."""
         import pandas as pd
 
-        return pd.DatetimeIndex(self.minutes, tz="UTC").tz_convert(timezone_of(self.calendar))
+        return pd.DatetimeIndex(self.minutes, tz="UTC").tz_convert(
+            find_exchange_timezone(self.calendar)
+        )
 
     def cut(self, first: int, last: int) -> SessionGrid:
         """Return the grid of the sessions with the numbers `first` to `last`, both included."""
@@ -202,7 +204,7 @@ def session_grid(
     parts = np.stack(spans, axis=1).T.reshape(-1, 2).tolist()
     minutes = np.concatenate([np.arange(first, stop, MINUTE_NS) for first, stop in parts])
     if hours == "clock":
-        zone = timezone_of(calendar)
+        zone = find_exchange_timezone(calendar)
         step = bar_minutes * MINUTE_NS
         bars = np.unique(minutes - since_midnight(minutes, zone) % step)
         minutes = (bars[:, None] + np.arange(0, step, MINUTE_NS)).ravel()
@@ -300,7 +302,7 @@ def exchange_days(calendar: str, ts: Array) -> Array:
     return np.asarray(wall.to_numpy().astype("datetime64[D]")[inverse])
 
 
-def timezone_of(calendar: str) -> str:
+def find_exchange_timezone(calendar: str) -> str:
     """Return the exchange's time zone as an IANA name: `America/New_York` for XNAS. Raises
     DataError for an unknown calendar."""
     return str(_open_calendar_of_any_years(calendar).tz)

@@ -22,10 +22,10 @@ from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, PRICES, Array, Bars, bar
 from fintrader.bars.calendar import (
     SessionGrid,
     day_starts,
+    find_exchange_timezone,
     session_date,
     session_grid,
     since_midnight,
-    timezone_of,
     to_wall,
 )
 from fintrader.bars.checks.bad_rows import mask_outside
@@ -34,10 +34,10 @@ from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.clean import clean, refuse_bad_values
 from fintrader.bars.evidence import (
     BarsByDay,
-    days_of,
     has_opening_prints,
     label_votes,
     merge_opening_prints,
+    split_by_day,
     sum_votes,
 )
 from fintrader.bars.propose_calendar import (
@@ -53,11 +53,11 @@ from fintrader.bars.sniff import Known, Layout, name_pattern, sniff
 from fintrader.bars.sources.bar_files import csv_line, iterate, present_columns, share_layout
 from fintrader.bars.sources.cells import UNITS
 from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
-from fintrader.bars.sources.listing import BarFile, files_of, list_files
+from fintrader.bars.sources.listing import BarFile, list_bar_files, list_files
 from fintrader.bars.sources.presets import PRESETS, Preset
 from fintrader.config import validate
 from fintrader.errors import BarError
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.progress import shorten_list
 from fintrader.results.market_description import MOST_OUTSIDE, Fault
 
@@ -262,11 +262,11 @@ def _layout(found: Detection, preset: Preset | None) -> tuple[Layout, list[BarFi
         found.source = {"preset": preset}
         if pattern:
             found.decide("name_pattern", pattern, "given", "files are called so")
-        layout, files, left_out = choose_layout(files_of(found.settings(), found.path), known)
+        layout, files, left_out = choose_layout(list_bar_files(found.settings(), found.path), known)
         _by_preset(found, layout, preset)
     else:
         named = FilesSettings(name_pattern=pattern)
-        files = files_of(named, found.path) if pattern else list_files(found.path, text=True)
+        files = list_bar_files(named, found.path) if pattern else list_files(found.path, text=True)
         chosen = choose_kind(files)
         layout, own, left_out = choose_layout(chosen, known)
         _by_layout(found, layout, own)
@@ -642,7 +642,7 @@ def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
     day = dt.timedelta(days=1)
     first, last = (session_date(found.calendar, int(ts)) for ts in (bars.ts.min(), bars.ts.max()))
     grid = session_grid(found.calendar, first - day, last + day)
-    wall = since_midnight(bars.ts, timezone_of(found.calendar)) % (step * MINUTE_NS)
+    wall = since_midnight(bars.ts, find_exchange_timezone(found.calendar)) % (step * MINUTE_NS)
     wall[np.isin(bars.ts, grid.open)] = 0  # the first bar may be shorter, like 9:30 to 10:00
     if not 30 <= step <= 720:
         return grid
@@ -700,7 +700,7 @@ def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) 
     hours = np.bincount(bars.ts // _HOUR % 24, minlength=24) > len(bars) / 1000
     # data of a few hours cannot show closing hours
     least = min(_OPEN_HOURS, np.ptp(bars.ts) // _HOUR)
-    is_placed = best.zone in ("UTC", timezone_of(found.calendar))
+    is_placed = best.zone in ("UTC", find_exchange_timezone(found.calendar))
     if found.calendar in OPEN and step <= 60:
         is_placed = hours.sum() >= least
     elif step <= 60:
@@ -721,7 +721,7 @@ def _refuse_local(found: Detection, bars: Bars, step: int, own: Hypothesis) -> N
     if own.filled > _NEVER_CLOSED or step >= DAY_MINUTES - 60:
         return
     best = find_calendar(bars, ZONES, step, found.spans).best
-    is_home = best.zone == timezone_of(best.calendar) and best.calendar not in OPEN
+    is_home = best.zone == find_exchange_timezone(best.calendar) and best.calendar not in OPEN
     if is_home and best.filled > 0.95 and best.cost < own.cost / 2:
         raise BarError(
             f"{found.path}: its times are written as UTC, but fit the sessions of {best.calendar}"
@@ -735,7 +735,7 @@ def _zone(found: Detection, bars: Bars, proposal: Proposal, named: str | None) -
     """Return the bars with their times moved to UTC, and add the zone to `found`. `named`: zone
     that the user or the file names; None for the zone of the proposal."""
     zone = named or proposal.best.zone
-    is_usual = zone == timezone_of(found.calendar) == FilesSettings().timezone
+    is_usual = zone == find_exchange_timezone(found.calendar) == FilesSettings().timezone
     if named or not is_usual:
         found.source["timezone"] = zone
     why = f"{1 - proposal.best.outside:.1%} of the rows lie in the sessions of {found.calendar}"
@@ -784,7 +784,7 @@ def _calendar(
     is_outside = (grid.locate(ts) < 0) & (grid.locate(ts + late) < 0) & ~grid.early_or_late(ts)
     share = float(is_outside.mean())
     row = int(is_outside.argmax())
-    zone = found.source.get("timezone", timezone_of(found.calendar))
+    zone = found.source.get("timezone", find_exchange_timezone(found.calendar))
     if share > MOST_OUTSIDE and not is_asked:
         named = f"--calendar {found.calendar}{f' --zone {zone}' * is_naive}"
         raise BarError(
@@ -833,7 +833,7 @@ def _sessions_and_label(
 ) -> None:
     """Add the length of the bars, the label, opening prints, extended hours, the range of dates and
     its sessions to `found`. `fits_late`: True if the calendar fits bars that are read as ends."""
-    looked = [days_of(one, grid) for one in _each(bars)]
+    looked = [split_by_day(one, grid) for one in _each(bars)]
     found.session_minutes = int(grid.session_minutes.max())
     span = np.min(found.spans), np.max(found.spans)
     if layout.whole_days:
@@ -869,7 +869,7 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
         found.source.pop("bar_minutes", None)
     is_even = all((days.steps % length == 0).mean() > 0.99 for days in looked if len(days.steps))
     sure: Sure = "sure" if len(lengths) == 1 and is_even else "likely"
-    said = f"rows are {number_of(usual, 'minute')} apart"
+    said = f"rows are {format_count(usual, 'minute')} apart"
     counts = np.bincount(np.concatenate([days.steps for days in looked]))
     if counts[length:].any() and counts.argmax() != length:
         sure = "assumed"
@@ -946,8 +946,8 @@ def _refuse_outside_range(found: Detection, bars: Bars) -> None:
 
 def _prefer(midnight: str, proposal: Proposal, found: Detection, bars: Bars, step: int) -> Proposal:
     """Prefer a calendar of the zone whose midnights are the times of daily bars."""
-    home = [one for one in proposal.calendars if timezone_of(one) == midnight != "UTC"]
-    if not home or timezone_of(proposal.best.calendar) == midnight:
+    home = [one for one in proposal.calendars if find_exchange_timezone(one) == midnight != "UTC"]
+    if not home or find_exchange_timezone(proposal.best.calendar) == midnight:
         return proposal
     best = propose(bars, home[:1], ("UTC",), step, found.spans).best
     return replace(proposal, best=best, calendars=(proposal.best.calendar,))
@@ -974,7 +974,7 @@ def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:
     for one in bars.by_symbol().values():
         one = replace(one, ts=day_starts(found.calendar, "UTC", one.ts - late))
         one, _ = clean(gate.settle(one))
-        days = days_of(one, grid)
+        days = split_by_day(one, grid)
         if late and has_opening_prints(days):
             one, _ = merge_opening_prints(one, days)
         gate.see(one.take(grid.locate(one.ts) >= 0) if found.extended else one)

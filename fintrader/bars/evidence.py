@@ -114,7 +114,7 @@ class BarsByDay:
         return np.where(there, self.bars.volume[row], 0.0)
 
 
-def days_of(bars: Bars, grid: SessionGrid) -> BarsByDay:
+def split_by_day(bars: Bars, grid: SessionGrid) -> BarsByDay:
     """Group one symbol's sorted bars by day. A day reaches from the middle of one night to the
     middle of the next."""
     ts = bars.ts - bars.ts % MINUTE_NS
@@ -292,7 +292,7 @@ class SessionEvidence:
     def examine(self, bars: Bars) -> BarsByDay:
         """Check one symbol's sorted bars and add them to the evidence; return its days. Raises
         BarError if this symbol alone is evidence enough."""
-        days = days_of(bars, self.grid)
+        days = split_by_day(bars, self.grid)
         self._whole_days += days.num_single_bars
         self._others += len(days.steps)
         if not len(days.session):

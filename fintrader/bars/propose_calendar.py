@@ -22,9 +22,9 @@ from fintrader.bars.calendar import (
     FX,
     NASDAQ_NIGHT,
     QUARTER_NS,
+    find_exchange_timezone,
     session_edges,
     since_midnight,
-    timezone_of,
 )
 from fintrader.bars.sources.presets import split_words
 from fintrader.errors import DataError
@@ -146,7 +146,7 @@ def find_calendar(
         # a week of currency trading by a broker's clock looks like one of 24/5
         is_broker = usual.best.calendar == "24/5" and len(zones) > 1
         return replace(usual, may_be_sure=usual.may_be_sure and not is_broker)
-    homes = map(timezone_of, RARER) if len(zones) > 1 else ()
+    homes = map(find_exchange_timezone, RARER) if len(zones) > 1 else ()
     other = propose(bars, RARER, [*zones, *homes], step, spans)
     # a week without a few days is rather one of 24/5 than another market's
     most = 0.0 if fits and usual.best.filled > _WEEKS else MOST_OUTSIDE
@@ -167,8 +167,8 @@ def _compare_rarer(
     """Add the rarer calendars with the same clock that the data does not refute either; propose one
     of them if it fits clearly better."""
     best = usual.best
-    home = _list_offsets(timezone_of(best.calendar))
-    near = [one for one in RARER if _list_offsets(timezone_of(one)) == home]
+    home = _list_offsets(find_exchange_timezone(best.calendar))
+    near = [one for one in RARER if _list_offsets(find_exchange_timezone(one)) == home]
     rarer = propose(bars, (best.calendar, *near), (best.zone,), step, spans)
     if rarer.best.cost < best.cost - _CLEAR[step >= DAY_MINUTES - 60]:
         return replace(rarer, zones=usual.zones, refuted=best)
@@ -238,9 +238,9 @@ def propose(
             if len(calendars) == 1:
                 raise
             continue  # the calendar does not reach back, or not ahead, to these years
-        home = clocks.get(_list_offsets(timezone_of(calendar)))
+        home = clocks.get(_list_offsets(find_exchange_timezone(calendar)))
         for zone, is_end, table in tables:
-            name = timezone_of(calendar) if zone == home else zone
+            name = find_exchange_timezone(calendar) if zone == home else zone
             rank = _rank_zone(calendar, zone, home, len(clocks))
             if rank is not None:
                 span = slice(table.base - first, table.base - first + len(table.rows))
@@ -378,7 +378,7 @@ def _session_masks(calendar: str, first: int, stop: int, step: int) -> tuple[Arr
     inside = _mask_slots([(begin, np.minimum(pause, last)), (resume, last)], first, stop)
     # a bar on the full hour may begin before the open, unless sessions last nearly a day
     clock = np.concatenate([begin[end - begin < 20 * 60 * MINUTE_NS], resume[resume > pause]])
-    clock = clock - since_midnight(clock, timezone_of(calendar)) % (step * MINUTE_NS)
+    clock = clock - since_midnight(clock, find_exchange_timezone(calendar)) % (step * MINUTE_NS)
     starts = inside | _mask_slots([(clock, clock + QUARTER_NS)], first, stop)
     allowed = starts | _mask_slots([(before, pause), (resume, after)], first, stop)
     return inside, starts, allowed

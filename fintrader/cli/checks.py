@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fintrader.bars.sources.listing import kind_of
+from fintrader.bars.sources.listing import find_file_kind
 from fintrader.bars.sources.presets import Preset
-from fintrader.cli.options import folder_of, parse, parse_data_config, take_argument
+from fintrader.cli.options import open_folder, parse, parse_data_config, take_argument
 from fintrader.config import PathText, Settings, is_url, list_shipped_configs
 from fintrader.errors import ConfigError
 
@@ -85,7 +85,7 @@ def find_kind(place: str) -> Kind:
             return "run"
         if (path / "market.safetensors").is_file():
             return "market"
-        if any(kind_of(entry.name) not in (None, "json") for entry in path.rglob("*")):
+        if any(find_file_kind(entry.name) not in (None, "json") for entry in path.rglob("*")):
             return "bars"
         raise ConfigError(f"{place}: this folder has no run, market or bars; give the path of one")
     kind = _KINDS.get(path.suffix.lower())
@@ -139,7 +139,7 @@ def _make_checks(place: str, kind: Kind, options: VerifyOptions) -> Iterator[Che
 def _check_run(place: str, options: VerifyOptions) -> Iterator[Check]:
     from fintrader.pipeline.verification import check_replay, repair_run, verify_run
 
-    home = folder_of(place)
+    home = open_folder(place)
     if options.repair:
         for sentence in repair_run(home):
             print(f"repair: {sentence}")

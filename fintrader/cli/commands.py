@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from pydantic import PositiveFloat
 
 from fintrader.cli.options import (
-    folder_of,
+    open_folder,
     parse,
     parse_argument,
     parse_config,
@@ -175,7 +175,7 @@ def backtest(argv: list[str]) -> None:
     from fintrader.pipeline.config import load_config
 
     folder, rest = take_argument("backtest", "RUN_DIR", argv)
-    home = folder_of(folder).root
+    home = open_folder(folder).root
     path = home / "config.yaml"
     if not path.is_file():
         raise ConfigError(
@@ -209,7 +209,7 @@ def compare(argv: list[str]) -> None:
 
     backtests = {}
     for label, word in zip(labels(words), words, strict=True):
-        home = folder_of(word).root
+        home = open_folder(word).root
         backtests[label] = read_backtest(
             home if (home / "metrics.json").is_file() else home / "backtest"
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.bars.sources.listing import kind_of, list_files
+from fintrader.bars.sources.listing import find_file_kind, list_files
 from fintrader.bars.sources.presets import Preset
 from fintrader.bars.sources.tickers import is_path, is_ticker, read_tickers
 from fintrader.bars.sources.vendor_settings import DownloadOptions
@@ -110,7 +110,7 @@ def _init(argv: list[str]) -> None:
         raise ConfigError("`fintrader init` needs FILE|FOLDER, TICKER ... or --index NAME")
     paths = [word for word in words if is_path(word)]
     if options.vendor is not None:  # a ticker is meant, even where a folder has its name
-        paths = [word for word in paths if kind_of(word, text=True) or not is_ticker(word)]
+        paths = [word for word in paths if find_file_kind(word, text=True) or not is_ticker(word)]
     if not paths:
         usual = {"out", "force", "print_only"}
         _refuse(given - usual - {*DownloadOptions.model_fields}, "files, but these are tickers")

@@ -325,7 +325,7 @@ def parse_argument(
     return argument, parse(defaults, rest, command)
 
 
-def folder_of(name: str) -> RunFolder:
+def open_folder(name: str) -> RunFolder:
     """Open the folder of a run given by its path or URL. Raises TournamentError when there is
     none."""
     if is_url(name):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat
 
 from fintrader.cli import deployments
-from fintrader.cli.options import folder_of, parse_argument
+from fintrader.cli.options import open_folder, parse_argument
 from fintrader.cli.terminal_tables import format_cell, tabulate
 from fintrader.config import Settings, is_url, read_yaml
 from fintrader.errors import ConfigError
@@ -72,12 +72,12 @@ def status(argv: list[str]) -> None:
     elif options.lineage is not None:
         from fintrader.results.leaderboard_reader import lineage, read_pods
 
-        rows = lineage(read_pods(folder_of(place).leaderboard), options.lineage)
+        rows = lineage(read_pods(open_folder(place).leaderboard), options.lineage)
         print(tabulate([*map(vars, rows)], "pod", "origin", "score", "algo", "changed"))
     elif options.workers is not None:
         _scale(place, None if options.workers == "settings" else options.workers)
     elif not deployments.show_deployment(place, options.deployments_dir, as_json=options.as_json):
-        _print_status(folder_of(place), as_json=options.as_json)
+        _print_status(open_folder(place), as_json=options.as_json)
 
 
 def _print_status(folder: RunFolder, *, as_json: bool) -> None:
@@ -137,7 +137,7 @@ def _scale(place: str, pods: int | None) -> None:
         raise ConfigError(
             "a tournament is scaled where its head runs: give its folder on that machine"
         )
-    run = folder_of(place)
+    run = open_folder(place)
     scale(run, pods)
     print(f"{place}: {describe_effect(run, pods)}")
 
@@ -151,9 +151,9 @@ def targets(argv: list[str]) -> None:
             " initial capital, net of costs)"
         )
     from fintrader.pipeline.targets import play_leaders
-    from fintrader.results.formatting import duration, title_of
+    from fintrader.results.formatting import duration, format_title
 
-    race = play_leaders(folder_of(place).root)
+    race = play_leaders(open_folder(place).root)
     reached = {target: race.find_first(target) for target in options.at}
     if options.as_json:
         times = {
@@ -169,7 +169,7 @@ def targets(argv: list[str]) -> None:
         if leader is not None:
             when = f"reached by {leader.pod} after {duration(leader.seconds)}"
         print(f"{target:g} times the capital: {when}")
-    print(f"benchmark, {title_of(race.portfolio)}: {race.benchmark:.3f} times the capital")
+    print(f"benchmark, {format_title(race.portfolio)}: {race.benchmark:.3f} times the capital")
     if race.looks is not None:
         print(f"look {race.looks} at this window, which counts in every later verdict on it")
 
@@ -186,11 +186,11 @@ def export(argv: list[str]) -> None:
         from fintrader.report.site import write_site
         from fintrader.results.run import Run
 
-        run = Run(folder_of(place))
+        run = Run(open_folder(place))
         index = write_site(run, options.out or Path(f"{run.folder.root.name}-site"))
         print(f"{index}: copy {index.parent} to any web host")
         return
-    exported = load_part(OBSERVERS, options.format)(folder_of(place), options.out)
+    exported = load_part(OBSERVERS, options.format)(open_folder(place), options.out)
     print(
         f"{exported.out}: {exported.pods} pods, {exported.scalars:,} values; `{exported.view}`"
         " shows them"

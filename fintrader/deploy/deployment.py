@@ -214,7 +214,7 @@ def freeze_run(where: str, settings: PaperSettings) -> tuple[Bundle, MarketTenso
         update={"name": folder.root.resolve().name, "runs_dir": folder.root.resolve().parent}
     )
     manifest = Manifest.load(folder.manifest)
-    folds = evaluation.folds_of(folder)
+    folds = evaluation.list_folds(folder)
     if not manifest.done("tournament") and not folds:
         raise RunError(f"{where}: its tournament has not finished; run it to its end first")
     if folds:  # a walk-forward is deployed by its newest policy, tested on the newest window

@@ -64,7 +64,7 @@ from fintrader.errors import (
 )
 from fintrader.files import write_json
 from fintrader.market.tensors import MarketTensors
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.records import to_json
 from fintrader.storage.lease import StoreLease
 
@@ -255,7 +255,7 @@ class Runner:
         seen = int(np.searchsorted(self.grid.minutes, now - 2 * self.length, side="right"))
         missed = sum(self._is_due(late) for late in range(bar, seen))
         if missed:
-            text = f"{number_of(missed, 'decision')} missed until {format_moment(now)}"
+            text = f"{format_count(missed, 'decision')} missed until {format_moment(now)}"
             self._record_news("missed", text, now)
         return max(seen - bar, 0)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from fintrader.bars.calendar import timezone_of
+from fintrader.bars.calendar import find_exchange_timezone
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.bundle_record import BundleRecord, read_record
 from fintrader.deploy.control import (
@@ -37,7 +37,7 @@ from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.reconcile import expect_holdings, sum_fills
 from fintrader.errors import DataError, DeployError, FintraderError
 from fintrader.files import read_json
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.records import from_json, to_json
 from fintrader.storage.lease import is_held
 from fintrader.storage.objects import ObjectStore
@@ -110,7 +110,7 @@ class Status:
     def timezone(self) -> str:
         """The market's time zone, an IANA name; UTC if the bundle names no known calendar."""
         try:
-            return timezone_of(str(self.bundle.calendar))
+            return find_exchange_timezone(str(self.bundle.calendar))
         except DataError:
             return "UTC"
 
@@ -288,7 +288,7 @@ def describe(status: Status) -> str:
     elif not status.held:
         cash = "nothing decided yet"
     if status.started is not None:
-        positions = number_of(len(status.held), "position")
+        positions = format_count(len(status.held), "position")
         lines.append(f"  now {positions}, {cash}; orders: {format_counts(status.counts)}")
     lines += [f"  rests: {describe_resting(order)}" for order in status.resting]
     lines += [f"  asked to {request}, not done yet" for request in status.requests]

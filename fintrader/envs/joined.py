@@ -26,7 +26,7 @@ from fintrader.envs.state import count_games
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import CheckpointError, EnvError
 from fintrader.market.tensors import MarketTensors
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.seeding import derive, draw_seed
 
 
@@ -184,7 +184,7 @@ def share_accounts(settings: EnvSettings, bars: Sequence[int]) -> list[int]:
     units = count_games(settings, settings.num_envs) if groups == "auto" else groups
     if units < len(bars) or settings.num_envs % units:
         raise EnvError(
-            f"{number_of(units, 'group')} of {settings.num_envs} accounts cannot trade in"
+            f"{format_count(units, 'group')} of {settings.num_envs} accounts cannot trade in"
             f" {len(bars)} pieces of the market; raise env.num_envs, or set start_groups to auto"
         )
     due = [units * count / sum(bars) for count in bars]

@@ -115,7 +115,7 @@ def split_market(rows: Tensor, layout: ObservationLayout) -> Columns:
     return Columns(history, features, *rest)
 
 
-def window_of(part: Columns) -> Tensor:
+def stack_window(part: Columns) -> Tensor:
     """Stack each asset's features and tradable flag, `[U, N, L, F + 1]`, oldest bar first."""
     assets, features = part.features.shape[-2:]
     past = part.history[..., : assets * features]
@@ -125,13 +125,13 @@ def window_of(part: Columns) -> Tensor:
     return torch.cat([torch.cat([past, traded.unsqueeze(-1)], dim=-1), now.unsqueeze(-2)], dim=-2)
 
 
-def holdings_of(obs: Tensor, layout: ObservationLayout) -> Tensor:
+def select_holdings(obs: Tensor, layout: ObservationLayout) -> Tensor:
     """Select the weights held, `[B, N]`, from a raw observation."""
     start = layout.account_width
     return obs[..., start : start + layout.num_assets]
 
 
-def benchmark_of(rows: Tensor, layout: ObservationLayout) -> Tensor:
+def select_benchmark(rows: Tensor, layout: ObservationLayout) -> Tensor:
     """Select the benchmark's weights, `[U, N]`, from raw rows of the market."""
     stop = rows.shape[-1] - layout.num_context
     return rows[..., stop - layout.num_assets : stop]
@@ -293,7 +293,7 @@ class ObservationLayout:
         resting = obs[..., self.account_width + self.num_assets : self.private_width]
         parts |= {
             "account": obs[..., : self.account_width],
-            "holdings": holdings_of(obs, self),
+            "holdings": select_holdings(obs, self),
             "resting": resting.reshape(*obs.shape[:-1], self.resting, self.num_assets),
         }
         return {name: parts[name] for name in self.slices}

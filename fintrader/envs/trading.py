@@ -81,7 +81,7 @@ def unpack(state: Account | Generation) -> Account:
     return state if isinstance(state, Account) else state.account
 
 
-def engine_for(settings: EnvSettings, device: torch.device | str) -> str:
+def name_engine(settings: EnvSettings, device: torch.device | str) -> str:
     """Name the engine of `engine="auto"`: `fused` (CPU kernel), `triton` (CUDA kernel), or `torch`
     with the reason why neither applies."""
     return choose_engine("auto", settings, torch.device(device), record=False)[0]
@@ -90,7 +90,7 @@ def engine_for(settings: EnvSettings, device: torch.device | str) -> str:
 def choose_engine(
     engine: str, settings: EnvSettings, device: torch.device, *, record: bool
 ) -> tuple[str, Any]:
-    """Choose the engine that steps the accounts: its name, as in `engine_for`, and the class of its
+    """Choose the engine that steps the accounts: its name, as in `name_engine`, and the class of its
     kernel, None for torch. Raises EnvError for an unknown engine, or one that does not apply."""
     if engine not in ENGINES:
         raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
@@ -229,7 +229,7 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
         self.wanted_engine = engine
         self.copies = copy
         self.engine, kernel = choose_engine(engine, settings, self.device, record=record)
-        """Name of the engine that steps the accounts, as in `engine_for`."""
+        """Name of the engine that steps the accounts, as in `name_engine`."""
         self._kernel = kernel
         self.view: MarketView = build_market_view(self.market, settings, self._obs_dtype)
         """The market as accounts read it; do not write to it."""

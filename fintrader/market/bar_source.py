@@ -20,7 +20,7 @@ from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.feed import Feed, MemoryFeed
 from fintrader.bars.sources.feeds import FilesFeed, identify_files, iterate_checked
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.bars.sources.listing import files_of
+from fintrader.bars.sources.listing import list_bar_files
 from fintrader.bars.sources.vendor import CalendarDays, VendorFeed
 from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.bars.sources.yahoo import Yahoo
@@ -131,7 +131,7 @@ def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryF
 
 
 def _iterate_files(source: FilesSettings, path: str) -> Iterator[Bars]:
-    files, _ = share_layout(files_of(source, path), source)
+    files, _ = share_layout(list_bar_files(source, path), source)
     if "{symbol" in (source.name_pattern or ""):  # the first files may all hold one day
         symbols = [(source.read_name(file.place) or ("", None))[0] for file in files]
         wanted = [*dict.fromkeys(symbols)][:_SLICE_SYMBOLS]

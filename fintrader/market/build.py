@@ -27,10 +27,10 @@ from fintrader.bars.bars import PRICES, Array
 from fintrader.bars.calendar import (
     SessionGrid,
     exchange_days,
+    find_exchange_timezone,
     make_windows,
     session_grid,
     sessions_a_year,
-    timezone_of,
 )
 from fintrader.bars.clean import REPAIRS
 from fintrader.bars.companies import index_digest
@@ -53,7 +53,7 @@ from fintrader.market.market_file import (
     write_market,
 )
 from fintrader.market.planted_in import PlantedInSettings, plant
-from fintrader.market.reading import Reader, candidates_of, read_all
+from fintrader.market.reading import Reader, list_candidates, read_all
 from fintrader.market.scaling import (
     apply_scale,
     cross_section,
@@ -416,7 +416,7 @@ def _draft(
     raw = raw_features(settings)
     names = (*settings.features.names, *settings.features.extra, *raw)
     aliases = {**settings.universe.aliases, **feed.companies}
-    candidates, left_out = candidates_of(settings, feed, membership, grid)
+    candidates, left_out = list_candidates(settings, feed, membership, grid)
     left_out |= dict.fromkeys(feed.missing, f"no bars from {feed.inputs['kind']}")
     with ColumnStore(scratch, grid.num_bars, len(names)) as columns:
         symbols, sparse, dropped = read_all(
@@ -462,7 +462,7 @@ def _draft(
         provenance = Provenance(
             source=source,
             calendar=settings.calendar,
-            timezone=timezone_of(settings.calendar),
+            timezone=find_exchange_timezone(settings.calendar),
             sessions_a_year=sessions_a_year(settings.calendar),
             hours=settings.hours,
             build_version=BUILD_VERSION,

@@ -24,7 +24,7 @@ from fintrader.bars.bars import COLUMNS, Array, Bars, bar_length
 from fintrader.bars.calendar import SessionGrid, session_date, session_grid
 from fintrader.bars.clean import aggregate_to_grid
 from fintrader.bars.detect import detect
-from fintrader.bars.sources.listing import kind_of
+from fintrader.bars.sources.listing import find_file_kind
 from fintrader.config import Settings
 from fintrader.errors import BarError, DataError
 from fintrader.market.inspect import read_source
@@ -163,7 +163,7 @@ def open_side(source: str, settings: CompareSettings, cache: Path) -> tuple[Side
         return Side(path.parent.name, _market_bars(market)), str(
             market.provenance.calendar or settings.calendar
         )
-    if kind_of(source) or path.is_dir() or any(mark in source for mark in "*?["):
+    if find_file_kind(source) or path.is_dir() or any(mark in source for mark in "*?["):
         zone = {} if settings.timezone is None else {"timezone": settings.timezone}
         found = detect(source, calendar=settings.calendar, known=zone)
         chosen = DataSettings(path=source, source=found.settings(), calendar=settings.calendar)

@@ -12,9 +12,9 @@ from fintrader.market.bar_source import open_feed
 from fintrader.market.build import build_market
 from fintrader.market.data_config import (
     DataConfig,
-    data_of,
     load_data_config,
-    markets_of,
+    open_markets,
+    resolve_data,
     store_of,
 )
 from fintrader.market.garbage import Garbage, find_garbage, open_runs
@@ -38,7 +38,10 @@ def ensure_market(config: DataConfig) -> Path:
     reproducible.require(config.reproducible)
     with reporter() as progress:
         return build_market(
-            data_of(config), cache=config.cache, progress=progress, markets=markets_of(config)
+            resolve_data(config),
+            cache=config.cache,
+            progress=progress,
+            markets=open_markets(config),
         )
 
 
@@ -63,9 +66,9 @@ def report_quality(config: DataConfig) -> QualityReport:
     """
     reproducible.require(config.reproducible)
     with reporter() as progress:
-        report = quality_report(data_of(config), cache=config.cache, progress=progress)
+        report = quality_report(resolve_data(config), cache=config.cache, progress=progress)
         try:
-            home = build_market(data_of(config), cache=config.cache, progress=progress).parent
+            home = build_market(resolve_data(config), cache=config.cache, progress=progress).parent
         except (DataError, StorageError) as error:
             print(f"no market can be built of these bars: {error}")
             home = config.cache / "quality" / config.name
@@ -86,7 +89,7 @@ def report_quality(config: DataConfig) -> QualityReport:
 
 def rehearse_data(config: DataConfig) -> DryRun:
     """Print what a build would read and request, without building anything."""
-    plan = dry_run(data_of(config), cache=config.cache)
+    plan = dry_run(resolve_data(config), cache=config.cache)
     print(plan.describe())
     return plan
 
@@ -94,7 +97,7 @@ def rehearse_data(config: DataConfig) -> DryRun:
 def verify_data(config: DataConfig) -> list[Check]:
     """Compare the stored bars and markets of a configuration's cache with their hashes."""
     with reporter() as progress:
-        return check_stored_files(data_of(config), cache=config.cache, progress=progress)
+        return check_stored_files(resolve_data(config), cache=config.cache, progress=progress)
 
 
 def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> Garbage:
@@ -110,7 +113,7 @@ def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> G
         raise ConfigError(
             "these configurations have different caches; collect the garbage of one at a time"
         )
-    settings = [data_of(config) for config in configs]
+    settings = [resolve_data(config) for config in configs]
     markets = set[str]()
     for folder in sorted({config.runs_dir for config in configs}):
         for path in sorted(folder.glob("*/config.yaml")):
@@ -145,8 +148,8 @@ def _settings_of_run(
             markets.add(Path(str(read_json(manifest).get("market"))).parent.name)
         config = load_data_config(home / "config.yaml")
         config = config.model_copy(update={"store": store or config.store})
-        open_feed(data_of(config).effective(), cache)
+        open_feed(resolve_data(config).effective(), cache)
     except FintraderError as error:
         print(f"{home}: {error}; only its market is kept")
         return []
-    return [data_of(config)]
+    return [resolve_data(config)]

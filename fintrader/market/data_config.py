@@ -156,13 +156,13 @@ def store_of(config: DataConfig) -> str | None:
     return config.store if mirror is None else mirror.store_url
 
 
-def markets_of(config: DataConfig) -> Markets | None:
+def open_markets(config: DataConfig) -> Markets | None:
     """Return the built markets of a run's store; None without a store."""
     store = store_of(config)
     return None if store is None else Markets(store)
 
 
-def data_of(config: DataConfig) -> DataSettings:
+def resolve_data(config: DataConfig) -> DataSettings:
     """Return the data's settings; a vendor's bars, which cost a request each, are kept in the run's
     store."""
     store = store_of(config)

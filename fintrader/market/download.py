@@ -18,7 +18,7 @@ from fintrader.bars.checks.kinds import STOPPING
 from fintrader.bars.detect import Detection, Sure
 from fintrader.bars.propose_calendar import USUAL, propose
 from fintrader.bars.sources.feed import Feed
-from fintrader.bars.sources.tickers import calendar_of, read_pair
+from fintrader.bars.sources.tickers import find_ticker_calendar, read_pair
 from fintrader.bars.sources.vendor import VendorFeed
 from fintrader.bars.sources.vendor_settings import (
     AlpacaSettings,
@@ -154,7 +154,7 @@ def _choose_calendar(found: Download, calendar: str | None, tickers: Sequence[st
     sure: Sure = "likely"
     why = "named by the tickers"
     is_daily = found.data["source"]["bar_minutes"] == DAY_MINUTES
-    named = {calendar_of(ticker, is_daily=is_daily): ticker for ticker in tickers}
+    named = {find_ticker_calendar(ticker, is_daily=is_daily): ticker for ticker in tickers}
     calendars = {one: ticker for one, ticker in named.items() if one} or {"XNAS": ""}
     if calendar is not None:
         sure = "given"

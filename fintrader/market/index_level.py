@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, Array
-from fintrader.bars.calendar import SessionGrid, timezone_of
+from fintrader.bars.calendar import SessionGrid, find_exchange_timezone
 from fintrader.config import strip_folders
 from fintrader.errors import DataError
 from fintrader.market.columns import Sheet
@@ -126,7 +126,7 @@ def read_level(path: str, calendar: str, setting: str, known_at: str = TRUSTED) 
     import pandas as pd
 
     name = strip_folders(path)
-    zone = timezone_of(calendar)
+    zone = find_exchange_timezone(calendar)
     data = io.BytesIO(read_whole(path, setting))
     try:
         if name.endswith((".parquet", ".pq")):

@@ -22,7 +22,7 @@ from fintrader.bars.calendar import day_starts
 from fintrader.bars.sources.cells import carries_zone, convert_table
 from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.bars.sources.layout import FilesSettings, column_names
-from fintrader.bars.sources.listing import kind_of
+from fintrader.bars.sources.listing import find_file_kind
 from fintrader.bars.sources.presets import SPELLINGS, WEAK, plain
 from fintrader.config import (
     OwnFunction,
@@ -119,7 +119,7 @@ def _holds_bars(path: str) -> bool:
     """True for a path or URL of bars, not of a configuration or a run."""
     if path in list_shipped_configs() or (Path(path) / "config.yaml").is_file():
         return False
-    return "*" in path or kind_of(path, text=True) is not None or Path(path).is_dir()
+    return "*" in path or find_file_kind(path, text=True) is not None or Path(path).is_dir()
 
 
 def _load_detected(path: str, reading: Values, values: Values, cache: Path | None) -> MarketTensors:

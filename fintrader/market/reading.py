@@ -36,7 +36,7 @@ from fintrader.progress import Progress, shorten_list
 log = logging.getLogger("fintrader.market")
 
 
-def candidates_of(
+def list_candidates(
     settings: DataSettings,
     feed: Feed,
     membership: dict[str, list[Interval]] | None,

@@ -59,7 +59,7 @@ def list_arrays(tensors: Iterable[tuple[str, Tensor]]) -> list[StoredArray]:
     ]
 
 
-def bytes_of(tensor: Tensor) -> memoryview:
+def view_bytes(tensor: Tensor) -> memoryview:
     """View a tensor's bytes; copy them only from a device or if they are not contiguous."""
     array: Any = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
@@ -497,7 +497,7 @@ class MarketTensors:
     def save(self, path: Path | str) -> str:
         """Write one safetensors file atomically; returns the content hash, which the file holds
         too."""
-        whole = {name: bytes_of(tensor) for name, tensor in self._stored()}
+        whole = {name: view_bytes(tensor) for name, tensor in self._stored()}
         header = header_text(self.description)
         return write_market(path, header, list_arrays(self._stored()), whole)
 

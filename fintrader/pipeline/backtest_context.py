@@ -16,7 +16,7 @@ from fintrader.files import dump_json, hash_bytes, read_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RESULT_NEUTRAL, RunConfig, changed_results, load_config
 from fintrader.records import JsonValue, to_json
-from fintrader.report.recipe import made_by
+from fintrader.report.recipe import describe_software
 from fintrader.results.context import BacktestContext
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.ensemble import read_ensemble
@@ -90,7 +90,7 @@ def describe_origin(
         },
         seed=config.seed,
         settings_hash=settings_hash(config, window),
-        recipe=recipe | made_by(manifest.values),
+        recipe=recipe | describe_software(manifest.values),
         data_hash=manifest.values["data_hash"],
         config_hash=manifest.values["config_hash"],
         versions=manifest.values["versions"],
@@ -99,7 +99,7 @@ def describe_origin(
     )
 
 
-def shrinkage_of(folders: Sequence[RunFolder]) -> tuple[dict[str, JsonValue], ...]:
+def read_shrinkage(folders: Sequence[RunFolder]) -> tuple[dict[str, JsonValue], ...]:
     """Read how far the ensembles of these searches were shrunk to the benchmark, and the evidence;
     empty without shrinkage."""
     stored = [read_ensemble(folder).shrinkage for folder in folders]

@@ -298,7 +298,7 @@ def load_config_of_run(folder: Path) -> RunConfig:
     return load_config(path)
 
 
-def configured(
+def configure(
     config: RunConfig | Mapping[str, Any] | Path | str, overrides: Mapping[str, Any]
 ) -> RunConfig:
     """Build a run's settings from a configuration's name, a YAML file, settings or plain values;

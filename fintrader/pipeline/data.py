@@ -10,7 +10,7 @@ from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import DataError, RunError, StorageError
 from fintrader.files import write_json
 from fintrader.market.data_commands import ensure_market
-from fintrader.market.data_config import markets_of
+from fintrader.market.data_config import open_markets
 from fintrader.market.market_file import read_description
 from fintrader.pipeline.classic_stages import describe_environment
 from fintrader.pipeline.config import RunConfig
@@ -72,7 +72,7 @@ def _stored_market(config: RunConfig, manifest: Manifest, error: DataError | Sto
     """Get the market that a run began with from the cache or its store, when its bars are no longer
     available."""
     content = manifest.values["data_hash"]
-    markets = markets_of(config)
+    markets = open_markets(config)
     path: Path = config.cache / str(content) / "market.safetensors"
     if (
         content is None

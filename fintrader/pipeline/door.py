@@ -94,18 +94,18 @@ def run(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) ->
     DataError, RunError when the folder is in use or was made with other settings.
     """
     from fintrader.pipeline import run_stages  # `train` begins without the pipeline's imports
-    from fintrader.pipeline.config import configured
+    from fintrader.pipeline.config import configure
 
-    return open_run(run_stages.run(configured(config, overrides)))
+    return open_run(run_stages.run(configure(config, overrides)))
 
 
 @check_keywords
 def run_tournament(config: RunConfig | Mapping[str, Any] | Path | str, **overrides: Any) -> Run:
     """Build the market and run the tournament, without a look at the test window."""
     from fintrader.pipeline import run_stages
-    from fintrader.pipeline.config import configured
+    from fintrader.pipeline.config import configure
 
-    return open_run(run_stages.run_tournament(configured(config, overrides)))
+    return open_run(run_stages.run_tournament(configure(config, overrides)))
 
 
 @check_keywords

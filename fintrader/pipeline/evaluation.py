@@ -35,8 +35,8 @@ from fintrader.pipeline.backtest_context import (
     Repeat,
     add_data,
     describe_origin,
+    read_shrinkage,
     settings_hash,
-    shrinkage_of,
 )
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.session import run_store
@@ -47,7 +47,7 @@ from fintrader.results.analysis import Variation
 from fintrader.results.backtest_files import (
     SEAL,
     StoredBacktest,
-    hashes_of,
+    hash_files,
     make_seal,
     read_record,
     read_seal,
@@ -115,7 +115,7 @@ def check_window(config: RunConfig) -> None:
         )
 
 
-def folds_of(folder: RunFolder) -> list[RunFolder]:
+def list_folds(folder: RunFolder) -> list[RunFolder]:
     """List the folders of a walk-forward's finished folds, in order; none for any other run."""
     paths = sorted((folder.root / "folds").glob("*/ensemble/ensemble.json"))
     return [RunFolder(path.parent.parent) for path in paths]
@@ -126,7 +126,7 @@ def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None 
 
     Raises RunError when the run has no finished fold.
     """
-    folders = folds_of(config.folder)
+    folders = list_folds(config.folder)
     if not folders:
         raise RunError(
             f"{config.folder.root}: no finished fold; run `fintrader walkforward` on its"
@@ -221,7 +221,7 @@ def _write(
         limited = _within_limits(policies, markets, env, progress)
     context = replace(
         describe_origin(config, manifest, window, repeat, title=traded.title),
-        shrinkage=shrinkage_of(folders),
+        shrinkage=read_shrinkage(folders),
         within_limits=limited,
         **traded.about,
     )
@@ -269,7 +269,7 @@ def _write(
     )
     with manifest.stage("report"):
         _draw(config, stored, home)
-        sealed = make_seal(hashes_of(home), line or {})
+        sealed = make_seal(hash_files(home), line or {})
         if line is not None:
             Ledger().note_seal(config.name, window, line["line"], hash_bytes(sealed))
         write_bytes(home / SEAL, sealed)

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fintrader.bars.sources.layout import FilesSettings
-from fintrader.bars.sources.listing import files_of
+from fintrader.bars.sources.listing import list_bar_files
 from fintrader.bars.sources.vendor_settings import AlpacaSettings, CcxtSettings
 from fintrader.config import is_url
 from fintrader.errors import ConfigError, DataError, RunError, install_command
@@ -58,7 +58,7 @@ def _check_data(data: DataSettings) -> Iterator[str]:
     if isinstance(source, FilesSettings) and not is_url(data.bar_path):
         files = source.files() if isinstance(source, PlantedInSettings) else source
         try:
-            files_of(files, data.bar_path)
+            list_bar_files(files, data.bar_path)
         except DataError as error:
             yield f"data.path: {error}"
     for kind, (package, extra) in _PACKAGES.items():

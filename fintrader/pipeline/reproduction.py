@@ -16,7 +16,7 @@ from fintrader.market.data_commands import build_data
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RESULT_NEUTRAL, RunConfig, Window, changed_results
 from fintrader.pipeline.run_stages import backtest_run, run, run_tournament, walk_forward
-from fintrader.report.recipe import made_by, read_record
+from fintrader.report.recipe import describe_software, read_record
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.verify import Check
 
@@ -67,7 +67,7 @@ def check_report(
 
         def settings(values: Any) -> RunConfig:
             places = {"runs_dir": str(home), "cache": str(Path(home) / "tensors")}
-            config = config_from(values, where, allow_code=allow_code, **places)
+            config = read_stored_config(values, where, allow_code=allow_code, **places)
             only = {
                 "window": [window],
                 "null_model": False,
@@ -113,7 +113,7 @@ def check_report(
     )
 
 
-def config_from(values: Any, where: str, *, allow_code: bool, **places: Any) -> RunConfig:
+def read_stored_config(values: Any, where: str, *, allow_code: bool, **places: Any) -> RunConfig:
     """Read settings from a report and check them like a file's; `places` (name, runs_dir, cache)
     override them.
 
@@ -171,7 +171,7 @@ def _describe(metric: str, reported: float | None, reproduced: float | None) -> 
 
 def compare_origin(recipe: Mapping[str, Any]) -> tuple[str, ...]:
     """List the differences of code, packages and processor here from those in a recipe."""
-    here = made_by()
+    here = describe_software()
     differences = []
     if recipe.get("dirty") or here["dirty"]:
         which = "the report's" if recipe.get("dirty") else "this"

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from fintrader.config import read_yaml
-from fintrader.market.data_config import data_of
+from fintrader.market.data_config import resolve_data
 from fintrader.market.inspect import dry_run
 from fintrader.market.tensors import MarketTensors
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.estimates import estimate, list_records
 from fintrader.results.folders import FileCache, RunsFolder
@@ -36,7 +36,7 @@ def plan_run(config: RunConfig, prices: Mapping[str, float | None]) -> Table:
         dict(_describe_data(config))
         | {
             "pods": f"{config.tournament.pods}, each of {size}, in"
-            f" {number_of(forecast.at_once, 'slot')}",
+            f" {format_count(forecast.at_once, 'slot')}",
             "time and memory": forecast.describe(),
             "cost": ", ".join(costs) or "needs a price: --on-demand-usd X, --spot-usd X an hour",
         }
@@ -46,7 +46,7 @@ def plan_run(config: RunConfig, prices: Mapping[str, float | None]) -> Table:
 def _describe_data(config: RunConfig) -> Iterator[tuple[str, str]]:
     if config.is_classic:
         return
-    data = dry_run(data_of(config), cache=config.cache)
+    data = dry_run(resolve_data(config), cache=config.cache)
     yield "data", data.describe()
     if data.market is None or not data.is_built:
         return

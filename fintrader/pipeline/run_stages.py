@@ -23,7 +23,7 @@ from fintrader.backtesting.walk_forward import Fold, fold_market, make_folds
 from fintrader.config import dump_yaml
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.settings import CONVENTIONS, GymnasiumSettings
-from fintrader.envs.trading import engine_for
+from fintrader.envs.trading import name_engine
 from fintrader.errors import BacktestError, ConfigError, RunError
 from fintrader.execution.executor import open_executor
 from fintrader.files import hash_bytes, remove, write_text
@@ -150,7 +150,7 @@ def backtest_run(folder: Path, config: RunConfig, *, called: str | None = None) 
         manifest = Manifest.load(config.folder.manifest)
         if mirror is not None:
             manifest.saved = mirror.publish
-        rolling = bool(evaluation.folds_of(config.folder))
+        rolling = bool(evaluation.list_folds(config.folder))
         if not manifest.done("tournament"):
             verb = "walkforward" if rolling else "run"
             raise RunError(
@@ -261,7 +261,7 @@ def claim(
         plan=list(planned),
     )
     if not config.is_classic:
-        engine = engine_for(config.trading, config.resolved_device())
+        engine = name_engine(config.trading, config.resolved_device())
         manifest.update(engine=engine)
         print(f"engine: {engine}")
     if reopened or not folder.config.is_file():

@@ -35,7 +35,7 @@ from fintrader.market.tensors import MarketTensors, Split
 from fintrader.numerals import significance
 from fintrader.report.html import write_report
 from fintrader.report.judged import PrintedVerdict
-from fintrader.report.recipe import made_by
+from fintrader.report.recipe import describe_software
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
@@ -295,7 +295,7 @@ class Backtests(Mapping[str, BacktestResult]):
             self.tables.context,
             run="Backtest" if len(self.windows) == 1 else "Walk-forward",
             trials=trials,
-            recipe=made_by(),
+            recipe=describe_software(),
         )
         found = analyse(self._results, self.windows)
         return write_report(

@@ -34,7 +34,7 @@ _ESCAPES = {
 }
 
 
-def made_by(manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def describe_software(manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Describe code and machine: a run's from its `manifest`, else those of this process.
 
     `commit` is None outside a checkout, `dirty` says whether it had changes that were not
@@ -42,7 +42,7 @@ def made_by(manifest: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """
     if manifest is None:
         here = {"commit": runs.commit(), "code_paths": [code_paths()], "versions": runs.versions()}
-        return made_by(here)
+        return describe_software(here)
     commit = manifest.get("commit")
     return {
         "commit": commit.removesuffix("+") if commit else None,

@@ -19,10 +19,10 @@ from fintrader.results.formatting import (
     PAPER_COLUMNS,
     explain_short_window,
     format_metric,
+    format_title,
     look_words,
     main_strategy,
     rival_name,
-    title_of,
 )
 from fintrader.results.sections import BacktestView, Chart, Section, present_origin
 from fintrader.results.sections.comparison import present_comparison
@@ -100,7 +100,7 @@ def _tabulate_runs(runs: Mapping[str, StoredBacktest]) -> Table:
         alpha = None if stored.verdict is None else stored.verdict.evidence.alpha
         first, last = stored.minutes[[0, -1]].strftime("%d %b %Y")
         against = f", against {rival_name(stored.portfolio)}" if stored.portfolio else ""
-        rivals = (stored.metrics_of(rival) for rival in ("equal_weight", "benchmark"))
+        rivals = (stored.find_metrics(rival) for rival in ("equal_weight", "benchmark"))
         cells = (
             name,
             *(format_metric(key, own) for key, _ in PAPER_COLUMNS),
@@ -110,7 +110,7 @@ def _tabulate_runs(runs: Mapping[str, StoredBacktest]) -> Table:
             DASH if alpha is None else chance(alpha.p_value),
             *(percent(rival.cumulative_return) for rival in rivals),
         )
-        rows.append(Row(cells, note=f"{title_of(main)}, {first} to {last}{against}"))
+        rows.append(Row(cells, note=f"{format_title(main)}, {first} to {last}{against}"))
     headings = (heading for _, heading in (*PAPER_COLUMNS, *ACTIVE_COLUMNS))
     columns = ("Run", *headings, INTERVAL, "Trials", "Look", "p", "Equal weight", "Index")
     short = explain_short_window(

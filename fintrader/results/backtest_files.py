@@ -39,10 +39,10 @@ from fintrader.results.folders import (
 )
 from fintrader.results.formatting import (
     Opening,
+    choose_opening,
     find_timezone,
     in_order,
     main_strategy,
-    opening_of,
 )
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.results.table import Table, active_table, paper_table, render_notice
@@ -203,7 +203,7 @@ class StoredBacktest:
             part = part.assign(**{key: part[key].dt.tz_convert(self.timezone) for key in times})
         return part
 
-    def metrics_of(self, strategy: str) -> StrategyMetrics:
+    def find_metrics(self, strategy: str) -> StrategyMetrics:
         """A strategy's metrics; all undefined for one that is not there."""
         return self.metrics.get(strategy, NO_METRICS)
 
@@ -287,7 +287,7 @@ class StoredBacktest:
     def opening(self) -> Opening:
         """Opening words of every page about this backtest: the verdict's, or that a file was
         changed."""
-        return opening_of(None if self.changed else self.verdict, self.changed)
+        return choose_opening(None if self.changed else self.verdict, self.changed)
 
     @property
     def conclusion(self) -> str:
@@ -325,7 +325,7 @@ class StoredBacktest:
         tables = "".join(table._repr_html_() for table in self.summary)
         return render_notice(self.notice) + tables
 
-    def trades_of(self, strategy: str) -> pd.DataFrame:
+    def select_trades(self, strategy: str) -> pd.DataFrame:
         """A strategy's rows of `trades`."""
         return self.trades[self.trades["strategy"] == strategy]
 
@@ -422,7 +422,7 @@ def make_seal(hashes: Mapping[str, str], look: Mapping[str, Any] | None = None) 
     return seal(body if look is None else {**body, "look": look})
 
 
-def hashes_of(folder: Path) -> dict[str, str]:
+def hash_files(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of the backtest in `folder`, by name, the seal's own left out."""
     paths = sorted(
         path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")

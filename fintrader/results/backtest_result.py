@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.errors import BacktestError, find_meant
 from fintrader.metrics import Array, Measure
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.results.backtest_files import empty_trades
 from fintrader.results.catalogue import measure
 from fintrader.results.formatting import statistic
@@ -105,7 +105,7 @@ class BacktestResult(AccountHistory):
             np.datetime_as_string(self.minutes[at].astype("datetime64[ns]"), unit="D")
             for at in (0, -1)
         )
-        numbers = [number_of(len(self.daily_returns), "session")]
+        numbers = [format_count(len(self.daily_returns), "session")]
         numbers += [f"{word} {statistic(key, self.metrics[key])}" for word, key in HEADLINE.items()]
         numbers += filter(None, [self.provenance.notice.partition(":")[0]])
         return f"<{type(self).__name__} {self.name}: {first} to {last}, {', '.join(numbers)}>"

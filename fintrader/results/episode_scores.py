@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from fintrader.numerals import ratio
-from fintrader.results.formatting import in_order, title_of
+from fintrader.results.formatting import format_title, in_order
 from fintrader.results.sections.section import Section
 from fintrader.results.table import Table
 
@@ -43,7 +43,7 @@ def present_episodes(scores: EpisodeScores) -> Section:
         name: f"{ratio(fmean(own), 1)} ± {ratio(standard_error(own), 1)}"
         for name, own in scores.returns.items()
     }
-    rows = [(title_of(name), means[name]) for name in in_order(means)]
+    rows = [(format_title(name), means[name]) for name in in_order(means)]
     return Section(
         "episodes",
         f"{scores.environment}: mean return {means['ensemble']}",

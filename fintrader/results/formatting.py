@@ -13,10 +13,10 @@ from fintrader.metrics import min_sessions
 from fintrader.numerals import (
     DASH,
     count,
+    format_count,
     format_interval,
     is_short,
     number,
-    number_of,
     percent,
     ratio,
     usd,
@@ -158,7 +158,7 @@ def describe_limits(outcome: LimitedOutcome | None) -> str:
     if outcome is None:
         return ""
     cuts = (
-        f"{number_of(times, 'time')} by the limit on {_LIMITS.get(name, name)}"
+        f"{format_count(times, 'time')} by the limit on {_LIMITS.get(name, name)}"
         for name, times in sorted(outcome.cut.items())
     )
     by = ", ".join(cuts)
@@ -197,7 +197,7 @@ class Opening(NamedTuple):
         return {"Finding": self.why, "Power": self.sees, "Evidence needed": self.change}
 
 
-def opening_of(verdict: Verdict | None, changed: str = "") -> Opening:
+def choose_opening(verdict: Verdict | None, changed: str = "") -> Opening:
     """Return the words that open a page. `changed`: warning that the files were changed since."""
     if changed:
         return Opening("No verdict", changed)
@@ -232,7 +232,7 @@ def name_score(metric: object) -> str:
 # --- strategies -----------------------------------------------------------------------------------
 
 
-def title_of(strategy: str) -> str:
+def format_title(strategy: str) -> str:
     """Write `equal_weight` as `Equal weight`. `benchmark` is the index; the benchmark portfolio is
     another strategy. Capitals of a name stay."""
     words = strategy.replace("_", " ")
@@ -241,7 +241,7 @@ def title_of(strategy: str) -> str:
 
 def rival_name(portfolio: str) -> str:
     """Name a benchmark portfolio inside a sentence: `equal weight`, `index`; other names stay."""
-    return title_of(portfolio).lower() if portfolio in BASELINES else portfolio
+    return format_title(portfolio).lower() if portfolio in BASELINES else portfolio
 
 
 def find_timezone(name: str) -> str:
@@ -293,7 +293,7 @@ def describe_standing(metrics: Mapping[str, StrategyMetrics], context: BacktestC
             place = "its benchmark portfolio, " if rival == portfolio else ""
             sides.append(f"{side} {place}{rival_name(rival)} ({percent(theirs, signed=True)})")
     text = (
-        f"Net of costs, {title_of(name)} ({percent(returned, signed=True)}) is"
+        f"Net of costs, {format_title(name)} ({percent(returned, signed=True)}) is"
         f" {' and '.join(sides)}."
         if sides
         else ""

@@ -68,7 +68,7 @@ class Importance:
     """Why there are no shares, as a sentence."""
 
 
-def settings_of(pods: pd.DataFrame) -> list[dict[str, Any]]:
+def list_searched_settings(pods: pd.DataFrame) -> list[dict[str, Any]]:
     """List the searched settings of each pod, with the algorithm where several
     race."""
     rows = [dict(row) if isinstance(row, dict) else {} for row in pods["hyper"]]
@@ -83,8 +83,8 @@ def importance(pods: pd.DataFrame) -> Importance:
     scores = pd.to_numeric(pods["score"], errors="coerce").to_numpy(float)
     fresh = pods[(pods["origin"] == "fresh") & np.isfinite(scores)]
     size = len(fresh)
-    settings = settings_of(fresh)
-    if not any(settings_of(pods)):
+    settings = list_searched_settings(fresh)
+    if not any(list_searched_settings(pods)):
         return Importance(why="This tournament searches no setting.")
     if size < MIN_PODS:
         return Importance(

@@ -107,12 +107,12 @@ class Run:
     @property
     def pods(self) -> pd.DataFrame:
         """Every pod by number, with its spec, its state and, once it has one, its result."""
-        return frame_of(read_pods(self._leaderboard()))
+        return build_frame(read_pods(self._leaderboard()))
 
     def lineage(self, pod: str) -> pd.DataFrame:
         """A pod and its ancestors, youngest first, with the changes between them. Raises RunError
         for no such pod."""
-        return frame_of(lineage(read_pods(self._leaderboard()), pod))
+        return build_frame(lineage(read_pods(self._leaderboard()), pod))
 
     @cached_property
     def folds(self) -> tuple[Run, ...]:
@@ -245,7 +245,7 @@ class Run:
         return render_notice(stored.notice) + about + tables
 
 
-def frame_of(rows: Sequence[object]) -> pd.DataFrame:
+def build_frame(rows: Sequence[object]) -> pd.DataFrame:
     """Make a table of records, one column per field."""
     return pd.DataFrame(list(map(vars, rows)))
 
@@ -253,7 +253,7 @@ def frame_of(rows: Sequence[object]) -> pd.DataFrame:
 def tabulate_leaderboard(rows: Sequence[LeaderboardRow]) -> pd.DataFrame:
     """Make a table of a leaderboard's rows. Whole numbers stay integers, although the benchmark
     portfolio's are missing."""
-    frame = frame_of(rows)
+    frame = build_frame(rows)
     whole = [
         name
         for name in ("rank", "epoch", "generation", "env_steps", "lineage_env_steps")

@@ -48,7 +48,7 @@ def _table() -> dict[str, Any]:
     return table
 
 
-def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
+def read_run_settings(config: Mapping[str, Any]) -> dict[str, Setting]:
     """Dotted name -> setting, of a run's `config.yaml` as plain values, in its order."""
     table = _table()
     free = table["mappings"]
@@ -72,13 +72,15 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Setting]:
 
 def changed(config: Mapping[str, Any]) -> dict[str, Setting]:
     """Select the settings that differ from this version's defaults, and those unknown to it."""
-    return {name: one for name, one in settings_of(config).items() if one.changed or not one.known}
+    return {
+        name: one for name, one in read_run_settings(config).items() if one.changed or not one.known
+    }
 
 
 def differing(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Setting | None]]:
     """Find the settings that differ between runs: dotted name -> run -> setting (None where the run
     lacks it)."""
-    runs = {run: settings_of(config) for run, config in configs.items()}
+    runs = {run: read_run_settings(config) for run, config in configs.items()}
     names = dict.fromkeys(name for settings in runs.values() for name in settings if name != NAME)
     table = {name: {run: settings.get(name) for run, settings in runs.items()} for name in names}
     return {name: row for name, row in table.items() if not _are_alike(*row.values())}
@@ -88,7 +90,7 @@ def _are_alike(first: Setting | None, *others: Setting | None) -> bool:
     return first is not None and all(one and one.value == first.value for one in others)
 
 
-def text_of(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Write a setting's value as YAML on one line; of a group only the settings that are set."""
     if isinstance(value, str):
         return value

@@ -22,8 +22,8 @@ from fintrader.results.formatting import (
     PAPER_COLUMNS,
     explain_short_window,
     format_metric,
+    format_title,
     rival_name,
-    title_of,
 )
 from fintrader.results.strategy_metrics import StrategyMetrics
 
@@ -145,7 +145,7 @@ def paper_table(
     columns = ("Strategy", *(heading for _, heading in PAPER_COLUMNS))
     rows = [
         Row(
-            (title_of(name), *(format_metric(key, values) for key, _ in PAPER_COLUMNS)),
+            (format_title(name), *(format_metric(key, values) for key, _ in PAPER_COLUMNS)),
             is_main=name == main,
             note=(about or {}).get(name, ""),
         )
@@ -160,7 +160,7 @@ def active_table(
     """Tabulate the differences of each strategy from the benchmark portfolio."""
     against = "the portfolio" if portfolio is None else rival_name(portfolio)
     rows = [
-        Row((title_of(name), *format_active(values)), is_main=name == main)
+        Row((format_title(name), *format_active(values)), is_main=name == main)
         for name, values in metrics.items()
     ]
     headings = (heading for _, heading in ACTIVE_COLUMNS)
@@ -187,6 +187,6 @@ def metrics_tables(metrics: Mapping[str, StrategyMetrics]) -> list[Table]:
             if any(values[known.key] is not None for values in metrics.values())
         ]
         if rows:
-            columns = (group.capitalize(), *map(title_of, metrics))
+            columns = (group.capitalize(), *map(format_title, metrics))
             tables.append(Table(columns, rows, notes=short, is_folded=True))
     return tables

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fintrader.agents import Budget, train
 from fintrader.backtesting import simulate
-from fintrader.envs.trading import engine_for
+from fintrader.envs.trading import name_engine
 from fintrader.files import open_file
 from fintrader.system import try_lock
 from fintrader.tournament.fusion.learners import CPU, build_maker, load_windows, read_env_settings
@@ -26,7 +26,7 @@ def compile_kernels(spec: PodSpec, context: PodContext) -> None:
     """
     if spec.is_classic or context.device != "cpu":
         return
-    if engine_for(read_env_settings(spec), "cpu") != "fused":
+    if name_engine(read_env_settings(spec), "cpu") != "fused":
         return
     from fintrader.envs.fast.batch import step_range
 

@@ -39,7 +39,7 @@ from fintrader.envs.settings import GymnasiumSettings
 from fintrader.errors import ConfigError
 from fintrader.files import append_jsonl, read_jsonl
 from fintrader.market.tensors import MarketTensors
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.progress import SILENT, Progress
 from fintrader.results.episode_scores import standard_error
 from fintrader.tournament.episodes import play_episodes
@@ -232,8 +232,8 @@ def check_windows(
         weaker = "sharpe" if least > 2 else "return"
         other = f", or set tournament.metric to {weaker}" if least > 1 else ""
         raise ConfigError(
-            f"tournament.validation_windows: {number_of(sessions, 'session')} of the validation"
-            f" window do not hold {number_of(windows, 'part')} of {least} (tournament.metric"
+            f"tournament.validation_windows: {format_count(sessions, 'session')} of the validation"
+            f" window do not hold {format_count(windows, 'part')} of {least} (tournament.metric"
             f" {metric}); lower it or lengthen the window{other}"
         )
 

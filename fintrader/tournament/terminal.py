@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.results.leaderboard_reader import BENCHMARK
 from fintrader.results.table import Table
 from fintrader.results.tournament_events import (
@@ -98,9 +98,9 @@ def describe(event: TournamentEvent) -> str:
             bound = event.at_once
             is_bound = bound is not None and bound < event.pods
             few = f", of which the scheduler lets {bound} work at once" if is_bound else ""
-            return f"capacity is now {number_of(event.pods, 'pod')}{few}"
+            return f"capacity is now {format_count(event.pods, 'pod')}{few}"
         case ResumptionEvent():
-            return f"resumed with {number_of(event.results, 'result')}"
+            return f"resumed with {format_count(event.results, 'result')}"
         case NoCapacityEvent():
             return "no device is left; waiting"
         case IndexDamageEvent():

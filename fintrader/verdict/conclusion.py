@@ -12,7 +12,7 @@ from dataclasses import replace
 from fintrader.metrics import Array, drop_rounding_differences, finite_or_none
 from fintrader.numerals import (
     count,
-    number_of,
+    format_count,
     p_equals,
     percent,
     period_name,
@@ -142,12 +142,12 @@ def _conclude(judged: Verdict) -> tuple[State, list[str]]:
         sentence = f"Holds its benchmark: it does nothing that {rival} does not do."
         if judged.sessions < ev.SHORTEST:
             least = f"a test needs {ev.SHORTEST} and has little power below {ev.FEW}"
-            sessions = number_of(judged.sessions, period_name(judged.sessions_a_year))
+            sessions = format_count(judged.sessions, period_name(judged.sessions_a_year))
             sentence = f"Too short to tell: {sessions}; {least}."
         elif abs(evidence.active_return) > UNVARIED:
             sentence = f"Nothing to judge: its returns, hedged with {rival}, do not vary."
         return "no_verdict", [sentence]
-    sessions = number_of(alpha.sessions, period_name(judged.sessions_a_year))
+    sessions = format_count(alpha.sessions, period_name(judged.sessions_a_year))
     missed: State = "behind" if _is_behind(evidence, alpha) else "not_told_from_luck"
     return "likely_skill" if judged.shows_skill else missed, [
         _describe_finding(judged, alpha, rival),
@@ -273,7 +273,7 @@ def describe_search(selection: Selection) -> str:
     trials = selection.trials
     if not trials:
         return "Chosen from an unknown number of trials."
-    sentences = [f"Chosen from {number_of(trials, 'trial')}"]
+    sentences = [f"Chosen from {format_count(trials, 'trial')}"]
     sharpe = selection.sharpe
     overfit = selection.overfitting
     tested = selection.romano_wolf

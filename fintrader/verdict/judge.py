@@ -15,7 +15,7 @@ import numpy as np
 
 from fintrader.errors import BacktestError
 from fintrader.files import hash_bytes
-from fintrader.numerals import number_of, period_name
+from fintrader.numerals import format_count, period_name
 from fintrader.verdict import alpha as ev
 from fintrader.verdict.bootstrap import intervals
 from fintrader.verdict.claims import SHOWN, Registration
@@ -103,13 +103,13 @@ def judge_record(
             selection=Selection(trials, None, None, None, None),
             tail=measure_tail(ours, evidence.alpha, year),
             is_stated_held_out=is_held_out,
-            question=question_of(claim),
+            question=name_question(claim),
             registered="" if claim is None else claim.describe(),
         )
     )
 
 
-def question_of(claim: Registration | None) -> str:
+def name_question(claim: Registration | None) -> str:
     """Return the question under which looks are counted; each claim has its own."""
     return ACTIVE_RETURN if claim is None else f"claim {claim.digest[:SHOWN]}"
 
@@ -143,7 +143,7 @@ def look_of(
         result=result_hash(seen),
         trials=None,
         command=command,
-        question=question_of(claim),
+        question=name_question(claim),
     )
 
 
@@ -165,6 +165,6 @@ def _flag_few(record: TrackRecord) -> list[str]:
     if record.holdings is not None or size >= least:
         return []
     return [
-        f"{number_of(size, period_name(record.sessions_a_year))} of returns alone, in which rare"
+        f"{format_count(size, period_name(record.sessions_a_year))} of returns alone, in which rare"
         f" losses may be missing (fewer than {least})"
     ]

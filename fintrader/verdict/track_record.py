@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fintrader.errors import ReturnsError
 from fintrader.metrics import Array
-from fintrader.numerals import number_of
+from fintrader.numerals import format_count
 from fintrader.verdict.weights_account import WeightedAccount
 
 Kind = Literal["returns", "percent", "log", "equity"]
@@ -147,7 +147,7 @@ def make_record(
     ours = to_returns(series, kind or implied, name, notes)
     bars = len(ours)
     ours = _by_session(ours)
-    days = _dates_of(ours)
+    days = _read_dates(ours)
     usual = count_sessions_a_year(days, sessions_a_year, name)
     year = sessions_a_year or usual
     caveats = list[str]()
@@ -159,7 +159,7 @@ def make_record(
         notes.append("Months dated by their first day are moved to their last.")
     if REPEATED in frame.attrs:
         notes.append(
-            f"{number_of(frame.attrs[REPEATED], 'row')} left out, equal to an earlier one."
+            f"{format_count(frame.attrs[REPEATED], 'row')} left out, equal to an earlier one."
         )
     if len(ours) < bars:
         notes.append("Returns within a day were compounded to one a day.")
@@ -238,7 +238,7 @@ def to_frame(values: Any, name: str = "the table") -> tuple[pd.DataFrame, Kind |
         frame = _index_by_date(frame, name)
     if isinstance(frame.index, pd.PeriodIndex):
         frame.index = frame.index.to_timestamp(how="end").normalize()
-    if _dates_of(frame).tz is not None:
+    if _read_dates(frame).tz is not None:
         frame = frame.tz_localize(None)  # keeps the local day
     absent = int(np.isnat(frame.index.to_numpy()).sum())
     if absent:
@@ -251,7 +251,7 @@ def to_frame(values: Any, name: str = "the table") -> tuple[pd.DataFrame, Kind |
     if len(twice):
         raise ReturnsError(
             f"{name}: {str(twice[0]).removesuffix(' 00:00:00')} occurs twice, with different values"
-            f" ({number_of(len(twice), 'such date')}); give one row a date, for one strategy at a"
+            f" ({format_count(len(twice), 'such date')}); give one row a date, for one strategy at a"
             " time"
         )
     return frame.sort_index(), kind
@@ -401,7 +401,7 @@ def find_kind(values: Array, name: str) -> Kind:
     return "returns"
 
 
-def _dates_of(table: pd.Series | pd.DataFrame) -> pd.DatetimeIndex:
+def _read_dates(table: pd.Series | pd.DataFrame) -> pd.DatetimeIndex:
     return pd.DatetimeIndex(table.index)
 
 
@@ -410,7 +410,7 @@ def _dates_of(table: pd.Series | pd.DataFrame) -> pd.DatetimeIndex:
 
 def _by_session(returns: pd.Series) -> pd.Series:
     """Compound the returns of each day."""
-    return (1 + returns).groupby(_dates_of(returns).normalize()).prod(min_count=1) - 1
+    return (1 + returns).groupby(_read_dates(returns).normalize()).prod(min_count=1) - 1
 
 
 def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None, name: str) -> int:
@@ -451,7 +451,7 @@ def match_periods(theirs: pd.Series, dates: pd.DatetimeIndex, name: str) -> pd.S
         )
     inside = dates[(dates >= theirs.index[0]) & (dates <= theirs.index[-1])]
     if inside.isin(within.index).mean() > 0.9 and len(within) <= 1.1 * len(inside):
-        return theirs.reindex(dates.union(_dates_of(within)))
+        return theirs.reindex(dates.union(_read_dates(within)))
     if len(within) < 0.9 * len(inside):
         raise ReturnsError(
             f"{name}: {len(within)} dates for {len(inside)} of the strategy's; give a benchmark"

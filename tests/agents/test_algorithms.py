@@ -16,7 +16,7 @@ from fintrader.agents import (
     train,
 )
 from fintrader.agents.networks import MarketTrunk
-from fintrader.envs.observation import holdings_of
+from fintrader.envs.observation import select_holdings
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import ConfigError
 from tests.engines.killing import Killed, assert_same_training, killed_after
@@ -125,7 +125,7 @@ def test_finds_the_asset_that_always_rises(algo):
     with torch.no_grad():
         for _ in range(30):
             obs, *_ = env.step(agent.policy(obs))
-    held = holdings_of(obs, env.layout).mean(dim=0)
+    held = select_holdings(obs, env.layout).mean(dim=0)
     assert held[1] > 0.7
     assert held[0] < 0.15
 

@@ -24,7 +24,7 @@ from fintrader.agents.normalisation import Batch
 from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
-from fintrader.envs.observation import MarketTable, split_market, window_of
+from fintrader.envs.observation import MarketTable, split_market, stack_window
 from fintrader.errors import ConfigError
 from tests.engines.tiny import agent_settings
 from tests.factories import make_market
@@ -323,7 +323,7 @@ def test_history_is_what_the_bars_before_showed():
                 back,
             )
     # the window that the networks read is the same thing by asset
-    window = window_of(split_market(obs[:, layout.private_width :], layout))
+    window = stack_window(split_market(obs[:, layout.private_width :], layout))
     assert torch.equal(window[9, :, -1, :-1], market.features[9])
     assert torch.equal(window[9, :, 0, :-1], market.features[6])
     assert torch.equal(window[9, :, 1, -1].bool(), market.tradable[7])

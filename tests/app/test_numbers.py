@@ -38,7 +38,7 @@ def stored(path):
     return json.loads(path.read_text())
 
 
-def metrics_of(site, name):
+def find_metrics(site, name):
     """The stored metrics of each strategy; how they follow from returns is the metrics' own tests'
     concern."""
     return dict(stored(site / "runs" / name / "backtest" / "metrics.json"))
@@ -46,7 +46,7 @@ def metrics_of(site, name):
 
 def test_headline_cards_are_the_stored_metrics(open_page, template):
     test = open_page(template, "runs", run="demo")
-    metrics = metrics_of(template, "demo")
+    metrics = find_metrics(template, "demo")
     mine = metrics["ensemble"]
     shown = {metric.label: metric for metric in test.metric}
     assert set(shown) == {title for _, title in tables.SHORT_HEADLINE}, (
@@ -62,7 +62,7 @@ def test_a_difference_names_the_benchmark_portfolio(open_page, site):
     """The verdict's yardstick, not another one next to it."""
     path = site / "runs" / "demo" / "backtest" / "context.json"
     path.write_text(json.dumps(stored(path) | {"portfolio": "equal_weight"}))
-    metrics = metrics_of(site, "demo")
+    metrics = find_metrics(site, "demo")
     shown = {metric.label: metric for metric in open_page(site, "backtest", run="demo").metric}
     for key, title in tables.SHORT_HEADLINE[:-1]:
         away = metrics["ensemble"][key] - metrics["equal_weight"][key]
@@ -77,7 +77,7 @@ def test_the_list_of_runs_holds_their_metrics_and_nothing_invented(open_page, te
     table = open_page(template, "runs").dataframe[0].value.set_index("name")
     columns = {"return": "cumulative_return", "sharpe": "sharpe", "drawdown": "max_drawdown"}
     for name in ("demo", "second"):
-        metrics = metrics_of(template, name)
+        metrics = find_metrics(template, name)
         assert {column: table.loc[name, column] for column in columns} == {
             column: metrics["ensemble"][key] for column, key in columns.items()
         }
@@ -135,7 +135,7 @@ def test_a_decision_lists_its_fills(open_page, template):
     test = open_page(template, "backtest", run="demo", part="decisions", clock="utc")
     trades = read_backtest(template / "runs" / "demo" / "backtest")
     chosen = box(test, "Decided at the close of this bar (UTC)").value
-    mine = trades.trades_of("ensemble")
+    mine = trades.select_trades("ensemble")
     bars = trades.minutes[mine["decision_bar"]].strftime("%Y-%m-%d %H:%M")
     mine = mine[bars == chosen]
     assert 0 < len(mine) < len(bars)
@@ -185,8 +185,8 @@ def test_a_comparison_shows_every_metric_and_how_far_it_is_from_the_first(open_p
     lines = ("demo / ensemble", "second / best")
     test = open_page(template, "compare", runs="demo,second", lines=",".join(lines))
     table = table_with(test, "Metric").set_index("Metric")
-    one = metrics_of(template, "demo")["ensemble"]
-    two = metrics_of(template, "second")["best"]
+    one = find_metrics(template, "demo")["ensemble"]
+    two = find_metrics(template, "second")["best"]
     keys = {tables.find_title(key): key for key in one}
     assert table.loc["Benchmark portfolio"].tolist() == ["Cash", "Cash"]
     assert "Beta, against the index" in table.index

@@ -20,7 +20,7 @@ FREE = EnvSettings(cost_bps=0.0, participation=None, benchmark="cash", initial_c
 QUIET = (100.0, 100.0, 100.0, 100.0)
 
 
-def bars_of(*bars, events=()):
+def identify_bars(*bars, events=()):
     """A market of one symbol from open, high, low and close of its bars."""
     opens, highs, lows, closes = np.array(bars).T[:, :, None]
     return market_of(
@@ -54,12 +54,12 @@ AFTER = (94.5, 96.0, 94.0, 95.0)
 
 
 def test_a_limit_rests_until_it_fills():
-    market = bars_of(QUIET, QUIET, QUIET, DIP, QUIET)
+    market = identify_bars(QUIET, QUIET, QUIET, DIP, QUIET)
     assert fills_of(at(0, lambda d: d.limit("S000", 10, 99.0)), market) == [(3, 10.0, 99.0)]
 
 
 def test_a_cancelled_limit_does_not_fill():
-    market = bars_of(QUIET, QUIET, QUIET, DIP, QUIET)
+    market = identify_bars(QUIET, QUIET, QUIET, DIP, QUIET)
 
     def rule(desk):
         if desk.bar == 0:
@@ -74,7 +74,7 @@ def test_a_cancelled_limit_does_not_fill():
 
 
 def test_a_market_order_fills_at_the_next_open():
-    market = bars_of(QUIET, RISE, (101.0, 101.0, 101.0, 101.0))
+    market = identify_bars(QUIET, RISE, (101.0, 101.0, 101.0, 101.0))
     assert fills_of(at(1, lambda d: d.market("S000", 7)), market) == [(2, 7.0, 101.0)]
 
 
@@ -92,13 +92,13 @@ def hold_from_the_start(order):
 
 
 def test_a_stop_closes_at_the_open_after_the_bar_that_reaches_it():
-    market = bars_of(QUIET, QUIET, QUIET, FALL, AFTER, QUIET)
+    market = identify_bars(QUIET, QUIET, QUIET, FALL, AFTER, QUIET)
     found = fills_of(hold_from_the_start(lambda d: d.stop("S000", 95.0)), market)
     assert found == [(1, 10.0, 100.0), (4, -10.0, 94.5)]
 
 
 def test_no_order_is_taken_while_a_stop_sells():
-    market = bars_of(QUIET, QUIET, FALL, AFTER, QUIET, QUIET)
+    market = identify_bars(QUIET, QUIET, FALL, AFTER, QUIET, QUIET)
     taken = []
 
     def rule(desk):
@@ -119,7 +119,7 @@ def test_a_trailing_stop_follows_the_highest_high():
     climb = (100.0, 110.0, 100.0, 108.0)
     rest = (106.0, 106.0, 105.0, 105.0)
     fall = (105.0, 105.0, 104.5, 105.0)
-    market = bars_of(QUIET, QUIET, climb, rest, fall, (103.0, 103.0, 103.0, 103.0))
+    market = identify_bars(QUIET, QUIET, climb, rest, fall, (103.0, 103.0, 103.0, 103.0))
     found = fills_of(hold_from_the_start(lambda d: d.trail("S000", 500)), market)
     assert found == [(1, 10.0, 100.0), (5, -10.0, 103.0)]
 
@@ -130,7 +130,7 @@ def test_a_trailing_stop_of_an_entry_keeps_its_distance_from_the_entry():
     high = (100.0, 104.0, 100.0, 100.0)
     entry = (100.0, 103.0, 94.0, 95.0)
     rest = (95.0, 96.0, 94.5, 95.0)
-    market = bars_of(QUIET, high, entry, rest, (93.0, 93.0, 92.0, 92.0), QUIET)
+    market = identify_bars(QUIET, high, entry, rest, (93.0, 93.0, 92.0, 92.0), QUIET)
     stops = []
 
     def rule(desk):
@@ -146,7 +146,7 @@ def test_a_trailing_stop_of_an_entry_keeps_its_distance_from_the_entry():
 def test_the_bar_that_sets_a_new_high_cannot_reach_the_stop_it_moves():
     """Its high and low are in an unknown order; the stop moves at its close."""
     wild = (100.0, 110.0, 96.0, 100.0)
-    market = bars_of(QUIET, QUIET, wild, (103.0, 103.0, 102.0, 103.0), QUIET, QUIET)
+    market = identify_bars(QUIET, QUIET, wild, (103.0, 103.0, 102.0, 103.0), QUIET, QUIET)
     found = fills_of(hold_from_the_start(lambda d: d.trail("S000", 500)), market)
     assert found == [(1, 10.0, 100.0), (4, -10.0, 100.0)]
 
@@ -168,12 +168,12 @@ def bracket(desk):
 )
 def test_a_bracket_leaves_by_one_of_its_exits(later, expected):
     entry = (100.0, 103.0, 98.5, 100.0)
-    market = bars_of(QUIET, QUIET, entry, *later, QUIET, QUIET)
+    market = identify_bars(QUIET, QUIET, entry, *later, QUIET, QUIET)
     assert fills_of(at(0, bracket), market) == expected
 
 
 def test_after_one_exit_of_a_bracket_the_other_is_cancelled():
-    market = bars_of(QUIET, DIP, RISE, FALL, AFTER, QUIET)
+    market = identify_bars(QUIET, DIP, RISE, FALL, AFTER, QUIET)
     seen = []
 
     def rule(desk):
@@ -188,15 +188,15 @@ def test_after_one_exit_of_a_bracket_the_other_is_cancelled():
 def test_a_bracket_goes_short():
     rules = FREE.model_copy(update={"short": True})
     order = at(0, lambda d: d.bracket("S000", -10, 102.0, take_profit=98.0, stop=105.0))
-    market = bars_of(QUIET, RISE, (100.0, 100.0, 97.0, 97.0), QUIET)
+    market = identify_bars(QUIET, RISE, (100.0, 100.0, 97.0, 97.0), QUIET)
     assert fills_of(order, market, rules) == [(1, -10.0, 102.0), (2, 10.0, 98.0)]
-    market = bars_of(QUIET, RISE, (102.0, 105.0, 102.0, 104.0), (104.0,) * 4, QUIET)
+    market = identify_bars(QUIET, RISE, (102.0, 105.0, 102.0, 104.0), (104.0,) * 4, QUIET)
     assert fills_of(order, market, rules) == [(1, -10.0, 102.0), (3, 10.0, 104.0)]
 
 
 def test_a_split_divides_the_exits_of_a_bracket():
     half = tuple(np.array(QUIET) / 2)
-    market = bars_of(
+    market = identify_bars(
         QUIET, QUIET, (50.0, 50.0, 49.0, 50.0), half, (50.0, 51.5, 50.0, 50.0), half,
         events=[(1, 0, 1.0, 0.0), (2, 0, 2.0, 0.0)],
     )  # fmt: skip
@@ -219,7 +219,7 @@ def test_a_rule_remembers_and_sees_no_bar_ahead():
 
 
 def test_mistakes_are_named():
-    market = bars_of(QUIET, QUIET, QUIET)
+    market = identify_bars(QUIET, QUIET, QUIET)
     for order, words in [
         (lambda d: d.limit("S00", 1, 99.0), "did you mean 'S000'"),
         (lambda d: d.limit("S000", 0, 99.0), "a nonzero number of shares"),
@@ -301,7 +301,7 @@ def test_a_bracket_is_refused_where_there_is_a_position(shares, short):
             desk.bracket("S000", shares, 100.0, **levels)
 
     with pytest.raises(BacktestError, match="a symbol without a position"):
-        simulate(OrderRule(rule), bars_of(*[QUIET] * 5), rules)
+        simulate(OrderRule(rule), identify_bars(*[QUIET] * 5), rules)
 
 
 def test_a_position_that_turns_over_leaves_its_bracket():
@@ -315,7 +315,7 @@ def test_a_position_that_turns_over_leaves_its_bracket():
         if desk.bar == 3:
             assert desk.working("S000")["stop"] == 0.0
 
-    found = fills_of(rule, bars_of(*[QUIET] * 6), rules)
+    found = fills_of(rule, identify_bars(*[QUIET] * 6), rules)
     assert found == [(1, 10.0, 100.0), (2, -30.0, 100.0)]
 
 
@@ -323,7 +323,7 @@ def test_a_stop_beyond_the_close_sells_all_the_same():
     """Set at 97 when the close is 96: the next bar is below it."""
     bars = [QUIET, (100.0, 100.0, 96.0, 96.0), (96.0, 96.0, 90.0, 90.0), (90.0, 90.0, 80.0, 80.0)]
     order = hold_from_the_start(lambda d: d.stop("S000", 97.0))
-    assert fills_of(order, bars_of(*bars, QUIET)) == [(1, 10.0, 100.0), (3, -10.0, 90.0)]
+    assert fills_of(order, identify_bars(*bars, QUIET)) == [(1, 10.0, 100.0), (3, -10.0, 90.0)]
 
 
 def test_a_sale_of_more_than_is_held_does_not_wait_for_purchases():
@@ -335,7 +335,7 @@ def test_a_sale_of_more_than_is_held_does_not_wait_for_purchases():
         if desk.bar == 3:
             desk.market("S000", 5)
 
-    found = fills_of(rule, bars_of(*[QUIET] * 7))
+    found = fills_of(rule, identify_bars(*[QUIET] * 7))
     assert found == [(1, 10.0, 100.0), (2, -10.0, 100.0), (4, 5.0, 100.0)]
 
 
@@ -347,11 +347,11 @@ def test_a_rules_own_order_stands_in_place_of_a_brackets_profit():
             desk.limit("S000", -5, 103.0)
 
     bars = [QUIET, QUIET, QUIET, QUIET, (100.0, 104.0, 100.0, 104.0), QUIET, QUIET]
-    assert fills_of(rule, bars_of(*bars)) == [(1, 10.0, 100.0), (4, -5.0, 103.0)]
+    assert fills_of(rule, identify_bars(*bars)) == [(1, 10.0, 100.0), (4, -5.0, 103.0)]
 
 
 def test_bars_are_those_that_a_trader_sees():
-    market = bars_of(QUIET, QUIET, QUIET)
+    market = identify_bars(QUIET, QUIET, QUIET)
     for name, count in [("last_bar", 1), ("member", None), ("close", 0)]:
         with pytest.raises(BacktestError, match="bars are open, high, low, close, volume"):
             simulate(OrderRule(lambda d, n=name, c=count: d.bars(n, c)), market, FREE)
@@ -360,7 +360,7 @@ def test_bars_are_those_that_a_trader_sees():
 def test_shares_from_the_start_are_lots_of_their_own():
     """Sold without a gain, split or not; baselines begin with their worth in cash."""
     half = tuple(np.array(QUIET) / 2)
-    market = bars_of(QUIET, QUIET, half, half, half, events=[(2, 0, 2.0, 0.0)])
+    market = identify_bars(QUIET, QUIET, half, half, half, events=[(2, 0, 2.0, 0.0)])
     rules = FREE.model_copy(update={"initial_shares": 100.0})
     tests = fintrader.backtest(
         OrderRule(at(2, lambda d: d.market("S000", -200))), market, rules, name="sale"

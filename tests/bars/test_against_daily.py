@@ -32,7 +32,7 @@ def market(request):
     return make_clean(request.param, 3, names=1)
 
 
-def days_of(market, scale=1.0):
+def split_by_day(market, scale=1.0):
     """Aggregate the market's bars to days, as another vendor has them."""
     (one,) = market.table.values()
     session = market.grid.session[market.grid.locate(one.ts.to_numpy())]
@@ -44,7 +44,7 @@ def days_of(market, scale=1.0):
 
 def found(market, table, folder, scale=1.0):
     """Find the kind and day of the faults that a build stops at or names."""
-    path = write_csv(folder, days_of(market, scale), "days.csv")
+    path = write_csv(folder, split_by_day(market, scale), "days.csv")
     length = market.grid.bar_minutes
     settings = DataSettings(calendar=market.grid.calendar, bar_minutes=length, daily=str(path))
     faults = examine(RawFeed(engine.as_bars(table)), settings).faults
@@ -53,7 +53,7 @@ def found(market, table, folder, scale=1.0):
 
 
 def test_clean_bars_agree_with_their_days_on_any_scale(market, tmp_path):
-    steps = np.where(np.arange(len(days_of(market))) < 17, 0.25, 1.0)  # adjusted for a split
+    steps = np.where(np.arange(len(split_by_day(market))) < 17, 0.25, 1.0)  # adjusted for a split
     for scale in (1.0, 0.7314, steps[:, None] * np.ones(4)):
         assert found(market, market.table, tmp_path, scale) == []
 

@@ -49,7 +49,7 @@ def prices(market, symbol):
     return pd.Series(market.close[:, column].numpy(), days)[market.tradable[:, column].numpy()]
 
 
-def days_of(market, symbol):
+def split_by_day(market, symbol):
     """First and last day of membership, and how many there are."""
     days = market.timestamps()[market.member[:, market.symbols.index(symbol)].numpy()].astype(
         "datetime64[D]"
@@ -118,12 +118,12 @@ def test_willis_is_a_member_from_the_day_it_joined_and_weight_watchers_never(tmp
     willis = ("WLTW", "2018-11-01", "2020-05-29", 150.0)
     market = built(tmp_path, daily(("AAPL", "2018-11-01", "2020-05-29", 150.0), watchers, willis))
     assert market.symbols == ("AAPL", "WLTW")
-    assert days_of(market, "WLTW") == ["2018-12-24", "2020-04-29", "339"]
+    assert split_by_day(market, "WLTW") == ["2018-12-24", "2020-04-29", "339"]
     later = daily(
         ("AAPL", "2018-11-01", "2020-05-29", 150.0), ("WTW", "2018-11-01", "2020-05-29", 150.0)
     )
     market = built(tmp_path, later, tickers_as_of="2023-01-03")
-    assert days_of(market, "WTW") == ["2018-12-24", "2020-04-29", "339"]
+    assert split_by_day(market, "WTW") == ["2018-12-24", "2020-04-29", "339"]
 
 
 def test_letters_that_change_hands_are_two_symbols(tmp_path):
@@ -135,9 +135,9 @@ def test_letters_that_change_hands_are_two_symbols(tmp_path):
     whole = table[table.ticker == "FOXA"].set_index("ts").close
     assert prices(market, "TFCFA").tolist() == pytest.approx(whole[:"2019-03-18"].tolist())
     assert prices(market, "FOXA").tolist() == pytest.approx(whole["2019-03-19":].tolist())
-    assert days_of(market, "TFCFA")[1] == "2019-03-18"
+    assert split_by_day(market, "TFCFA")[1] == "2019-03-18"
     # It trades from 2019-03-19 on, and is bought once its features have enough history.
-    assert days_of(market, "FOXA")[0] == "2019-03-25"
+    assert split_by_day(market, "FOXA")[0] == "2019-03-25"
 
 
 def test_a_wanted_symbol_keeps_its_name_and_nobody_is_a_member_before_the_table(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from fintrader.bars.bars import MINUTE_NS, concat
 from fintrader.bars.calendar import session_date, session_grid
-from fintrader.bars.evidence import SessionEvidence, days_of, has_opening_prints
+from fintrader.bars.evidence import SessionEvidence, has_opening_prints, split_by_day
 from fintrader.bars.sources.bar_files import read_files
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import BarError, DataError
@@ -202,7 +202,7 @@ def test_every_misread_real_symbol_is_refused_and_no_good_one(path):
         evidence.examine(one)
         if number % 7:
             continue
-        assert not has_opening_prints(days_of(one, grid))
+        assert not has_opening_prints(split_by_day(one, grid))
         for share in (0.003, 0.05):
             SessionEvidence(grid, 1).examine(one.take(random.random(len(one)) < share))
         for change in misread:

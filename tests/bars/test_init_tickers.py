@@ -21,7 +21,13 @@ import yaml
 from fintrader.bars.calendar import session_grid
 from fintrader.bars.sources.alpaca import Alpaca
 from fintrader.bars.sources.crypto import Ccxt
-from fintrader.bars.sources.tickers import EXCHANGES, calendar_of, is_path, read_pair, read_tickers
+from fintrader.bars.sources.tickers import (
+    EXCHANGES,
+    find_ticker_calendar,
+    is_path,
+    read_pair,
+    read_tickers,
+)
 from fintrader.bars.sources.vendor import RateLimit, VendorFeed
 from fintrader.bars.sources.vendor_settings import AlpacaSettings
 from fintrader.bars.sources.yahoo import Yahoo
@@ -163,7 +169,7 @@ def refused(*words):
     return line
 
 
-def data_of(path):
+def resolve_data(path):
     return yaml.safe_load(Path(path).read_text())["data"]
 
 
@@ -182,7 +188,7 @@ def test_tickers_become_a_configuration_whose_market_requests_nothing(yahoo_of):
     assert "to be downloaded: 3 tickers, 27" in out
     assert re.search(r"prices +yahoo +sure +adjusted for splits", out)
     assert "`fintrader run aapl-msft-brk.b.yaml` goes from these bars to a backtest" in out
-    data = data_of("aapl-msft-brk.b.yaml")
+    data = resolve_data("aapl-msft-brk.b.yaml")
     assert data["universe"] == {"symbols": ["AAPL", "MSFT", "BRK.B"]}
     assert data["source"] == {"kind": "yahoo", "bar_minutes": 1440}
     assert (data["calendar"], data["bar_minutes"]) == ("XNAS", 390)
@@ -262,7 +268,7 @@ def test_minutes_of_alpaca_come_by_month_and_reach_a_market(alpaca_of):
     out = done("init", "AAPL", "BRK-B", "--from", "alpaca", "--days", "40", "--bar-minutes", "1")
     assert re.search(r"prices +alpaca +sure +as traded", out)
     assert {one["symbols"] for one in fake.requests} == {"AAPL,BRK.B"}  # Alpaca's spelling
-    data = data_of("aapl-brk-b.yaml")
+    data = resolve_data("aapl-brk-b.yaml")
     assert (data["bar_minutes"], data["source"]["bar_minutes"]) == (5, 1)
     requests_nothing(fake, "aapl-brk-b.yaml")
 
@@ -468,10 +474,14 @@ def test_words_are_read_as_users_write_them():
 def test_endings_name_calendars_that_exist():
     tickers = "005930.KS 7203.T RELIANCE.NS 0700.HK SAP.DE VOD.L BTC-USD EURUSD=X GC=F AAPL BRK.B"
     calendars = "XKRX XTKS XBOM XHKG XETR XLON 24/7 24/5 CMES XNAS XNAS"
-    found = [calendar_of(ticker, is_daily=True) for ticker in tickers.split()]
+    found = [find_ticker_calendar(ticker, is_daily=True) for ticker in tickers.split()]
     assert found == calendars.split()
-    assert calendar_of("EURUSD=X", is_daily=False) == "FX"
-    assert calendar_of("^N225", is_daily=True) is calendar_of("X.QQ", is_daily=True) is None
+    assert find_ticker_calendar("EURUSD=X", is_daily=False) == "FX"
+    assert (
+        find_ticker_calendar("^N225", is_daily=True)
+        is find_ticker_calendar("X.QQ", is_daily=True)
+        is None
+    )
     for calendar in {*EXCHANGES.values()}:
         session_grid(calendar, dt.date(2024, 1, 2), dt.date(2024, 2, 2))
 
@@ -550,7 +560,7 @@ def test_the_members_of_an_index_come_by_date_and_the_papers_configuration_runs_
     assert fake.requests == []
     out = done(*words)
     assert re.search(r"without bars +\d+ +sure", out)
-    data = data_of("nasdaq100.yaml")
+    data = resolve_data("nasdaq100.yaml")
     assert data["universe"] == {"members": "nasdaq100"}
     assert data["source"] == {"kind": "alpaca", "bar_minutes": 1}
     assert "6 symbols" in requests_nothing(fake, "nasdaq100.yaml")
@@ -583,7 +593,7 @@ def test_daily_bars_of_another_index_come_from_yahoo(yahoo_of):
     asked = {one["ticker"] for one in fake.requests}
     assert len(asked) == 5  # of an unknown ticker, yfinance requests only the zone
     requests_nothing(fake, "dow30.yaml")
-    assert data_of("dow30.yaml")["source"]["bar_minutes"] == 1440
+    assert resolve_data("dow30.yaml")["source"]["bar_minutes"] == 1440
     planned = done("init", "--index", "sp500", "--days", "150", "--print")
     assert int(re.search(r"(\d+) tickers", planned)[1]) > 450
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.bars.calendar import timezone_of
+from fintrader.bars.calendar import find_exchange_timezone
 from fintrader.bars.detect import choose_kind, detect
 from fintrader.bars.sources.listing import list_files
 from fintrader.errors import BarError
@@ -882,7 +882,7 @@ def hours_of(calendar, zone):
 def test_bars_of_full_hours_may_begin_before_the_open(calendar, zone, label, tmp_path):
     """Stooq's and most brokers' hours, of sessions that open at half past nine: 9:00 is the first
     bar."""
-    frame = hours_of(calendar, timezone_of(calendar))
+    frame = hours_of(calendar, find_exchange_timezone(calendar))
     written = frame.tz_convert(zone).tz_localize(None)
     written.index += pd.Timedelta(hours=int(label == "end"))
     written.rename_axis("Date").to_csv(tmp_path / "ABCD.csv")

@@ -17,7 +17,7 @@ import fintrader
 from fintrader import EnvSettings
 from fintrader.backtesting import simulate
 from fintrader.backtesting.assessment import assess
-from fintrader.backtesting.look_record import bars_of
+from fintrader.backtesting.look_record import identify_bars
 from fintrader.errors import ReturnsError
 from fintrader.files import hash_file
 from fintrader.market.tensors import Windows
@@ -125,7 +125,7 @@ def judge_backtest(ledger):
     index = pd.Series(close.mean(axis=1), pd.DatetimeIndex(market.timestamps()))
     index = index.pct_change().iloc[1:].set_axis(days) + 0.001 * RNG.standard_normal(119)
     own = pd.Series(0.01 * RNG.standard_normal(119), days)
-    return after(file(own, index), look("a", bars_of([market])))(ledger)
+    return after(file(own, index), look("a", identify_bars([market])))(ledger)
 
 
 # --- files ----------------------------------------------------------------------------------------

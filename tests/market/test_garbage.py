@@ -6,7 +6,7 @@ import pytest
 from fintrader.cli import main
 from fintrader.files import write_json
 from fintrader.market.build import build_market
-from fintrader.market.data_config import load_data_config, markets_of
+from fintrader.market.data_config import load_data_config, open_markets
 from fintrader.market.inspect import check_stored_files
 from fintrader.results.verify import list_problems
 from fintrader.storage import lease
@@ -115,7 +115,7 @@ def made_with_store(home, name, seed):
     config = home / f"{name}.yaml"
     config.write_text(BODY.format(home=home, path=path) + f"  store: {store}/.bars\nstore: {store}")
     loaded = load_data_config(config)
-    build_market(loaded.data, cache=home / "tensors", markets=markets_of(loaded))
+    build_market(loaded.data, cache=home / "tensors", markets=open_markets(loaded))
     return config
 
 

@@ -19,7 +19,7 @@ from fintrader.errors import (
 )
 from fintrader.market.build import build_market
 from fintrader.market.settings import DataSettings
-from fintrader.results.formatting import opening_of, title_of
+from fintrader.results.formatting import choose_opening, format_title
 from fintrader.verdict.looks import HOME, Ledger
 from tests.engines.runs import TINY
 from tests.factories import make_market
@@ -101,13 +101,13 @@ def test_backtests_are_a_mapping_that_prints_the_papers_table(tests, market):
         returned, share = (
             tests[name].metrics[key] for key in ("cumulative_return", "invested_share")
         )
-        assert line.startswith(title_of(name))
+        assert line.startswith(format_title(name))
         assert f"{returned:.2%}".replace("%", " %") in line
-        assert beside.startswith(title_of(name))
+        assert beside.startswith(format_title(name))
         assert share is None or f"{share:.2%}".replace("%", " %") in beside
     assert max(map(len, lines)) <= 100
     html = tests._repr_html_()
-    assert all(title_of(name) in html for name in tests)
+    assert all(format_title(name) in html for name in tests)
     again = simulate(equal, market.split().test, EnvSettings(), name="equal")
     assert (again.equity == tests["equal"].equity).all()
     with pytest.raises(KeyError, match="there are equal, buy_and_hold"):
@@ -130,7 +130,7 @@ def test_backtests_draw_and_list_everything(tests):
 def test_the_report_is_the_page_with_the_verdict(tests, tmp_path):
     path = tests.report(tmp_path / "deep" / "x.html", trials=8)
     text = path.read_text()
-    told = opening_of(tests.judge(trials=8))
+    told = choose_opening(tests.judge(trials=8))
     assert told.headline == "Too short to tell"
     assert 0 < text.index(told.headline) < text.index(told.why)
     assert "8 trials" in text
@@ -414,14 +414,14 @@ def test_what_is_no_run_is_said(tmp_path, values):
 
 
 def test_overrides_change_one_setting_and_another_kind_stands_alone(values):
-    from fintrader.pipeline.config import configured
+    from fintrader.pipeline.config import configure
 
-    config = configured(
+    config = configure(
         values, {"tournament": {"pods": 9}, "agent": {"algo": "sac", "batch_size": 32}}
     )
     assert (config.tournament.pods, config.tournament.workers) == (9, 1)
     assert config.agent == agents.SAC(batch_size=32)
-    again = configured(config, {"agent": agents.PPO(), "seed": 5})
+    again = configure(config, {"agent": agents.PPO(), "seed": 5})
     assert again.agent == agents.PPO()
     assert (again.seed, again.tournament.pods) == (5, 9)
-    assert configured(config, {}) is config
+    assert configure(config, {}) is config

@@ -36,7 +36,7 @@ def earlier(tmp_path_factory):
     )
 
 
-def configured(folder, earlier, **changes):
+def configure(folder, earlier, **changes):
     return load_config(
         write_config(
             folder, **({"tournament": ONE, "from_run": str(earlier), "name": "new"} | changes)
@@ -50,7 +50,7 @@ def snapshot_of(run, pod):
 
 
 def test_the_first_pods_start_from_the_earlier_leaderboard(earlier, tmp_path):
-    config = configured(tmp_path, earlier, tournament=SMALL | {"pods": 3})
+    config = configure(tmp_path, earlier, tournament=SMALL | {"pods": 3})
     run = run_tournament(config)
     best = read_pods(earlier / "leaderboard.sqlite")
     ranked = [row.pod for row in sorted(best, key=lambda row: -row.score)]
@@ -76,8 +76,8 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier, tmp_path):
 @pytest.mark.slow
 def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(earlier, tmp_path):
     source = Path(shutil.copytree(earlier, tmp_path / "source" / "old"))
-    expected = run_tournament(configured(tmp_path, source))
-    config = configured(tmp_path, source, name="struck")
+    expected = run_tournament(configure(tmp_path, source))
+    config = configure(tmp_path, source, name="struck")
     for moment in ("snapshots/*.safetensors", "inherited.json", "pods/*/spec.json"):
         with pytest.raises(Struck), struck_when(moment):
             run_tournament(config)
@@ -101,7 +101,7 @@ def test_ended_anywhere_the_same_call_goes_on_without_the_earlier_run(earlier, t
 def test_other_symbols_start_from_what_was_learned(earlier, tmp_path):
     """Of another market the statistics are moved, and nothing else; `mlp` is refused."""
     source = TINY["data"]["source"] | {"num_symbols": 6, "seed": 5}
-    run = run_tournament(configured(tmp_path, earlier, data={"source": source}))
+    run = run_tournament(configure(tmp_path, earlier, data={"source": source}))
     known = WarmStart.read(RunFolder(run))
     pod = known.entries[0].spec.pod.partition(":")[2]
     taken = load_file(
@@ -129,10 +129,10 @@ def refused(config):
 @pytest.mark.slow
 def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier, tmp_path):
     def tried(name, **changes):
-        return refused(configured(tmp_path / name, earlier, **changes))
+        return refused(configure(tmp_path / name, earlier, **changes))
 
     assert "no finished pods" in tried("nothing", from_run=str(tmp_path / "nowhere"))
-    run_tournament(configured(tmp_path / "nothing", earlier))  # a slip can be mended in place
+    run_tournament(configure(tmp_path / "nothing", earlier))  # a slip can be mended in place
     assert "other settings (from_run" in tried("nothing", from_run=str(tmp_path / "nowhere"))
     names = {"names": ["return_1", "rsi_30"]}
     assert "feature names" in tried("features", data=TINY["data"] | {"features": names})
@@ -144,7 +144,7 @@ def test_what_cannot_be_started_from_is_refused_in_a_sentence(earlier, tmp_path)
     )
     assert "would not be held out" in tried("sooner", data={"start": "2018-01-02"})
     with pytest.raises(ConfigError, match="starts no tournament"):
-        train_one(configured(tmp_path / "train", earlier))
+        train_one(configure(tmp_path / "train", earlier))
 
 
 def test_learners_that_are_judged_on_blocks_they_have_not_seen_start_from_no_other_run(
@@ -152,7 +152,7 @@ def test_learners_that_are_judged_on_blocks_they_have_not_seen_start_from_no_oth
 ):
     folds = ONE | {"validation_folds": 2}
     with pytest.raises(TournamentError, match="have seen the blocks"):
-        run_tournament(configured(tmp_path / "a", earlier, tournament=folds))
+        run_tournament(configure(tmp_path / "a", earlier, tournament=folds))
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_a_pod_goes_on_from_the_learner_who_saw_everything(tmp_path):
     earlier = run_tournament(
         load_config(write_config(tmp_path / "old", tournament=folds, name="old"))
     )
-    run = run_tournament(configured(tmp_path / "new", earlier))
+    run = run_tournament(configure(tmp_path / "new", earlier))
     there = snapshot_of(earlier, "p0000")
     spec = RunStore(RunFolder(run)).read_specs()["p0000"]
     assert spec.parent == "old:p0000"

@@ -13,10 +13,10 @@ from fintrader.pipeline.reproduction import (
     check_report,
     compare_metrics,
     compare_origin,
-    config_from,
+    read_stored_config,
 )
 from fintrader.pipeline.run_stages import run
-from fintrader.report.recipe import element, made_by, read_record
+from fintrader.report.recipe import describe_software, element, read_record
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.verify import list_problems
 from tests.engines.runs import TINY, fintrader, write_config
@@ -69,7 +69,7 @@ def test_a_report_carries_everything_it_was_made_from(finished, report):
     assert recipe["config"] == select_portable(load_config(finished / "config.yaml"))
     assert "runs_dir" not in recipe["config"]
     assert str(finished.parent) not in element(record)
-    assert {name: recipe[name] for name in made_by()} == made_by()
+    assert {name: recipe[name] for name in describe_software()} == describe_software()
     assert record["market"]["source"]["kind"] == "synthetic"
     assert record["market"]["calendar"] == "XNAS"
     assert record["market"]["build_version"] >= 7
@@ -143,9 +143,9 @@ def test_what_a_stranger_wrote_is_checked(report, tmp_path, monkeypatch):
             changed(report, recipe={**record["recipe"], "config": {**config, "colour": "red"}})
         )
     with pytest.raises(ReportError, match="must not set runs_dir"):
-        config_from({**config, "runs_dir": "/etc"}, "it", allow_code=False)
+        read_stored_config({**config, "runs_dir": "/etc"}, "it", allow_code=False)
     with pytest.raises(ReportError, match="made in Python"):
-        reproduce(changed(report, recipe=made_by()))
+        reproduce(changed(report, recipe=describe_software()))
     with pytest.raises(ReportError, match="record is damaged"):
         reproduce(changed(report, recipe={**record["recipe"], "verb": "rm"}))
     with pytest.raises(ReportError, match="another version"):
@@ -178,7 +178,7 @@ def test_numbers_are_compared_as_closely_as_code_and_machine_allow():
 
 
 def test_another_machine_or_version_is_named():
-    here = made_by()
+    here = describe_software()
     clean = {**here, "dirty": False}
     assert [said for said in compare_origin(clean) if "uncommitted" not in said] == []
     old = {**clean, "commit": "f" * 40, "versions": {**here["versions"], "torch": "1.0"}}

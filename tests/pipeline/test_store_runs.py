@@ -162,7 +162,7 @@ def test_the_bars_and_the_disk_are_gone(tmp_path, capsys):
 
 def test_a_vendors_bars_are_kept_in_the_store(tmp_path):
     from fintrader.config import validate
-    from fintrader.market.data_config import data_of
+    from fintrader.market.data_config import resolve_data
     from fintrader.market.settings import DataSettings
 
     config = load_config(write(tmp_path, store="s3://bucket/runs"))
@@ -171,10 +171,12 @@ def test_a_vendors_bars_are_kept_in_the_store(tmp_path):
         {"source": {"kind": "yahoo"}, "start": "2016-01-01", "universe": {"symbols": ["A"]}},
         "test",
     )
-    assert data_of(config.model_copy(update={"data": vendor})).store == "s3://bucket/runs/.bars"
+    assert (
+        resolve_data(config.model_copy(update={"data": vendor})).store == "s3://bucket/runs/.bars"
+    )
     named = vendor.model_copy(update={"store": "s3://bucket/mine"})
-    assert data_of(config.model_copy(update={"data": named})).store == "s3://bucket/mine"
-    assert data_of(config).store is None
+    assert resolve_data(config.model_copy(update={"data": named})).store == "s3://bucket/mine"
+    assert resolve_data(config).store is None
 
 
 @pytest.mark.slow

@@ -147,13 +147,13 @@ def the_ledgers_end(run):
 
 def the_result_and_its_seal(run):
     """Edited, and sealed anew as fintrader itself seals."""
-    from fintrader.results.backtest_files import hashes_of, make_seal, read_seal
+    from fintrader.results.backtest_files import hash_files, make_seal, read_seal
     from fintrader.results.folders import Folder
 
     home = run / "backtest"
     look = read_seal(Folder(home.resolve()))["look"]
     values("backtest/metrics.json", ensemble={"sharpe": 9.0})(run)
-    (home / "seal.json").write_bytes(make_seal(hashes_of(home), look))
+    (home / "seal.json").write_bytes(make_seal(hash_files(home), look))
 
 
 def the_whole_ledger(run):

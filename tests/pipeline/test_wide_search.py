@@ -15,12 +15,12 @@ from tests import ROOT
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 
-def configured(**more):
+def configure(**more):
     return RunConfig.model_validate(load_config(QUICKSTART).model_dump(mode="json") | more)
 
 
 def test_every_algorithm_begins_and_can_have_every_drawn_setting():
-    config = widen(configured())
+    config = widen(configure())
     race = config.tournament
     assert (race.order, race.pods) == ("halving", 42)
     scheduler = make_scheduler(race)
@@ -41,7 +41,7 @@ def test_others_share_what_the_configuration_changes():
     agent = {"algo": "ppo", "learning_rate": 0.01, "weight_decay": 0.5, "update_epochs": 9}
     agent["network"] = {"hidden": [7]}
     searched = {"noise": {"low": 0.5, "high": 0.6}, "weight_decay": {"low": 0.1, "high": 0.2}}
-    config = widen(configured(agent=agent, tournament={"pods": 100, "search": searched}))
+    config = widen(configure(agent=agent, tournament={"pods": 100, "search": searched}))
     ppo, *others = config.agents
     assert (ppo.update_epochs, ppo.learning_rate) == (9, 0.01)
     assert {other.weight_decay for other in others} == {0.5}
@@ -54,10 +54,10 @@ def test_others_share_what_the_configuration_changes():
 
 
 def test_listed_algorithms_stay_and_a_gradient_is_not_asked_of_limits():
-    listed = widen(configured(agent=[{"algo": "ppo"}, {"algo": "sac"}]))
+    listed = widen(configure(agent=[{"algo": "ppo"}, {"algo": "sac"}]))
     assert [agent.algo for agent in listed.agents] == ["ppo", "sac"]
     assert listed.tournament.pods == 25
-    resting = widen(configured(env={"action": "limit"}))
+    resting = widen(configure(env={"action": "limit"}))
     assert [agent.algo for agent in resting.agents] == [
         algo for algo in ALGORITHMS if algo != "apg"
     ]
@@ -67,7 +67,7 @@ def test_listed_algorithms_stay_and_a_gradient_is_not_asked_of_limits():
     "agent", [{"algo": "ppo", "learners": 2}, {"algo": "sac", "pipeline": True}]
 )
 def test_settings_that_only_some_algorithms_have_stay_with_theirs(agent):
-    first, *others = widen(configured(agent=agent)).agents
+    first, *others = widen(configure(agent=agent)).agents
     assert first.model_dump().items() >= agent.items()
     assert {(other.learners, other.pipeline) for other in others} == {(1, False)}
 

@@ -141,7 +141,7 @@ def test_survivorship_and_costs_in_words(stored):
         -47.88: "; it made no profit even before costs.",
     }.items():
         changed = replace(own, break_even_cost_bps=bps)
-        shown = SimpleNamespace(context=stored.context, metrics_of={"ensemble": changed}.get)
+        shown = SimpleNamespace(context=stored.context, find_metrics={"ensemble": changed}.get)
         assert describe_costs(shown, "ensemble").endswith(end)
 
 

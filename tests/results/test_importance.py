@@ -5,7 +5,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.results.importance import MIN_PODS, importance, levels, settings_of, shares
+from fintrader.results.importance import (
+    MIN_PODS,
+    importance,
+    levels,
+    list_searched_settings,
+    shares,
+)
 
 
 def race(size, seed=0, planted="", noise=1.0, **more):
@@ -109,7 +115,7 @@ def test_settings_that_did_not_vary_or_that_only_some_have_are_named_apart():
 
 def test_the_algorithm_is_a_setting_where_several_race():
     pods = race(40)
-    assert "algo" not in settings_of(pods)[0]
+    assert "algo" not in list_searched_settings(pods)[0]
     pods["algo"] = ["ppo", "sac"] * 20
     pods["score"] = pods["score"] + 4.0 * (pods["algo"] == "sac")
     found = importance(pods)

@@ -10,7 +10,7 @@ pytest.importorskip("streamlit")
 from fintrader import cli
 from fintrader.report.html import render_report
 from fintrader.report.run_comparison import render_comparison
-from fintrader.results.formatting import PAPER_COLUMNS, statistic, title_of
+from fintrader.results.formatting import PAPER_COLUMNS, format_title, statistic
 from fintrader.results.run import Run
 from fintrader.results.sections import BacktestView, present_backtest, present_periods
 from fintrader_app import tables
@@ -65,7 +65,7 @@ def test_a_run_prints_the_papers_table_of_the_report(template, stored, sections)
     run = Run(template / "runs" / "demo")
     paper = next(section for section in sections if section.key == "baselines").tables[0]
     rows = {row.cells[0]: row.cells[1:] for row in paper.rows}
-    assert list(rows) == [title_of(name) for name in stored.strategies]
+    assert list(rows) == [format_title(name) for name in stored.strategies]
     printed = {
         cells[0]: tuple(cells[1:])
         for line in repr(run).split("Against")[0].splitlines()

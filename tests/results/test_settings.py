@@ -8,7 +8,13 @@ import yaml
 from fintrader.config import dump_yaml, merge_values
 from fintrader.pipeline import defaults
 from fintrader.pipeline.config import RunConfig, load_config
-from fintrader.results.settings import DEFAULTS, changed, differing, settings_of, text_of
+from fintrader.results.settings import (
+    DEFAULTS,
+    changed,
+    differing,
+    format_setting,
+    read_run_settings,
+)
 
 RATE = {"low": 3e-5, "high": 3e-3, "log": True}
 
@@ -74,7 +80,7 @@ def test_what_differs_from_the_default_is_marked(changes, expected):
 def test_shipped_configurations_have_no_unknown_setting():
     for name in ("quickstart", "podracer", "walkforward_us14"):
         config = yaml.safe_load(dump_yaml(load_config(name)))
-        assert all(one.known for one in settings_of(config).values()), name
+        assert all(one.known for one in read_run_settings(config).values()), name
 
 
 def test_an_old_runs_fields_that_are_no_longer_known_are_named_and_not_called_changed():
@@ -116,4 +122,4 @@ def test_only_what_differs_stands_in_the_table_of_several_runs():
 def test_values_stand_as_in_yaml():
     values = (None, True, 3e-5, 20.0, "x: y", [1, 2.5], [], 1e6, {"low": 0, "log": False})
     told = ["null", "true", "3e-05", "20", "x: y", "[1, 2.5]", "[]", "1000000", "{low: 0}"]
-    assert [text_of(value) for value in values] == told
+    assert [format_setting(value) for value in values] == told

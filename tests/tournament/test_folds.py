@@ -12,7 +12,7 @@ from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings
 from fintrader.errors import ConfigError
 from fintrader.market.tensors import MarketTensors, Windows
-from fintrader.pipeline.evaluation import shrinkage_of
+from fintrader.pipeline.evaluation import read_shrinkage
 from fintrader.records import to_json
 from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import read_ensemble
@@ -169,7 +169,7 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path):
     assert isinstance(policy, EnsemblePolicy)
     assert len(policy.members) == len(result.members)
     assert {one.head.settings.tilt_scale for one in policy.members} == {shrinkage.tilt_scale}
-    assert shrinkage_of([run]) == (to_json(shrinkage),)
+    assert read_shrinkage([run]) == (to_json(shrinkage),)
     specs = RunStore(run).read_specs()
     assert {spec.folds for spec in specs.values()} == {3}
     # the mean over pods, each shrunk

@@ -10,11 +10,11 @@ import streamlit as st
 from streamlit.column_config import DatetimeColumn, NumberColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
-from fintrader.numerals import count, number_of, percent, usd
+from fintrader.numerals import count, format_count, percent, usd
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import duration, title_of
+from fintrader.results.formatting import duration, format_title
 from fintrader.results.history import round_trips
 from fintrader.results.run import Summary
 from fintrader.results.sections import (
@@ -179,7 +179,7 @@ def pick_strategies(
             "Compare with",
             rest,
             selection_mode="multi",
-            format_func=title_of,
+            format_func=format_title,
             key=key,
             label_visibility="collapsed",
         )
@@ -207,7 +207,7 @@ def offer_report(folder: Folder) -> None:
 @st.cache_data(max_entries=8, show_spinner=False)
 def find_lots(version: Hashable, main: str, _stored: StoredBacktest) -> pd.DataFrame:
     """Find the closed lots of a strategy, the newest first."""
-    return round_trips(_stored.trades_of(main)).iloc[::-1]
+    return round_trips(_stored.select_trades(main)).iloc[::-1]
 
 
 def list_lots(view: BacktestView, version: Hashable) -> None:
@@ -237,7 +237,7 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
 
 
 def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
-    mine = stored.trades_of(main)
+    mine = stored.select_trades(main)
     if mine.empty:
         raise NotThereError(f"{human(main)} made no trade")
     counts = mine["symbol"].astype(str).value_counts()
@@ -247,7 +247,7 @@ def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
             "Symbol, most traded first",
             list(counts.index),
             "symbol",
-            format_func=lambda name: f"{name} · {number_of(counts[name], 'fill')}",
+            format_func=lambda name: f"{name} · {format_count(counts[name], 'fill')}",
         )
     shown = mine[mine["symbol"] == symbol]
     days = shown["fill_time"].dt.tz_convert(stored.market_timezone).dt.strftime("%Y-%m-%d")
@@ -259,13 +259,13 @@ def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
         "Candle",
         [1, 5, 15, 60],
         default=5,
-        format_func=lambda bars: number_of(bars, "bar"),
+        format_func=lambda bars: format_count(bars, "bar"),
         key="candle",
     )
     with guarded():
         draw_prices(stored, run, symbol, day, every or 5, shown)
     st.caption(
-        f"{number_of(len(shown), 'fill')} of {plain(symbol)}:"
+        f"{format_count(len(shown), 'fill')} of {plain(symbol)}:"
         f" {usd(shown['notional_usd'].sum())} traded, {usd(shown['cost_usd'].sum())} costs"
     )
     list_fills(shown, stored.timezone)
@@ -294,9 +294,9 @@ def explore_decision(stored: StoredBacktest) -> None:
             " brackets the target weight; blue raised it, red lowered it."
         )
     charts.show(figures.decision_figure(found, k), "decisions_one")
-    fills = stored.trades_of(found.strategy)
+    fills = stored.select_trades(found.strategy)
     fills = fills[stored.minutes[fills["decision_bar"]] == found.times[k]]
-    st.caption(f"{number_of(len(fills), 'fill')} of its orders")
+    st.caption(f"{format_count(len(fills), 'fill')} of its orders")
     if len(fills):
         list_fills(fills, zone)
 
@@ -319,7 +319,7 @@ def draw_prices(
         rows = slice(int(begin), int(end) + 1)
     else:
         rows = market.rows(day)
-    about = f"Candles of {number_of(every, 'traded bar')}."
+    about = f"Candles of {format_count(every, 'traded bar')}."
     most = every * MOST_CANDLES
     cut = ""
     if rows.stop - rows.start > most:

@@ -15,7 +15,7 @@ from fintrader.numerals import DASH
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
-from fintrader.results.formatting import format_metric, statistic, title_of
+from fintrader.results.formatting import format_metric, format_title, statistic
 from fintrader.results.sections import BacktestView
 from fintrader.results.sections.comparison import present_comparison
 from fintrader_app import artifacts, charts, tables
@@ -125,8 +125,10 @@ def list_differences(lines: dict[str, Contender]) -> None:
     """List metrics of each strategy, and their differences from a chosen one."""
     heading("Metrics")
     base = st.selectbox("Differences from", list(lines), key=f"compare_base_{len(lines)}")
-    values = {name: line.backtest.metrics_of(line.strategy) for name, line in lines.items()}
-    portfolios = {name: title_of(line.backtest.portfolio or DASH) for name, line in lines.items()}
+    values = {name: line.backtest.find_metrics(line.strategy) for name, line in lines.items()}
+    portfolios = {
+        name: format_title(line.backtest.portfolio or DASH) for name, line in lines.items()
+    }
     rows = [{"Metric": "Benchmark portfolio", **portfolios}]
     for key in KEYS:
         row = {"Metric": tables.find_title(key)}

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from fintrader.numerals import count, number_of, score
+from fintrader.numerals import count, format_count, score
 from fintrader.results import figures
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.sections import (
@@ -63,7 +63,7 @@ def show_lookahead(folder: Folder) -> None:
     leaks, alarms, trusted, unproved = (list_entries(report.get(name)) for name in names)
     if leaks:
         st.error(
-            f"The check found {number_of(len(leaks), 'leak')} of the future.",
+            f"The check found {format_count(len(leaks), 'leak')} of the future.",
             icon=":material/error:",
         )
         table({"Leak": leaks}, "honesty_leaks")

@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.metrics import find_session_ends
-from fintrader.numerals import count, number_of, percent
+from fintrader.numerals import count, format_count, percent
 from fintrader.results import figures
 from fintrader.results.figures.style import escape_label
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
@@ -63,7 +63,7 @@ def describe_market(market: Market) -> str:
     days = list(market.days().index)
     traded = percent(measure_traded_share(market), 1)
     return (
-        f"{number_of(len(market.symbols), 'symbol')}, {number_of(len(days), 'session')} from"
+        f"{format_count(len(market.symbols), 'symbol')}, {format_count(len(days), 'session')} from"
         f" {days[0]} to {days[-1]}; {traded} of the bars have a trade."
     )
 
@@ -248,7 +248,7 @@ def plot_heatmap(
         hovertemplate="%{y}, %{x}: %{z:" + form + "}<extra></extra>",
         **look,
     )
-    charts.framed(figure)
+    charts.frame_figure(figure)
     figure.update_yaxes(autorange="reversed", type="category", showgrid=False, nticks=40)
     return figure.update_xaxes(type="category", nticks=40)
 
@@ -301,7 +301,7 @@ def show_findings(market: Market) -> None:
         st.success("No fault was found in the bars.")
         return
     figure = go.Figure().add_bar(x=list(kinds.values()), y=list(kinds), orientation="h")
-    charts.framed(figure, x_title="faults", height=90 + 26 * len(kinds))
+    charts.frame_figure(figure, x_title="faults", height=90 + 26 * len(kinds))
     charts.show(figure, "market_kinds")
     faults = [fault for fault in report.get("faults") or [] if isinstance(fault, dict)][:2000]
     table(pd.DataFrame(faults).astype(str), "market_faults", height=320)

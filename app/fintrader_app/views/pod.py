@@ -11,7 +11,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.config import flatten_values
-from fintrader.numerals import DASH, count, number, number_of, score
+from fintrader.numerals import DASH, count, format_count, number, score
 from fintrader.results.catalogue import CATALOGUE
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration, format_metric
@@ -58,7 +58,7 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
         others = choose_several("Compare with", rest, "pods", [], MOST_PODS - 1)
     chosen = select_pod(by_name, name)
     with answer:
-        place = f"number {order.index(name) + 1} of {number_of(len(order), 'pod')}"
+        place = f"number {order.index(name) + 1} of {format_count(len(order), 'pod')}"
         draw_answer(f"{describe_pod(chosen)}: {place}. {artifacts.describe_score(main)}")
 
     def draw() -> None:
@@ -183,7 +183,7 @@ def show_settings(pod: pd.Series[Any], by_name: pd.DataFrame) -> None:
     if parent:
         rows.sort(key=lambda row: not row["Changed"])
         changed = sum(bool(row["Changed"]) for row in rows)
-        st.caption(f"Child of {plain(parent)}, with {number_of(changed, 'other value')}")
+        st.caption(f"Child of {plain(parent)}, with {format_count(changed, 'other value')}")
     else:
         st.caption("A founder: it started from fresh weights")
     table(rows, "pod_settings", height=360)

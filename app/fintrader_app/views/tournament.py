@@ -9,11 +9,11 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from fintrader.numerals import DASH, count, number_of, score, short_count
+from fintrader.numerals import DASH, count, format_count, score, short_count
 from fintrader.records import to_json
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
 from fintrader.results.formatting import duration
-from fintrader.results.importance import ALGORITHM, settings_of
+from fintrader.results.importance import ALGORITHM, list_searched_settings
 from fintrader.results.run import Summary
 from fintrader.results.tournament_events import LossEvent, TournamentEvent, select_events
 from fintrader_app import artifacts, charts, race, search, tables
@@ -176,7 +176,7 @@ def show_lost_pods(events: list[TournamentEvent]) -> None:
     ]
     if rows:
         st.caption(
-            f"{number_of(len(lost), 'attempt')} lost; lost pods are started again within the limit"
+            f"{format_count(len(lost), 'attempt')} lost; lost pods are started again within the limit"
             " of retries"
         )
         table(rows, "race_lost", height="content")
@@ -196,7 +196,7 @@ def show_drift(pods: pd.DataFrame, version: tuple[object, ...]) -> None:
 def show_search(pods: pd.DataFrame, logs: frozenset[str], version: tuple[object, ...]) -> None:
     """Show how settings relate to the score (importance, slices, parallel coordinates), for all
     algorithms or for one."""
-    if not any(settings_of(pods)):
+    if not any(list_searched_settings(pods)):
         return
     heading("Settings and score")
     algos = sorted(pods[ALGORITHM].dropna().unique())

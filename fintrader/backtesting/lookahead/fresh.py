@@ -26,8 +26,8 @@ from typing import Any, Self
 from pydantic import TypeAdapter
 
 from fintrader import errors
-from fintrader.backtesting.lookahead.views import View, ViewFeed, settings_of
-from fintrader.bars.calendar import session_date, timezone_of
+from fintrader.backtesting.lookahead.views import View, ViewFeed, derive_settings
+from fintrader.bars.calendar import find_exchange_timezone, session_date
 from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.config import load_object
 from fintrader.errors import BacktestError, FintraderError
@@ -118,7 +118,7 @@ class FreshBuilds:
         for job, answer in zip(jobs, self._ask(jobs=jobs)["answers"], strict=True):
             self.opened |= answer.get("opened", {})
             path = Path(job["folder"]) / "market.safetensors"
-            markets.append(_error_of(answer) or MarketTensors.load(path))
+            markets.append(_make_error(answer) or MarketTensors.load(path))
             shutil.rmtree(job["folder"])  # the market stays mapped
         return markets
 
@@ -133,13 +133,13 @@ class FreshBuilds:
             raise BacktestError(
                 "the process that builds views ended; was its memory used up?"
             ) from None
-        error = _error_of(answer)
+        error = _make_error(answer)
         if error is not None:
             raise error
         return answer
 
 
-def _error_of(answer: Mapping[str, Any]) -> FintraderError | None:
+def _make_error(answer: Mapping[str, Any]) -> FintraderError | None:
     kind: type[FintraderError] = getattr(errors, answer.get("type", ""), BacktestError)
     return kind(answer["error"]) if "error" in answer else None
 
@@ -187,7 +187,7 @@ class _Server:
         # Prepare compiled code, the calendar and the grid once for all forks, since they take a
         # second. Build nothing of the market itself.
         make_market(DataSettings(source=SyntheticSettings(num_symbols=2, num_sessions=20)))
-        timezone_of(calendar)
+        find_exchange_timezone(calendar)
         lay_grid(self.settings, (first, last), self.settings.bar_minutes)
         gc.freeze()
 
@@ -203,7 +203,7 @@ class _Server:
             logging.disable()
             warnings.simplefilter("ignore")
         try:
-            settings = settings_of(self.settings, view, self.span, folder)
+            settings = derive_settings(self.settings, view, self.span, folder)
             known_at = settings.features.known_at
             feed = ViewFeed(self.feed, self.bars, view, self.seed, known_at)
             market = assemble(settings, feed)

@@ -54,7 +54,7 @@ class View:
     """Start of the last bar, nanoseconds since 1970 UTC; None: all bars."""
 
 
-def settings_of(
+def derive_settings(
     settings: DataSettings, view: View, span: tuple[dt.date, dt.date], folder: Path
 ) -> DataSettings:
     """Make the (effective) settings of a view of a market whose first and last days are `span`;

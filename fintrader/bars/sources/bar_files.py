@@ -23,7 +23,7 @@ import pyarrow.csv as pa_csv
 from fintrader.bars.bars import COLUMNS, PRICES, Array, Bars, concat
 from fintrader.bars.sources.cells import Column, check_zones_alike, convert_table, first_line
 from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
-from fintrader.bars.sources.listing import BarFile, files_of, kind_of
+from fintrader.bars.sources.listing import BarFile, find_file_kind, list_bar_files
 from fintrader.bars.sources.presets import SPELLINGS, plain
 from fintrader.bars.sources.typed import TableError, open_typed
 from fintrader.errors import BarError
@@ -85,9 +85,9 @@ def read_rows(
 def select_files(
     settings: FilesSettings, path: str, is_known: Callable[[BarFile], bool] = lambda _: False
 ) -> list[BarFile]:
-    """List the files of `files_of` that have the settings' columns; the log names the others.
+    """List the files of `list_bar_files` that have the settings' columns; the log names the others.
     is_known: True for files that are known to have them, which are not opened."""
-    files, left_out = share_layout(files_of(settings, path), settings, is_known)
+    files, left_out = share_layout(list_bar_files(settings, path), settings, is_known)
     if left_out:
         log.warning("%s: left out: %s", path, "; ".join(left_out))
     return files
@@ -131,7 +131,7 @@ def share_layout(
         if not is_shared
     ]
     selected = [file for file in files if shared[file]]
-    tables = [file for file in selected if kind_of(file.place)]  # text files count if alone
+    tables = [file for file in selected if find_file_kind(file.place)]  # text files count if alone
     return tables or selected, left_out
 
 

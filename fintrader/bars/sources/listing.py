@@ -32,7 +32,7 @@ _OWN = re.compile(
 )
 
 
-def files_of(settings: FilesSettings, path: str) -> list[BarFile]:
+def list_bar_files(settings: FilesSettings, path: str) -> list[BarFile]:
     """List the bar files at a path whose names match the settings' `name_pattern`, sorted; text
     files (.txt, .dat, .asc) are included if it is set. Raises DataError when there is none."""
     pattern = settings.name_pattern
@@ -98,7 +98,7 @@ def _select(names: Iterable[str], text: bool) -> list[str]:
     return sorted(
         name
         for name in names
-        if kind_of(name, text)
+        if find_file_kind(name, text)
         and not strip_folders(name).startswith(".")
         and not name.startswith(runs)
     )
@@ -109,7 +109,7 @@ def _list_bar_files(path: str, text: bool) -> list[BarFile]:
     Raises DataError for an unknown kind, BarError for an archive that cannot be read or has no
     table."""
     name = strip_folders(path)
-    kind = kind_of(name, text)
+    kind = find_file_kind(name, text)
     if kind is None:
         if name.lower().endswith(".xls"):
             raise DataError(
@@ -125,7 +125,9 @@ def _list_bar_files(path: str, text: bool) -> list[BarFile]:
     try:
         with _open_archive(path) as archive:
             members = [
-                name for name in _select(archive.namelist(), text) if kind_of(name, text) != "zip"
+                name
+                for name in _select(archive.namelist(), text)
+                if find_file_kind(name, text) != "zip"
             ]
     except (zipfile.BadZipFile, OSError) as error:
         raise BarError(
@@ -134,7 +136,7 @@ def _list_bar_files(path: str, text: bool) -> list[BarFile]:
     if not members:
         raise BarError(f"{name}: contains no file of bars; unpack it, and give the files in it")
     return [
-        BarFile(f"{name}:{member}", str(kind_of(member, text)), path, member=member)
+        BarFile(f"{name}:{member}", str(find_file_kind(member, text)), path, member=member)
         for member in members
     ]
 
@@ -251,7 +253,7 @@ class BarFile:
         )
 
 
-def kind_of(name: str, text: bool = False) -> str | None:
+def find_file_kind(name: str, text: bool = False) -> str | None:
     """Return the kind of a file, a key of `layout.KINDS`, by the ending of its name; None for
     anything else. With `text`, .txt, .dat and .asc count as csv."""
     match = re.search(rf"\.(\w+?)(?:\.({PACKINGS}))?$", name, re.IGNORECASE)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fintrader.bars.calendar import FX
-from fintrader.bars.sources.listing import kind_of
+from fintrader.bars.sources.listing import find_file_kind
 from fintrader.bars.sources.vendor import spell_share_class
 from fintrader.config import is_url
 
@@ -64,7 +64,7 @@ EXCHANGES = {
 def is_path(word: str) -> bool:
     """Report whether a word is a path, a glob pattern or a URL: it exists, or it has the form of
     one and not that of a ticker."""
-    if Path(word).exists() or is_url(word) or kind_of(word, text=True) is not None:
+    if Path(word).exists() or is_url(word) or find_file_kind(word, text=True) is not None:
         return True
     return not is_ticker(word) or ("/" in word and Path(word).parent.is_dir())
 
@@ -97,7 +97,7 @@ def read_pair(word: str, *, is_certain: bool = False) -> str | None:
     return None
 
 
-def calendar_of(ticker: str, *, is_daily: bool) -> str | None:
+def find_ticker_calendar(ticker: str, *, is_daily: bool) -> str | None:
     """Return the calendar of a Yahoo ticker: XNAS for one without a suffix, None for an index or an
     unknown suffix."""
     if ticker.startswith("^"):

@@ -29,7 +29,7 @@ from fintrader.envs.settings import REWARDS, EnvSettings
 from fintrader.envs.state import Endowment
 
 
-def interpreted() -> bool:
+def is_interpreted() -> bool:
     """Check whether Triton runs its kernels on the CPU (`TRITON_INTERPRET=1`), as in tests."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
@@ -43,7 +43,7 @@ class TritonStep:
         """Explain why the kernel cannot step this environment; None if it can."""
         reasons = {
             "triton is not installed": importlib.util.find_spec("triton") is None,
-            "it runs on CUDA": device.type != "cuda" and not interpreted(),
+            "it runs on CUDA": device.type != "cuda" and not is_interpreted(),
             "it is long-only": settings.short,
             "no order rests in it": settings.orders_rest,
             "it keeps no record": record,

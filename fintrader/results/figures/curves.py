@@ -29,7 +29,7 @@ from fintrader.results.figures.style import (
     note_left_out,
     time_axis,
 )
-from fintrader.results.formatting import title_of
+from fintrader.results.formatting import format_title
 
 Session = NDArray[np.int64] | pd.Series
 """`[T]`: number of each bar's session, never decreasing."""
@@ -99,7 +99,7 @@ def wealth_figure(curves: pd.DataFrame) -> go.Figure:
 
 def fade_others(figure: go.Figure, strategies: Collection[str]) -> go.Figure:
     """Make every line of a figure pale, except those of these strategies."""
-    titles = {escape_label(title_of(name)) for name in strategies}
+    titles = {escape_label(format_title(name)) for name in strategies}
     for trace in figure.data:
         if trace.name not in titles:
             trace.update(opacity=0.7, line_width=1.3)

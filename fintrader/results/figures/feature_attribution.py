@@ -7,8 +7,8 @@ import plotly.graph_objects as go
 
 from fintrader.results.explanation import Explanation
 from fintrader.results.figures.returns import heat_map
-from fintrader.results.figures.style import SINGLE, colour_of, escape_label, layout
-from fintrader.results.formatting import title_of
+from fintrader.results.figures.style import SINGLE, choose_colour, escape_label, layout
+from fintrader.results.formatting import format_title
 
 MOST_INPUTS = 15
 """Most bars of the importance chart; a note counts the inputs left out."""
@@ -23,9 +23,9 @@ def importance_figure(explanation: Explanation) -> go.Figure:
     figure = go.Figure(
         go.Bar(
             x=shown.to_numpy()[::-1],
-            y=[escape_label(title_of(str(name))) for name in shown.index][::-1],
+            y=[escape_label(format_title(str(name))) for name in shown.index][::-1],
             orientation="h",
-            marker_color=colour_of(explanation.strategy, 0),
+            marker_color=choose_colour(explanation.strategy, 0),
             hovertemplate="%{y}: %{x:.2%} of the account<extra></extra>",
         )
     )
@@ -49,7 +49,7 @@ def decision_figure(explanation: Explanation, k: int) -> go.Figure:
     raised = np.array(decision.raised).reshape(len(decision.symbols), len(explanation.inputs))
     order = np.argsort(-np.abs(raised).sum(axis=0), kind="stable")[:MOST_COLUMNS]
     points = 100.0 * raised[:, order]
-    names = [escape_label(title_of(explanation.inputs[column])) for column in order]
+    names = [escape_label(format_title(explanation.inputs[column])) for column in order]
     named = zip(decision.symbols, decision.weights, strict=True)
     rows = [f"{escape_label(symbol)} ({weight:.1%})" for symbol, weight in named]
     hover = "%{x} moved %{y} by %{z:.2f} points of weight"

@@ -19,14 +19,14 @@ from fintrader.results.figures.style import (
     SINGLE,
     ZERO_LINE,
     add_curve,
-    colour_of,
+    choose_colour,
     draw_lines,
     escape_label,
     layout,
     stamps,
     time_axis,
 )
-from fintrader.results.formatting import title_of
+from fintrader.results.formatting import format_title
 
 BUY = "#0b6e99"
 SELL = "#b42318"
@@ -81,12 +81,12 @@ def turnover_figure(
     close = equity.to_numpy()[ends]
     share = divide(traded, close)
     times = pd.DatetimeIndex(equity.index[ends])
-    label = escape_label(title_of(name))
+    label = escape_label(format_title(name))
     figure = go.Figure(
         go.Bar(
             x=np.arange(len(share)),
             y=share,
-            marker={"color": colour_of(name, 0)},
+            marker={"color": choose_colour(name, 0)},
             customdata=list(times.strftime("%d %b %Y")),
             hovertemplate=f"%{{customdata}}: %{{y:.1%}}<extra>{label}</extra>",
         )
@@ -244,7 +244,7 @@ def _draw_variations(rows: Sequence[Variation], height: str, other: str, hover: 
             y=[getattr(row, height) for row in ordered],
             customdata=[[getattr(row, other)] for row in ordered],
             mode="lines+markers",
-            line={"color": colour_of("ensemble", 0), "width": 2},
+            line={"color": choose_colour("ensemble", 0), "width": 2},
             marker={"size": [11 if row.is_chosen else 7 for row in ordered]},
             hovertemplate=f"{hover}<extra></extra>",
         )

@@ -21,8 +21,8 @@ from fintrader.metrics import (
     value_at_risk,
 )
 from fintrader.results.figures.curves import Session
-from fintrader.results.figures.style import INK, colour_of, escape_label, histogram, layout
-from fintrader.results.formatting import title_of
+from fintrader.results.figures.style import INK, choose_colour, escape_label, histogram, layout
+from fintrader.results.formatting import format_title
 
 SCALE = [[0.0, "#b42318"], [0.5, "#ffffff"], [1.0, "#0b6e99"]]
 """Red for losses, white for zero, blue for gains: readable with red-green blindness."""
@@ -168,9 +168,9 @@ def distribution_figure(daily: pd.DataFrame, *, main: str, benchmark: str | None
     figure = go.Figure()
     for position, name in enumerate(shown):
         counts, _ = np.histogram(daily[name].to_numpy(dtype=np.float64), bins=edges)
-        look = {"name": escape_label(title_of(name)), "opacity": 0.75 if name == main else 0.45}
+        look = {"name": escape_label(format_title(name)), "opacity": 0.75 if name == main else 0.45}
         hover = "%{x:.2%}: %{y} sessions"
-        figure.add_trace(histogram(counts, edges, hover, colour_of(name, position), **look))
+        figure.add_trace(histogram(counts, edges, hover, choose_colour(name, position), **look))
     values = daily[main].to_numpy(dtype=np.float64)
     marks = {
         "VaR 5 %": value_at_risk(values),

@@ -14,12 +14,12 @@ from fintrader.results.figures.style import (
     INK,
     SINGLE,
     ZERO_LINE,
-    colour_of,
+    choose_colour,
     escape_label,
     histogram,
     layout,
 )
-from fintrader.results.formatting import title_of
+from fintrader.results.formatting import format_title
 from fintrader.verdict import LEVEL
 from fintrader.verdict.verdict import (
     AlphaTest,
@@ -117,7 +117,7 @@ def alpha_figure(alpha: AlphaTest, against: str) -> go.Figure:
     hover = "80 % power at a true ratio of %{x:.2f}"
     _add_point(figure, alpha.visible, label, _LUCK_MARK, hover)
     figure.add_vline(x=0, line=ZERO_LINE)
-    title = f"Information ratio against {title_of(against).lower()}, beta hedged, 95 % interval"
+    title = f"Information ratio against {format_title(against).lower()}, beta hedged, 95 % interval"
     return _lay_out_points(figure, title, 240)
 
 
@@ -163,10 +163,12 @@ def excess_figure(
     `numerals.span`."""
     figure = go.Figure()
     for position, (name, row) in enumerate(rows.items()):
-        marker = {"size": 11, "color": colour_of(name, position)}
+        marker = {"size": 11, "color": choose_colour(name, position)}
         hover = f"excess %{{x:+.1%}} {over}, {p_equals(row.p_value)}"
         ends = scale * row.low, scale * row.high
-        _add_point(figure, scale * row.excess, escape_label(title_of(name)), marker, hover, ends)
+        _add_point(
+            figure, scale * row.excess, escape_label(format_title(name)), marker, hover, ends
+        )
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = f"Excess return {over} over each baseline, 95 % interval"
     figure.update_xaxes(tickformat="+.0%")

@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 from numpy.typing import ArrayLike, NDArray
 
 from fintrader.results.figures.downsample import keep
-from fintrader.results.formatting import BASELINES, in_order, title_of
+from fintrader.results.formatting import BASELINES, format_title, in_order
 
 MOST_LINES = 8
 """Most curves in a chart: as many as there are distinct colours."""
@@ -73,7 +73,7 @@ def escape_label(text: object, limit: int = 60) -> str:
     return html.escape(shown if len(shown) <= limit else shown[: limit - 1] + "…")
 
 
-def colour_of(strategy: str, position: int) -> str:
+def choose_colour(strategy: str, position: int) -> str:
     """Choose a strategy's colour, which is the same in every chart."""
     return COLOURS.get(strategy, PALETTE[position % len(PALETTE)])
 
@@ -153,7 +153,7 @@ def stamps(times: pd.DatetimeIndex) -> list[str]:
 
 def note_left_out(figure: go.Figure, names: Sequence[str], kept: Sequence[str]) -> None:
     """Note in `layout.meta["note"]` what a chart does not draw."""
-    missing = [title_of(str(name)) for name in names if name not in kept]
+    missing = [format_title(str(name)) for name in names if name not in kept]
     if missing:
         note = (
             f"{len(kept)} of {len(names)} are drawn; left out, but in the tables:"
@@ -184,11 +184,11 @@ def draw_lines(
         values = curves[name].to_numpy(dtype=np.float64)
         at = keep(values, POINTS)
         look = {
-            "color": colour_of(name, position),
+            "color": choose_colour(name, position),
             "width": 2.4 if name == main else 1.5,
             "dash": DASHES.get(name, "solid"),
         }
         seen = stamps(times[at])
-        add_curve(figure, at, values[at], title_of(name), hover, line=look, customdata=seen)
+        add_curve(figure, at, values[at], format_title(name), hover, line=look, customdata=seen)
     time_axis(figure, times)
     return figure

@@ -8,7 +8,7 @@ from fintrader.numerals import percent, ratio
 from fintrader.results import figures
 from fintrader.results.analysis import Variation
 from fintrader.results.explanation import METHOD
-from fintrader.results.formatting import title_of
+from fintrader.results.formatting import format_title
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table
 
@@ -32,7 +32,7 @@ def present_decisions(view: BacktestView) -> Section:
         return Section("decisions", "Influence of the inputs", notes=[note])
     return Section(
         key="decisions",
-        title=f"Influence of the inputs on {title_of(explanation.strategy).lower()}",
+        title=f"Influence of the inputs on {format_title(explanation.strategy).lower()}",
         headline=explanation.sentence(),
         figures=[Chart("importance", partial(figures.importance_figure, explanation))],
         notes=[METHOD],
@@ -52,7 +52,7 @@ def present_sensitivity(view: BacktestView) -> Section | None:
         note = "Every point is a whole simulation at that cost."
         charts.append(Chart("costs", partial(figures.cost_figure, by_cost), note))
     if without:
-        returned = stored.metrics_of(view.main).cumulative_return
+        returned = stored.find_metrics(view.main).cumulative_return
         charts.append(Chart("without", partial(figures.without_figure, without, returned)))
     varied.sort(key=lambda row: list(_CHOICES).index(row.kind))
     rows = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fintrader.numerals import chance, count, number_of
+from fintrader.numerals import chance, count, format_count
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.sections.section import Section
 from fintrader.results.stored_looks import count_looks
@@ -15,18 +15,18 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
     """Present which of several results are likely skill as one of all the results looked at."""
     trials, looks = count_looks(runs)
     skilled = [name for name, stored in runs.items() if is_skill_among(stored, looks)]
-    among = f"among {number_of(looks, 'result')} looked at"
+    among = f"among {format_count(looks, 'result')} looked at"
     if skilled:
         title = (
-            f"{len(skilled)} of {number_of(len(runs), 'run')} unlikely to be luck {among}:"
+            f"{len(skilled)} of {format_count(len(runs), 'run')} unlikely to be luck {among}:"
             f" {', '.join(skilled)}."
         )
     else:
-        title = f"No likely skill in {number_of(len(runs), 'run')} {among}."
+        title = f"No likely skill in {format_count(len(runs), 'run')} {among}."
     windows = {tuple(stored.minutes[[0, -1]]) for stored in runs.values()}
     is_same = len(windows) == 1
     bars = "these bars" if is_same else "the bars of these windows"
-    results = f"{number_of(looks, 'different result')} looked at on {bars}"
+    results = f"{format_count(looks, 'different result')} looked at on {bars}"
     notes = [
         "The runs cover the same window."
         if is_same
@@ -40,7 +40,7 @@ def present_comparison(runs: Mapping[str, StoredBacktest]) -> Section:
     return Section(
         key="comparison",
         title=title,
-        headline=f"{number_of(trials, 'trial')} in all of these runs together; {results}.",
+        headline=f"{format_count(trials, 'trial')} in all of these runs together; {results}.",
         notes=notes,
         warning=" ".join(
             f"{', '.join(name for name, one in runs.items() if one.notice == notice)}: {notice}"

@@ -3,7 +3,7 @@ before any number."""
 
 from __future__ import annotations
 
-from fintrader.numerals import count, number_of, percent, period_name, ratio, usd
+from fintrader.numerals import count, format_count, percent, period_name, ratio, usd
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.formatting import (
     describe_limits,
@@ -44,9 +44,9 @@ def present_verdict(view: BacktestView) -> Section:
 def summarise(view: BacktestView) -> str:
     """State return and Sharpe ratio, those of the simplest baselines, and the number of trials."""
     stored = view.stored
-    own = stored.metrics_of(view.main)
+    own = stored.find_metrics(view.main)
     text = f"{view.title} returned {percent(own.cumulative_return, signed=True)}"
-    sessions = number_of(len(stored.ends), period_name(stored.sessions_a_year))
+    sessions = format_count(len(stored.ends), period_name(stored.sessions_a_year))
     text += f" over {sessions} (Sharpe {ratio(own.sharpe)})"
     index = "the index"
     if stored.verdict is not None and view.is_foreign:
@@ -58,7 +58,7 @@ def summarise(view: BacktestView) -> str:
     if view.is_foreign:
         return f"{text}."
     trials = stored.context.trials
-    chosen = number_of(trials, "trial") if trials else "an unknown number of trials"
+    chosen = format_count(trials, "trial") if trials else "an unknown number of trials"
     return f"{text}. It was chosen from {chosen}."
 
 
@@ -70,7 +70,7 @@ def describe_simulation(stored: StoredBacktest) -> str:
     parts = [
         window_words(context.window) if context.window and context.trading else "",
         f"{days[0]:%d %b %Y} to {days[-1]:%d %b %Y}",
-        f"{counted}{number_of(len(stored.ends), period_name(stored.sessions_a_year))}",
+        f"{counted}{format_count(len(stored.ends), period_name(stored.sessions_a_year))}",
         f"look {context.look} at this window" if context.look else "",
     ]
     text = ", ".join(filter(None, parts))
@@ -123,7 +123,7 @@ def describe_survivorship(market: Provenance) -> str:
 
 def describe_costs(stored: StoredBacktest, main: str) -> str:
     """State the costs paid, their rates, and the result without them."""
-    own = stored.metrics_of(main)
+    own = stored.find_metrics(main)
     trading = stored.context.trading
     if own.cost_usd is None or own.cost_share is None or own.trades is None:
         return "unknown; returns as given."

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from fintrader.numerals import count, percent, period_name, ratio, span
 from fintrader.results import figures, periods
-from fintrader.results.formatting import BASELINES, rival_name, statistic, title_of
+from fintrader.results.formatting import BASELINES, format_title, rival_name, statistic
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table, active_table, metrics_tables, paper_table
 
@@ -23,7 +23,7 @@ def present_baselines(view: BacktestView) -> Section:
     """Present the paper's table and the differences from the benchmark portfolio."""
     stored = view.stored
     context = stored.context
-    metrics = {name: stored.metrics_of(name) for name in view.names}
+    metrics = {name: stored.find_metrics(name) for name in view.names}
     paper = paper_table(metrics, main=view.main, about=context.strategies)
     basis = (
         f"{_ADVERBS.get(stored.sessions_a_year, 'Daily')} returns, {stored.sessions_a_year}"
@@ -59,7 +59,7 @@ def present_baselines(view: BacktestView) -> Section:
 
 def present_metrics(view: BacktestView) -> Section:
     """Present every metric of every strategy, with its formula and source."""
-    metrics = {name: view.stored.metrics_of(name) for name in view.names}
+    metrics = {name: view.stored.find_metrics(name) for name in view.names}
     return Section("metrics", "Every number", tables=metrics_tables(metrics))
 
 
@@ -92,9 +92,9 @@ def present_drawdowns(view: BacktestView) -> Section:
     stored = view.stored
     measured = {"max_drawdown": "between session closes", "minute_max_drawdown": "at every bar"}
     depths = [
-        f"{title_of(name)} "
+        f"{format_title(name)} "
         + ", ".join(
-            f"{statistic(key, stored.metrics_of(name)[key])} {when}"
+            f"{statistic(key, stored.find_metrics(name)[key])} {when}"
             for key, when in measured.items()
         )
         for name in view.names
@@ -217,7 +217,7 @@ def _returns_table(period: str, returns: pd.DataFrame) -> Table:
         (str(label), *map(percent, row), count(sessions))
         for label, *row, sessions in returns.itertuples()
     ]
-    table = Table.of((period, *map(title_of, names), "Sessions"), rows)
+    table = Table.of((period, *map(format_title, names), "Sessions"), rows)
     return replace(table, is_half=len(names) <= 4)
 
 
@@ -254,7 +254,7 @@ def present_regimes(view: BacktestView) -> Section | None:
         days = worst.itertuples()
         lines = [Row((f"{day:%d %b %Y}", *map(percent, returns))) for day, *returns in days]
         lines.append(Row(("Mean", *map(percent, worst.mean())), is_main=True))
-        columns = ("Day", *map(title_of, view.closest))
+        columns = ("Day", *map(format_title, view.closest))
         tables.append(Table(columns, lines, f"The index's {len(worst)} worst days"))
     return Section("regimes", "By state of the index", tables=tables, notes=notes)
 
@@ -274,5 +274,5 @@ def present_folds(view: BacktestView) -> Section | None:
     note = (
         "Cumulative return of each test window; between windows the positions are sold, at costs."
     )
-    table = Table(("Test window", *map(title_of, view.names)), rows, notes=[note])
+    table = Table(("Test window", *map(format_title, view.names)), rows, notes=[note])
     return Section("folds", "Fold by fold", tables=[table])

@@ -9,7 +9,7 @@ import pandas as pd
 from fintrader.numerals import DASH, count, percent, ratio, usd
 from fintrader.results import figures
 from fintrader.results.allocation import active_shares, at_other_capital
-from fintrader.results.formatting import format_metric, title_of
+from fintrader.results.formatting import format_metric, format_title
 from fintrader.results.sections.choices import variation_cells
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table
@@ -32,8 +32,8 @@ def present_positions(view: BacktestView, apart: int = figures.APART) -> Section
     rows = [
         Row(
             (
-                title_of(name),
-                *(format_metric(key, stored.metrics_of(name)) for key in _TRADING_COLUMNS),
+                format_title(name),
+                *(format_metric(key, stored.find_metrics(name)) for key in _TRADING_COLUMNS),
             ),
             is_main=name == view.main,
         )
@@ -104,7 +104,7 @@ def _exposure_table(view: BacktestView) -> Table:
 def present_fills(view: BacktestView, symbols: int = 2) -> Section | None:
     """Present the fills in the most traded symbols on their closes; None where nothing traded."""
     stored = view.stored
-    trades = stored.trades_of(view.main)
+    trades = stored.select_trades(view.main)
     traded = trades.groupby("symbol", observed=True)["notional_usd"].sum()
     charts = []
     for place, symbol in enumerate(traded.nlargest(symbols).index):

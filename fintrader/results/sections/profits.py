@@ -11,7 +11,7 @@ from fintrader.numerals import count, percent, ratio, usd
 from fintrader.results import figures
 from fintrader.results.allocation import OTHER, pnl_by_month, pnl_table, summarise_trips, symbol_pnl
 from fintrader.results.analysis import FactorFit
-from fintrader.results.formatting import duration, title_of
+from fintrader.results.formatting import duration, format_title
 from fintrader.results.sections.positions import NO_MARKET
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table
@@ -23,7 +23,7 @@ MOST_SYMBOLS = 12
 def present_profit(view: BacktestView, most: int | None = MOST_SYMBOLS) -> Section | None:
     """Present the profit by symbol and by month; None for a strategy that never traded."""
     stored = view.stored
-    trades = stored.trades_of(view.main)
+    trades = stored.select_trades(view.main)
     if trades.empty:
         return None
     profit = symbol_pnl(stored, view.main)
@@ -78,7 +78,7 @@ def present_attribution(view: BacktestView) -> Section:
     if stored.analysis is None:
         return Section("attribution", title, notes=[NO_MARKET])
     attribution = stored.analysis.attribution
-    rival = title_of(attribution.portfolio).lower()
+    rival = format_title(attribution.portfolio).lower()
     start = float(stored.curve()[view.main].iloc[0])
     active = "Active profit"
     parts = (
@@ -128,7 +128,7 @@ def _format_attribution(
 
 def present_trips(view: BacktestView) -> Section | None:
     """Present the closed lots; None for a strategy that never traded."""
-    trades = view.stored.trades_of(view.main)
+    trades = view.stored.select_trades(view.main)
     if trades.empty:
         return None
     key = "round-trips"
@@ -177,7 +177,7 @@ def _factors_table(name: str, fit: FactorFit) -> Table:
     alpha = percent(fit.alpha, signed=True)
     rest = ("Alpha a year", alpha, _format_ratio(fit.alpha_t), "not explained by the factors")
     built = "Definition, within this universe"
-    title = f"{title_of(name)}: {fit.sessions} sessions, R² {ratio(fit.r_squared)}"
+    title = f"{format_title(name)}: {fit.sessions} sessions, R² {ratio(fit.r_squared)}"
     rows.append(Row(rest, is_main=True))
     return Table(("Factor", "Beta", "t", built), rows, title, words=[built])
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import plotly.graph_objects as go
 
 from fintrader.results.backtest_files import StoredBacktest
-from fintrader.results.formatting import in_order, main_strategy, title_of
+from fintrader.results.formatting import format_title, in_order, main_strategy
 from fintrader.results.table import Row, Table
 from fintrader.verdict.verdict import FOREIGN
 
@@ -57,7 +57,7 @@ class BacktestView:
     @property
     def has_positions(self) -> bool:
         """True if the positions of the main strategy are known."""
-        return self.stored.metrics_of(self.main).trades is not None
+        return self.stored.find_metrics(self.main).trades is not None
 
     @property
     def has_bars(self) -> bool:
@@ -74,7 +74,7 @@ class BacktestView:
     @property
     def title(self) -> str:
         """Readable name of the main strategy."""
-        return title_of(self.main)
+        return format_title(self.main)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from fintrader.numerals import (
     DASH,
     chance,
     count,
-    number_of,
+    format_count,
     percent,
     period_name,
     probability,
@@ -19,7 +19,7 @@ from fintrader.numerals import (
 )
 from fintrader.results import figures
 from fintrader.results.catalogue import BY_KEY
-from fintrader.results.formatting import INTERVAL, look_words, statistic, title_of
+from fintrader.results.formatting import INTERVAL, format_title, look_words, statistic
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Table, paper_table
 from fintrader.verdict.verdict import FOREIGN, Selection, Verdict
@@ -55,7 +55,7 @@ def present_evidence(view: BacktestView) -> Section | None:
         if len(evidence.betting.by_session) == len(days):
             drawn["betting"] = partial(figures.betting_figure, evidence.betting.by_session, days)
     if verdict.random_portfolios is not None:
-        returned = stored.metrics_of(verdict.strategy).cumulative_return
+        returned = stored.find_metrics(verdict.strategy).cumulative_return
         random = verdict.random_portfolios
         drawn["random"] = partial(figures.random_portfolios_figure, random, returned)
     window = _WINDOWS.get(verdict.window, "held-out window")
@@ -92,7 +92,7 @@ def present_search(view: BacktestView) -> Section | None:
     tables = [search_table(selection)]
     free = stored.context.null_model
     if free is not None:
-        own = stored.metrics_of(verdict.strategy)
+        own = stored.find_metrics(verdict.strategy)
         both = {verdict.strategy: own, "null_model": free}
         title = "The same search on features of other days, at the same prices and costs"
         tables.append(paper_table(both, title=title, main=verdict.strategy))
@@ -130,14 +130,12 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         high = percent(scale * alpha.high, signed=True)
         against = evidence.against.replace("_", " ")
         unit = period_name(verdict.sessions_a_year)
-        sessions = number_of(alpha.sessions, unit)
+        sessions = format_count(alpha.sessions, unit)
         hedged = f"a beta of {ratio(alpha.beta)} to " if alpha.beta else ""
         needed = DASH if alpha.sessions_needed is None else count(alpha.sessions_needed)
         late = ""
         if alpha.past_sessions:
-            late = (
-                f" and its {number_of(alpha.past_sessions, 'past session')}, which the returns lag"
-            )
+            late = f" and its {format_count(alpha.past_sessions, 'past session')}, which the returns lag"
         rows += [
             (
                 "Alpha over the benchmark portfolio",
@@ -206,9 +204,7 @@ def _list_tail(verdict: Verdict) -> list[tuple[str, str, str]]:
     unit = period_name(verdict.sessions_a_year)
     skew = f"skewness of the returns {ratio(verdict.sharpe.skew)}"
     share = percent(tail.unseen_share)
-    unseen = (
-        f"a loss absent from {number_of(verdict.sessions, unit)} may still occur in {share} of them"
-    )
+    unseen = f"a loss absent from {format_count(verdict.sessions, unit)} may still occur in {share} of them"
     if tail.undoing is not None:
         unseen += "; at that rate, a loss of this size would cancel the alpha"
     return [
@@ -292,7 +288,7 @@ def _rivals_table(verdict: Verdict) -> Table:
     scale, over = span(verdict.sessions, verdict.sessions_a_year)
     rows = [
         (
-            title_of(name),
+            format_title(name),
             percent(scale * row.excess, signed=True),
             " to ".join(percent(scale * end, signed=True) for end in (row.low, row.high)),
             chance(row.p_value),

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from fintrader.envs.fast.triton_step import interpreted
+from fintrader.envs.fast.triton_step import is_interpreted
 
 pytest.importorskip("triton", reason="triton is not installed: make test-triton")
-if interpreted():
+if is_interpreted():
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 import triton

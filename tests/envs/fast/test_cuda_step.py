@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from fintrader.envs import EnvSettings, TradingEnv
-from fintrader.envs.fast.triton_step import interpreted
+from fintrader.envs.fast.triton_step import is_interpreted
 from fintrader.errors import EnvError
 from tests.engines.strategies import env_settings, random_actions
 from tests.engines.twins import assert_bit_equal, assert_same
@@ -20,9 +20,9 @@ from tests.factories import examples, make_market
 
 pytest.importorskip("triton", reason="triton is not installed: make test-triton")
 
-CUDA = torch.cuda.is_available() and not interpreted()
+CUDA = torch.cuda.is_available() and not is_interpreted()
 DEVICE = "cuda" if CUDA else "cpu"
-if not CUDA and not interpreted():
+if not CUDA and not is_interpreted():
     pytest.skip(
         "no GPU, and TRITON_INTERPRET=1 is not set: make test-triton", allow_module_level=True
     )
