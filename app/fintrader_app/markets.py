@@ -16,8 +16,8 @@ import pandas as pd
 
 from fintrader.bars.bars import PRICES
 from fintrader.errors import MarketError, UnsafePathError
-from fintrader.market.market_file import parse_header
-from fintrader.metrics import find_session_starts
+from fintrader.market.market_file import EVENT, EVENTS, parse_header
+from fintrader.metrics import find_session_ends, find_session_starts
 from fintrader.records import RecordError
 from fintrader.results.folders import DamagedFileError, Folder, NotThereError, Signature
 from fintrader.results.formatting import find_timezone
@@ -34,6 +34,7 @@ _ARRAYS = (
     "session",
     "minutes",
     "benchmark",
+    *(EVENT + name for name in EVENTS),
 )
 
 
@@ -72,6 +73,19 @@ class Market:
         number = session[self.days()[day]]
         start, stop = np.searchsorted(session, [number, number + 1])
         return slice(int(start), int(stop))
+
+    def daily_closes(self) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """`[S, N]`: last close of each session, adjusted for splits and dividends as
+        `MarketTensors.adjusted_close`."""
+        ends = find_session_ends(self.arrays["session"])
+        growth = np.ones((len(ends), len(self.symbols)))
+        for bar, asset, split, dividend in zip(
+            *(self.arrays[EVENT + n] for n in EVENTS), strict=True
+        ):
+            if bar > 0:
+                share = np.nan_to_num(dividend / float(self.arrays["close"][bar - 1, asset]))
+                growth[np.searchsorted(ends, bar), asset] *= split / (1.0 - share)
+        return np.asarray(self.arrays["close"][ends] * growth.cumprod(axis=0), dtype=float)
 
     def candles(self, symbol: str, rows: slice, every: int) -> pd.DataFrame:
         """Make candles of `every` bars with a trade: open, high, low, close."""

@@ -91,7 +91,7 @@ def _lay_out(parts: Iterable[Part]) -> Iterable[Part]:
 
 
 def draw_table(table: Table, key: str) -> None:
-    """Draw a table, with the notes of its rows as a last column and secrets in texts hidden."""
+    """Draw a table, with the notes of its rows as a last column and hide secrets in its texts."""
     if not table.has_heading:
         st.caption(_write_facts(table))
         return

@@ -110,7 +110,8 @@ def load_module(module: nn.Module, tensors: Tensors, where: str) -> None:
 
 
 def collect_optimiser_state(optimiser: torch.optim.Optimizer) -> StateDict:
-    """Collect moments and step counts by parameter number, without hyper-parameters; not copied."""
+    """Collect moments and step counts by parameter number, without hyper-parameters; the tensors
+    are not copied."""
     state = optimiser.state_dict()["state"]
     return {
         f"{number}.{name}": torch.as_tensor(value)
@@ -128,11 +129,13 @@ def load_optimiser(optimiser: torch.optim.Optimizer, tensors: Tensors) -> None:
         number, _, name = key.partition(".")
         if not number.isdigit() or int(number) >= len(parameters):
             raise CheckpointError(
-                f"optimiser state for unknown parameter {key}; use equal network settings"
+                f"optimiser state for unknown parameter {key}; use the network settings it was"
+                " stored with"
             )
         if tensor.ndim and tensor.shape != parameters[int(number)].shape:
             raise CheckpointError(
-                f"optimiser state {key} has the wrong shape; use equal network settings"
+                f"optimiser state {key} has the wrong shape; use the network settings it was stored"
+                " with"
             )
         state.setdefault(int(number), {})[name] = tensor.clone()
     full = optimiser.state_dict()
@@ -166,7 +169,7 @@ class Resumable:
     """The CUDA graphs of the gradient step; None on a CPU."""
 
     def pause(self) -> dict[str, float] | None:
-        """Return None: this agent can be stored right after an update only (see `Agent.pause`)."""
+        """Return None: this agent can be stored only right after an update (see `Agent.pause`)."""
         return None
 
     def state_dict(self) -> StateDict:

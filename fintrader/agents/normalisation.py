@@ -21,7 +21,7 @@ CLIP = 10.0
 EPSILON = 1e-8
 """Added to variances, so that a column that does not vary is not divided by zero."""
 _ROWS_AT_ONCE = 4096
-"""Rows of a table whose statistics are taken together: a bound on the memory of their copies."""
+"""Rows of a table merged into the statistics at once, to bound memory."""
 
 
 class Batch(NamedTuple):
@@ -222,7 +222,7 @@ class ObservationNormaliser(RunningStatistics):
 
 
 def to_shift_and_scale(mean: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn statistics into float32 columns: the shift to subtract, then the factor."""
+    """Return float32 columns: the mean to subtract, then the factor to multiply by."""
     return mean.float(), (var + EPSILON).rsqrt().float()
 
 

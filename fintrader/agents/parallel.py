@@ -4,8 +4,9 @@
 experience of its own share of the accounts, and after every update networks and optimiser moments
 are averaged. The K copies of each weight are one tensor, and every gradient step is taken for all
 of them at once (`torch.func`, batched matmuls), so K learners cost hardly more on one device than
-one learner on K times the data. Between updates the learners are one, so one network acts for all
-accounts, and the statistics of observations and rewards are those of all accounts together.
+one learner on K times the data. Between updates all learners have equal weights, so one network
+acts for all accounts, and the statistics of observations and rewards are those of all accounts
+together.
 
 `agent.pipeline`, for agents with a replay buffer: the accounts trade on while the agent learns.
 Updates that fall due after a step run in a thread; the training loop goes on with a copy of the
@@ -196,8 +197,8 @@ def _stack(states: Sequence[Tensors], name: str, device: torch.device) -> Tensor
 
 
 class PipelinedAgent:
-    """An agent whose `update` hands work to a thread and returns. The thread ends with the
-    agent."""
+    """An agent whose `update` hands work to a thread and returns. The thread stops when the agent
+    is deleted."""
 
     differentiable = False
 
@@ -245,7 +246,7 @@ class PipelinedAgent:
         return self._front.act(obs)
 
     def observe(self, transition: Transition) -> None:
-        """Store one step, after the batches that must not see it were drawn."""
+        """Wait until the thread has drawn its batches, then store one step."""
         self._drawn.wait()
         self.agent.latent = self._front.latent
         self.agent.observe(transition)
@@ -264,7 +265,8 @@ class PipelinedAgent:
         return self.pause() if self.agent.is_report_due else None
 
     def pause(self) -> Metrics:
-        """Wait for updates, act by their weights from now on, and return the agent's metrics."""
+        """Wait for running updates, act by their weights from now on, and return the agent's
+        metrics."""
         self._take_over()
         return self.agent.pause()
 

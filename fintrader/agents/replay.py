@@ -88,22 +88,23 @@ class ReplayBuffer(StepBuffer):
 
     def load_state_dict(self, state: Tensors) -> None:
         """Restore a `state_dict()`. Raises CheckpointError when the stored shapes differ."""
+        filled = min(int(state["written"]), self.num_steps)
         for name, tensor in state.items():
             if name == "written":
                 continue
             own = getattr(self, name)
-            if tensor.shape[1:] != own.shape[1:] or tensor.shape[0] > own.shape[0]:
+            if tensor.shape != (filled, *own.shape[1:]):
                 raise CheckpointError(
                     f"the stored replay buffer's {name} does not fit; resume with equal settings"
                 )
-            own[: tensor.shape[0]] = tensor
+            own[:filled] = tensor
         self.written = int(state["written"])
 
 
 def sum_n_steps(
     rewards: Tensor, terminated: Tensor, truncated: Tensor, gamma: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the n-step return of the first of `n` consecutive steps, each input `[n, B]`.
+    """Compute the n-step return of `n` consecutive steps `[n, B]`, from the first one on.
 
     Returns `(reward, discount, last)`, each `[B]`. `last`, int64 in [0, n): the step at which an
     episode first ends, else the last one; `reward`: the discounted sum of rewards up to it;

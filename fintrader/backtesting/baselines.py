@@ -1,7 +1,7 @@
 """Simple strategies that a result has to beat: buy and hold, equal weights, rules on past returns.
 
-Baselines trade through the same account as the policy, at its costs. They order shares, not
-weights, and repeat an order until it has filled.
+Baselines trade through the same account as the policy, at its costs. They order numbers of shares,
+and repeat an order until it is filled.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ class TowardsWeights:
         self._bar = 0
 
     def decide(self, account: BacktestAccount) -> Holdings:
-        """Choose the holdings: those of the weights at a bar that is due, else those still to be
-        reached."""
+        """Return the holdings to order: at a due bar those of the new weights, otherwise the
+        targets not yet reached."""
         bar = account.bar
         held = account.held
         for row in np.unique(self._event_row[self._bar + 1 : bar + 1]):
             self._wanted = self._whole(self._wanted * self._splits[row])
-        # Drop orders that could trade but did not: the cash is missing, and stays missing.
+        # Drop orders that could trade but did not: there was no cash for them.
         self._pending &= ~(self._could & (held == self._held))
         if bar in self._due:
             self._usd = self._weights(bar).cpu().numpy() * account.equity
@@ -137,11 +137,12 @@ class TowardsWeights:
         coming = int(later[0]) if later.size else len(self._mark)
         ahead = slice(bar + 1, coming)
         can: m.Flags = np.asarray(self._mark[ahead][:, self._unpriced].any(axis=1))
-        if self._pending.any():
-            trades = self._buys[bar + 1 + self._delay : coming + self._delay, self._pending].any(
-                axis=1
-            )
-            can[: len(trades)] |= trades
+        pending = self._pending
+        if pending.any():
+            rows = slice(bar + 1 + self._delay, coming + self._delay)
+            buys = (self._wanted > self._held)[pending]
+            trades = np.where(buys, self._buys[rows, pending], self._sells[rows, pending])
+            can[: len(trades)] |= trades.any(axis=1)
         return bar + 1 + int(can.argmax()) if can.any() else coming
 
 

@@ -1,4 +1,4 @@
-"""A backtest's result, and the fields of it that its market decides."""
+"""A backtest's result, and those of its fields that are copied from the market."""
 
 from __future__ import annotations
 

@@ -41,13 +41,13 @@ class Fold(NamedTuple):
 def make_folds(
     market: MarketTensors, lengths: WalkForwardSettings | int, embargo: int = 1
 ) -> list[Fold]:
-    """List all folds whose test window fits; the last one may be shorter, but not below half.
+    """List all folds that fit; the last test window may be shorter, down to half.
 
     `lengths`: lengths of the windows, or a number of folds. With a number, the first fold trains on
     the market's training window (half of its sessions if it has none); the later sessions are one
     validation window and that number of test windows, all of equal length. `embargo`: sessions left
-    out before validation and before test. Raises BacktestError if no fold fits, or fewer than that
-    number.
+    out before validation and before test. Raises BacktestError if no fold fits, or not as many as
+    asked for.
     """
     if not isinstance(lengths, WalkForwardSettings):
         return make_folds(market, _share_sessions(market, lengths, embargo), embargo)[:lengths]
@@ -88,8 +88,8 @@ def _share_sessions(market: MarketTensors, count: int, embargo: int) -> WalkForw
     length = (len(ends) - train - 2 * embargo) // (count + 1)
     if min(train, length) < 1:
         raise BacktestError(
-            f"{len(ends)} sessions, {train} of them for training, hold no {count} folds; ask for"
-            " fewer, or give more data"
+            f"{len(ends)} sessions, {train} of them for training, are too few for {count} folds;"
+            " ask for fewer, or give more data"
         )
     return WalkForwardSettings(sessions=(train, int(length), int(length)))
 
@@ -97,9 +97,8 @@ def _share_sessions(market: MarketTensors, count: int, embargo: int) -> WalkForw
 def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
     """Cut the bars of one fold into a market with the fold's windows.
 
-    Features keep the scale of the market's training window, unless that window ends after the
-    fold's; then they are standardised anew on the fold's training window. The fold keeps the
-    market's `cut_from`.
+    Features keep the scale of the market's training window, unless that window ends later than the
+    fold's; then they are standardised again on the fold's. The fold keeps the market's `cut_from`.
     """
     if market.windows is None or market.windows.train[1] > fold.train[1]:
         market = _standardise(market, fold.train)
@@ -147,8 +146,8 @@ def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> Bac
 
     All windows but the last end with a sale of the positions at the last mark, with costs; the next
     window begins in cash. Shares and trades are scaled to the capital carried over, so they may be
-    fractions. Active figures need the benchmark portfolio's windows, joined in the same way
-    (`result.measured_against`). Raises BacktestError if windows overlap or trade different symbols.
+    fractions. For active figures, stitch the benchmark portfolio's windows too, and use
+    `result.measured_against`. Raises BacktestError if windows overlap or trade different symbols.
     """
     parts = _chain(results)
     session_counts = [int(part.session[-1] - part.session[0]) + 1 for part in parts]
@@ -195,7 +194,7 @@ def stitch(results: Sequence[BacktestResult], *, name: str | None = None) -> Bac
 
 
 def _chain(results: Sequence[BacktestResult]) -> list[BacktestResult]:
-    """Close every window but the last, and scale each to the capital that the one before left."""
+    """Close every window but the last, and scale each to the capital left by the one before."""
     if not results:
         raise BacktestError("there is no test window to join")
     carried = 1.0
@@ -207,16 +206,17 @@ def _chain(results: Sequence[BacktestResult]) -> list[BacktestResult]:
             or result.minutes[0] <= results[number - 1].minutes[-1]
         ):
             raise BacktestError(
-                f"test window {number} overlaps the one before it, or trades other symbols; pass"
-                " windows in the order of time, of the same symbols"
+                f"test window {number + 1} overlaps the one before it, or trades other symbols;"
+                " pass windows in the order of time, of the same symbols"
             )
-        closed = result if number == len(results) - 1 else _close(result)
+        is_last = number == len(results) - 1
+        closed = result if is_last else _close(result)
         parts.append(_scale(closed, carried, bars))
         bars += len(result.minutes)
         carried *= float(closed.equity[-1]) / closed.initial_cash_usd
-        if carried <= 0:
+        if carried <= 0 and not is_last:
             raise BacktestError(
-                f"test window {number} left no capital; the windows after it cannot be traded"
+                f"test window {number + 1} left no capital; the windows after it cannot be traded"
             )
     return parts
 
@@ -254,4 +254,6 @@ def _scale(result: BacktestResult, factor: float, bars: int) -> BacktestResult:
         cancelled_usd=result.orders.cancelled_usd * factor,
         improved_usd=result.orders.improved_usd * factor,
     )
+    cost = result.closing_cost_usd
+    scaled["closing_cost_usd"] = None if cost is None else cost * factor
     return replace(result, orders=orders, trades=trades, **scaled)

@@ -47,8 +47,8 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Company:
-    """One share class of a company. Companies that had the same ticker in different years are kept
-    apart."""
+    """One share class of a company. Companies that used one ticker in different years are different
+    objects."""
 
     key: str
     """The company's last ticker, with the year of its end if another company took over the ticker
@@ -59,8 +59,8 @@ class Company:
     """Intervals of membership in the index, in order of time."""
 
     def ticker(self, day: dt.date) -> str:
-        """Return the company's ticker on a day: its first one before it existed, and its last one
-        after its end."""
+        """Return the company's ticker on a day: before its first day the first one, after its last
+        day the last."""
         return next((name.ticker for name in self.names if day < name.stop), self.names[-1].ticker)
 
     def holds(self, ticker: str, day: dt.date) -> bool:
@@ -141,12 +141,20 @@ def _read_constitution(index: str, names: dict[str, list[Name]]) -> dict[str, li
         ) from None
 
     events = index_constitution.events(index)
-    changed = events[events["event_type"] == "ticker_change"]
-    for day, old, new in zip(
+    changed = events[events["event_type"] == "ticker_change"].sort_values("event_date")
+    added: dict[str, list[Name]] = {}
+    for moment, old, new in zip(
         changed["event_date"], changed["old_symbol"], changed["new_symbol"], strict=True
     ):
-        if not any(name.ticker in (old, new) for spans in names.values() for name in spans):
-            names[new] = [Name(old, EVER, day.date()), Name(new, day.date(), NEVER)]
+        day = moment.date()
+        if old in added:  # a further change of the same company
+            *earlier, last = added.pop(old)
+            added[new] = [*earlier, last._replace(stop=day), Name(new, day, NEVER)]
+        elif not any(
+            name.ticker in (old, new) for spans in (names | added).values() for name in spans
+        ):
+            added[new] = [Name(old, EVER, day), Name(new, day, NEVER)]
+    names |= added
     history = index_constitution.history(index)
     members: dict[str, list[Interval]] = {}
     for symbol, first, last in zip(

@@ -28,6 +28,7 @@ from fintrader.cli.options import parse, parse_config
 from fintrader.config import list_code, list_texts
 from fintrader.errors import ConfigError, FintraderError
 from fintrader.files import append_jsonl, make_folder, read_jsonl
+from fintrader.numerals import format_count
 from fintrader.records import RecordError, from_json, to_json
 from fintrader.results.folders import FileCache, RunsFolder
 from fintrader.results.run import Run, summaries
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from fintrader.pipeline.config import RunConfig
 
 SPENT = "mcp_looks.jsonl"
-"""Looks that servers have spent, next to the ledger of looks."""
+"""File of the looks that servers have spent, next to the ledger of looks."""
 INSTRUCTIONS = (
     "fintrader trains trading agents and tests whether results are skill. Every judgement and"
     " backtest is a look at a held-out window: looks are few, they are counted for good, and each"
@@ -90,13 +91,13 @@ class LookBudget:
 
     @contextlib.contextmanager
     def spend(self, tool: str, subject: str, count: int = 1) -> Iterator[None]:
-        """Spend looks before the result of the block exists; give them back if it fails before one
-        is on the ledger. Raises ToolError when too few are left."""
+        """Spend looks, then run the block; give them back if it fails before it adds a look to the
+        ledger. Raises ToolError when too few are left."""
         seen = len(Ledger().looks())
         spent = SpentLooks(self.folder, tool, subject, count, time.time())
         refusal = (
-            f"the budget of {self.looks} looks in {self.folder} is spent; a person may start the"
-            " server with a larger --looks"
+            f"this needs {format_count(count, 'look')}, and fewer are left of the {self.looks} in"
+            f" {self.folder}; a person may start the server with a larger --looks"
         )
         if self.count_spent() + count > self.looks:
             raise ToolError(refusal)
@@ -106,7 +107,7 @@ class LookBudget:
             raise ToolError(refusal)
         try:
             yield
-        except FintraderError:
+        except Exception:
             if len(Ledger().looks()) == seen:
                 append_jsonl(self.path, to_json(replace(spent, count=-count)))
             raise
@@ -114,7 +115,7 @@ class LookBudget:
 
 @dataclass(frozen=True)
 class RunLine:
-    """A run of the list."""
+    """One run, as `list_runs` shows it."""
 
     name: str
     status: str
@@ -166,7 +167,7 @@ class Confinement:
         try:
             path = (self.folder / Path(name).expanduser()).resolve()
         except (OSError, RuntimeError, ValueError) as error:
-            raise ToolError(f"{name[:80]!r} is no path: {error}") from None
+            raise ToolError(f"{name[:80]!r} is not a valid path: {error}") from None
         if not path.is_relative_to(self.folder):
             raise ToolError(f"{name} lies outside {self.folder}, where this server works")
         return path
@@ -181,8 +182,8 @@ class Confinement:
             code.append(str(values["env"]["id"]))
         if code:
             raise ToolError(
-                f"the settings import {', '.join(code)}, but this server runs no imported code; a"
-                " person can, with `fintrader`"
+                f"the settings import {', '.join(code)}, but this server runs no such code; a"
+                " person can run it with `fintrader`"
             )
         if config.launcher.kind != "local" or config.operations.metrics is not None:
             raise ToolError("launcher and operations.metrics reach other machines; leave them out")
@@ -248,7 +249,7 @@ def make_server(
 
     def show_run(name: str) -> str:
         """Show a run: its status, and once it is backtested its verdict and its figures net of
-        costs, with the baselines. This is no new look."""
+        costs, with the baselines. This does not count as a look."""
         with _answering():
             return repr(Run(runs.run(name).root))
 
@@ -275,8 +276,8 @@ def make_server(
         trials: int | Literal["unknown"] = "unknown",
         held_out: bool = False,
     ) -> str:
-        """Test a file of returns (CSV, Parquet, ...) for skill, net of the number of trials. Counts
-        as a look, and spends one of the budget.
+        """Test a file of returns (CSV, Parquet, ...) for skill, corrected for the number of trials.
+        Counts as a look, and spends one of the budget.
 
         `benchmark`: a column of the file, another file, or `cash`; `trials`: number of strategies
         tried on these returns; `held_out`: true only if the strategy was
@@ -296,7 +297,7 @@ def make_server(
     def backtest(run: str, overrides: Overrides | None = None) -> str:
         """Backtest a finished run's policies again, with other settings of `backtest` or the
         trading of `env` (costs, fill, decision interval). Each held-out window counts as a look and
-        spends one of the budget. The run's report is written anew."""
+        spends one of the budget. Rewrites the run's report."""
         with _answering():
             from fintrader.pipeline.config import load_config
             from fintrader.pipeline.run_stages import backtest_run
@@ -310,7 +311,7 @@ def make_server(
             return repr(Run(home))
 
     def train_agents(config: str, name: str, overrides: Overrides | None = None) -> str:
-        """Start a tournament of agents by a configuration of the folder, in the background,
+        """Start a tournament of agents from a configuration file in the folder, in the background,
         without a look at the test window. `name` is the new run's; `show_run` shows the
         progress."""
         with _answering():

@@ -30,7 +30,7 @@ class ReceivedBars:
 
     def add(self, bars: Bars) -> Array:
         """Store the bars that are newer than the newest one of their symbol; return a mask `[R]` of
-        the late ones. Bars of other symbols are ignored."""
+        those that were late or repeated. Bars of other symbols are ignored."""
         if not len(bars):
             return np.zeros(0, dtype=bool)
         known = self._rows
@@ -72,8 +72,8 @@ class ReceivedBars:
         return float(rows.values[3, rows.size - 1]) if rows is not None and rows.size else 0.0
 
     def between(self, symbol: str, first: int, stop: int) -> Bars:
-        """Return the bars that begin in `[first, stop)`, ns. If none begins at `first`, a bar
-        without volume at the close before is added there."""
+        """Return the bars that begin in `[first, stop)`, ns. If none begins at `first`, one is
+        added there, at the previous close and without volume."""
         rows = self._rows[symbol]
         start, end = np.searchsorted(rows.ts[: rows.size], [first, stop]).tolist()
         is_carried = start > 0 and first not in rows.ts[start:end][:1]
@@ -101,8 +101,8 @@ class _Rows:
         self.values = np.zeros((columns, 64))
 
     def add(self, ts: Array, values: Array, needed: int) -> None:
-        """Append one row or more: `ts` `[R]`, values `[C, R]`. If there is no room for them, drop the
-        rows before the time `needed`, except the last one, and make more room."""
+        """Append one row or more: `ts` `[R]`, values `[C, R]`. If there is no room for them, drop
+        the rows before the time `needed`, except the last one, and make more room."""
         stop = self.size + len(ts)
         if stop > len(self.ts):
             old = slice(max(int(np.searchsorted(self.ts[: self.size], needed)) - 1, 0), self.size)

@@ -25,5 +25,5 @@ def refuse_existing(path: Path, *, force: bool) -> None:
     """Raise ConfigError for an existing configuration, unless forced."""
     if path.exists() and not force:
         raise ConfigError(
-            f"{path} is there already; choose another --out, or write over it with --force"
+            f"{path} already exists; choose another --out, or overwrite it with --force"
         )

@@ -43,8 +43,8 @@ class DataConfig(Settings):
     """The part of a run's configuration that commands on bars read."""
 
     name: str = "run"
-    """Name of the run and of its folder below `runs_dir`; a configuration file's own name unless
-    set."""
+    """Name of the run and of its folder below `runs_dir`; by default the name of the configuration
+    file."""
     reproducible: Reproducible = "same_machine"
     """Where a seed gives the same bytes. `same_machine`: on processors of this kind;
     `across_machines`: on every x86-64 one under Linux with the same packages and C library, by
@@ -54,8 +54,8 @@ class DataConfig(Settings):
     cache: Path = Path("data/tensors")
     """Folder of built markets, shared by all runs."""
     store: str | None = None
-    """URL below which all runs are kept (`s3://bucket/runs`); the folders here are then copies.
-    None: only here."""
+    """URL below which all runs are kept (`s3://bucket/runs`); the local folders are then copies.
+    None: local only."""
     data: DataSettings = DataSettings()
 
     @field_validator("name")
@@ -96,12 +96,13 @@ DATA_CHOICES: Choices = {
     "data.source.kind": union_choices(DataSettings.model_fields["source"].annotation, "kind"),
     "data.source.preset": dict.fromkeys(PRESETS, FilesSettings),
 }
-"""Options that choose a settings model. A switch to another model keeps the settings that both
+"""Options that choose a settings model. Switching to another model keeps the settings that both
 have."""
 
 
 def load_data_config(path: Path | str, chosen: Mapping[str, str] | None = None) -> DataConfig:
-    """Load the part of a configuration file on bars; see `load_config`. Raises ConfigError."""
+    """Load the settings of bars from a configuration file; see `load_config`. Raises
+    ConfigError."""
     values = read_values(Path(path))
     for option, choice in (chosen or {}).items():
         choose(values, option, choice, DATA_CHOICES)

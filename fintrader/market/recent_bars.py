@@ -1,8 +1,8 @@
 """Bars of several symbols on the grid of the last sessions, extended as bars arrive.
 
 A build reads a whole table; a live loop receives a few bars at a time. `RecentBars` holds the
-columns that a build would make of the window, bit for bit. New bars are appended. The build's
-functions make a symbol's columns again when an earlier bar, an action or its end has changed.
+columns that a build would make of the window, bit for bit. New bars are appended. If an earlier
+bar, an action or a symbol's end changes, the build's functions make its columns again.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class RecentBars:
             grid, int(grid.minutes[size - 1]) + (grid.bar_minutes - 1) * MINUTE_NS
         )
         session = grid.session[np.maximum(self._last - self._start, 0)]
-        stop = np.where(session < finished - 1, self._last + 1, _GOES_ON)
+        has_ended = (session < finished - 1) & (self._first != _GOES_ON)
+        stop = np.where(has_ended, self._last + 1, _GOES_ON)
         if (stop != self._stop).any():
             anew |= stop != self._stop
             self.changed = 0
@@ -137,7 +138,8 @@ class RecentBars:
         self._columns["mean"][0, rows] = mean_return(returns, days)
 
     def _roll(self, grid: SessionGrid, size: int) -> Array:
-        """Let the window begin with the grid; return a mask `[N]` of the symbols to read again."""
+        """Move the window's start to the grid's first bar; return a mask `[N]` of the symbols to
+        read again."""
         drop = self.size
         if self.size:
             drop = min(int(np.searchsorted(self.grid.minutes, grid.minutes[0])), self.size)
@@ -157,7 +159,7 @@ class RecentBars:
             return np.ones(len(self.symbols), dtype=bool)
         if drop == 0:
             return np.zeros(len(self.symbols), dtype=bool)
-        # A window opens on carried prices: each counts as its symbol's first bar.
+        # The window's first bar may hold carried prices; it counts as each symbol's first trade.
         odd = np.asarray((self._first > self._start) | (self._stop != _GOES_ON))
         first = self._start
         self._columns["tradable"][:, first] = True

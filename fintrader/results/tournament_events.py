@@ -37,7 +37,7 @@ class _OrchestratorEvent(_Event):
     of: str
     """Seal of the `tournament.json` that the log belongs to."""
     pods: int
-    """Results that are requested in all."""
+    """Number of results requested in total."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class DrainEvent(_PodEvent):
 
 @dataclass(frozen=True)
 class DamageEvent(_PodEvent):
-    """A result was set aside."""
+    """A damaged result was moved aside."""
 
     detail: str
     event: Literal["damaged"] = "damaged"

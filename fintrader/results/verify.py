@@ -1,7 +1,7 @@
 """Checks of a stored run: configuration, bars, trials, results, seals and the ledger of looks.
 
-Stored totals are not trusted: the caller recounts the trials from the tournaments' files. An edit
-of one file contradicts another. A consistent edit of all files contradicts the ledger of looks,
+Stored totals are not trusted: the caller recounts the trials from the tournaments' files. An edited
+file contradicts other files. If all are edited consistently, they contradict the ledger of looks,
 which other runs share.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fintrader.errors import FintraderError
+from fintrader.errors import FintraderError, RunError
 from fintrader.files import hash_file, read_json
 from fintrader.results.backtest_files import (
     SEAL,
@@ -58,7 +58,7 @@ _LEDGER = "restore looks.jsonl from a backup: it alone records how often a windo
 
 
 def find_searches(folder: RunFolder) -> list[RunFolder]:
-    """List the tournaments that a run chose from, without those of null models."""
+    """List the tournaments of a run, except those of null models."""
     if (folder.root / "tournament.json").is_file():
         return [folder]
     folds = sorted(path for path in (folder.root / "folds").glob("*") if path.is_dir())
@@ -181,9 +181,15 @@ def _count_inherited(searches: Sequence[RunFolder], manifest: Mapping[str, Any])
         if not path.is_file():
             continue
         inherited = read_json(path)
-        # Pods of the previous fold are counted in that fold.
-        if not str(inherited["address"]).startswith("folds/"):
-            return int(inherited["trials"])
+        try:
+            # Pods of the previous fold are counted in that fold.
+            if not str(inherited["address"]).startswith("folds/"):
+                return int(inherited["trials"])
+        except (KeyError, TypeError, ValueError):
+            raise RunError(
+                f"{path} is damaged: it names no earlier run with its trials; restore it from a"
+                " copy"
+            ) from None
     recorded = manifest.get("inherited")
     return int(recorded.get("trials", 0)) if isinstance(recorded, Mapping) else 0
 
@@ -202,13 +208,15 @@ def _check_trials(
         )
     numbers = [int(search.root.name) for search in searches if search.root.parent.name == "folds"]
     if numbers != list(range(len(numbers))):
-        problems.append("a fold before the last is missing: its trials count too")
+        problems.append(
+            "the folder of an earlier fold is missing, and its trials must be counted too"
+        )
     for search in searches:
         path = search.ensemble / "ensemble.json"
         chosen_from = read_json(path).get("trials") if path.is_file() else None
         if chosen_from not in (None, trials[search.root]):
             problems.append(
-                f"{search.label}: ensemble.json was chosen from {chosen_from} trials, and there are"
+                f"{search.label}: ensemble.json says {chosen_from} trials, but the pods hold"
                 f" {trials[search.root]}"
             )
     return Check(

@@ -57,7 +57,7 @@ R = TypeVar("R")
 EXCLUSIVE = frozenset({"file", "memory", "s3", "s3a", "gs", "gcs"})
 """Protocols whose `create` is one atomic operation (on S3, if the server knows `If-None-Match`)."""
 PARALLEL = 16
-"""Concurrent requests."""
+"""Most requests at once."""
 PATIENCE_SECONDS = 30.0
 """Seconds for which an unreachable store is retried, on top of its client's own retries."""
 _OFFLINE_WORDS = (
@@ -87,8 +87,8 @@ class ObjectStore:
     def __init__(self, where: str | Path, *, patience: float | None = None) -> None:
         """Open the folder `where`: a local path (also as `file:///…`), or a URL that fsspec knows.
 
-        `patience`: seconds for which an unreachable store is retried; None means
-        `PATIENCE_SECONDS`, or within `allow_outages` its budget.
+        `patience`: seconds for which an unreachable store is retried; None: `PATIENCE_SECONDS`, or
+        the budget of the enclosing `allow_outages` block.
         """
         self.url = check_no_secret(str(where)).rstrip("/") or "/"
         self.patience = patience
@@ -126,8 +126,8 @@ class ObjectStore:
         return ObjectStore(f"{self.url}/{name}", patience=self.patience)
 
     def get(self, name: str) -> bytes | None:
-        """Read an object; None when it does not exist. `""` is the object that the URL itself
-        names.
+        """Read an object; None when it does not exist. The name `""` means the object at the URL
+        itself.
 
         Raises StorageError.
         """
@@ -245,7 +245,9 @@ class ObjectStore:
         refuse_irregular(path)
         make_folder(path.parent)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        full = StorageFullError(f"{path.parent}: the disk is full; free some space and try again")
         try:
+            temporary.touch()  # a folder without rights is no fault of the store
 
             def copy() -> bool:
                 if self.local is not None:
@@ -263,11 +265,11 @@ class ObjectStore:
                 raise self.build_damage_error(name)
             move(temporary, path)
             return True
+        except StorageFullError:  # nothing was written to the store
+            raise full from None
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise StorageFullError(
-                    f"{path.parent}: the disk is full; free some space and try again"
-                ) from None
+                raise full from None
             raise
         finally:
             temporary.unlink(missing_ok=True)
@@ -309,7 +311,8 @@ class ObjectStore:
             return list(pool.map(call, items))
 
     def check_access(self) -> None:
-        """Check that the store can be used. Raises StorageError: no bucket, no right, no answer."""
+        """Check that the store can be used. Raises StorageError if the bucket is missing, access is
+        denied or the store does not answer."""
 
         def look() -> None:
             if self.local is not None:
@@ -457,7 +460,7 @@ def open_file_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         if protocol in _EXTRAS:
             raise StorageError(
-                f"{url}: another package is needed: {install_command(_EXTRAS[protocol])}"
+                f"{url}: install its package first: {install_command(_EXTRAS[protocol])}"
             ) from None
         raise StorageError(f"{url}: {error}; install the package it names") from None
     except ValueError as error:

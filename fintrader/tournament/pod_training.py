@@ -1,4 +1,4 @@
-"""The default body of a pod: make the learner, inherit, train, evaluate. Learners are in
+"""Default work of a pod: make the learner, inherit, train, evaluate. Learners are in
 `fusion/learners.py` and `folds.py`."""
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class IntermediateScores:
     def add(
         self, share: float, found: Evaluation, state: Callable[[], State], *, last: bool
     ) -> None:
-        """Add a look, with the learner's state if it is the best. Stored unless it is the
+        """Add an evaluation, with the learner's state if it is the best. Stored unless it is the
         `last`."""
         self.evaluations[share] = found
         if self.best == share:

@@ -186,7 +186,7 @@ class TournamentSettings(Settings):
     is their mean less its standard error."""
     early_stopping: Literal["none", "best_validation"] = "none"
     """`best_validation`: a pod is scored after every tenth of its budget, and publishes its state
-    at the best score. Every such look counts as a trial."""
+    at the best score. Each of these scores counts as a trial."""
 
     ensemble_size: Count = 4
     """Members of the final ensemble: the best pod, then each time the one that adds most to the

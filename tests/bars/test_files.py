@@ -241,7 +241,7 @@ def test_names_again_and_remarks_are_left_out_by_their_lines(tmp_path, caplog):
     rows = [ROW.format(30, 1), "Part two of the export", names, ROW.format(31, 2)]
     remarks = "Source: a vendor", "當日統計、零股"
     assert read(write_lines(path, *rows, *remarks)).volume.tolist() == [1, 2]
-    assert "line 3 (Part two of the export), line 4 (the header again)" in caplog.text
+    assert "line 3 (Part two of the export), line 4 (a repeated header)" in caplog.text
     assert "line 6 (Source: a vendor)" in caplog.text
     with pytest.raises(BarError, match=r"row 5, column 'volume': 'many' is no number"):
         read(write_lines(path, *rows[:3], ROW.format(31, "many")))

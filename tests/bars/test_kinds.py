@@ -407,7 +407,7 @@ def test_a_folder_is_read_without_its_foreign_files(tmp_path, caplog):
     found = detect(str(tmp_path))
     (note,) = [one for one in found.findings if one.setting == "left out"]
     for name in FOREIGN:
-        assert f"{name}, whose columns differ" in note.why
+        assert f"{name} (other columns)" in note.why
     assert "settings.json: its JSON holds no table" in note.why
     assert note.value == "7"
     assert "secret" not in note.why
@@ -415,7 +415,7 @@ def test_a_folder_is_read_without_its_foreign_files(tmp_path, caplog):
     check(read_files(found.settings(), str(tmp_path)), table)
     caplog.clear()
     stored = build_market(file_settings(tmp_path, source=found.settings()), cache=tmp_path / "x")
-    assert "left out: 1.csv, whose columns differ" in caplog.text
+    assert "left out: 1.csv (other columns)" in caplog.text
     assert "AAA" in stored.with_name("build.json").read_text()
     assert "notes" not in stored.with_name("build.json").read_text()
     for name in (*FOREIGN - {"notes.csv"}, "settings.json"):  # by itself each is refused

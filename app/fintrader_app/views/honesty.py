@@ -26,6 +26,9 @@ from fintrader_app.sections import show
 from fintrader_app.shell import guarded, heading, page, pick_run, plain
 from fintrader_app.tables import table
 
+MOST_ENTRIES = 200
+"""Rows of a table of leaks or alarms."""
+
 
 def render(runs: RunsFolder, head: DeltaGenerator) -> None:
     _, folder = pick_run(runs, head)
@@ -51,30 +54,34 @@ def show_lookahead(folder: Folder) -> None:
         report = folder.json("lookahead.json")
     except NotThereError:
         st.info(
-            "Not stored with this run. The check changes the future and compares everything"
-            " before it:"
+            "Not stored with this run. The check alters later bars and compares all values before"
+            " them. Run:"
         )
         st.code(
             f"fintrader lookahead {folder.root.parent.name}/{folder.root.name}/config.yaml",
             language="bash",
         )
         return
-    names = ("leaks", "alarms", "trusted", "unproved")
-    leaks, alarms, trusted, unproved = (list_entries(report.get(name)) for name in names)
+    names = ("leaks", "alarms", "trusted", "untried", "unproved")
+    leaks, alarms, trusted, untried, unproved = (list_entries(report.get(name)) for name in names)
     if leaks:
         st.error(
-            f"The check found {format_count(len(leaks), 'leak')} of the future.",
+            f"The check found {format_count(len(leaks), 'look-ahead leak')}.",
             icon=":material/error:",
         )
-        table({"Leak": leaks}, "honesty_leaks")
+        table({"Leak": leaks[:MOST_ENTRIES]}, "honesty_leaks")
     if alarms:
         st.warning(
-            "These columns predict too well to be honest: check their origin.",
+            "These columns predict suspiciously well: check where they come from.",
             icon=":material/notification_important:",
         )
-        table({"Alarm": alarms}, "honesty_alarms")
+        table({"Alarm": alarms[:MOST_ENTRIES]}, "honesty_alarms")
     if isinstance(report.get("leaks"), list) and not leaks and not alarms:
         st.success("No look-ahead was found.", icon=":material/check_circle:")
+    if untried:
+        st.caption(
+            f"Not proved, because these could not be built: {plain(', '.join(untried), 400)}."
+        )
     if unproved:
         st.caption(f"Not proved, for lack of time: {plain(', '.join(unproved), 400)}.")
     if trusted:
@@ -85,8 +92,8 @@ def show_lookahead(folder: Folder) -> None:
 
 
 def list_entries(values: Any) -> list[str]:
-    """List the first entries of a file as text."""
-    return list(map(str, values[:200])) if isinstance(values, list) else []
+    """List entries of a file as text; none if they are no list."""
+    return list(map(str, values)) if isinstance(values, list) else []
 
 
 def show_selection(folder: Folder, version: Hashable) -> None:

@@ -1,4 +1,4 @@
-"""Market: the tensors that a run was made from, cell by cell."""
+"""Market: the market data that a run used, cell by cell."""
 
 from __future__ import annotations
 
@@ -141,12 +141,12 @@ def show_bars(market: Market) -> None:
     ends = find_session_ends(market.arrays["session"])
     index = market.arrays["benchmark"][ends]
     stamps = np.asarray(market.days().index)
-    values = market.arrays["close"][ends, column].astype(float)
+    values = market.daily_closes()[:, column]
     known = values[np.isfinite(values)]
     first = known[0] if len(known) else np.nan
     lines = {symbol: (stamps, values / first), "index": (stamps, index / index[0])}
     charts.show(
-        charts.plot_lines(lines, y_title="close, multiples of the first", height=260),
+        charts.plot_lines(lines, y_title="adjusted close, multiples of the first", height=260),
         "market_closes",
     )
 
@@ -237,8 +237,8 @@ def plot_shares(
 def plot_heatmap(
     cells: np.ndarray[Any, Any], x: list[str], y: list[str], form: str, unit: str, **look: Any
 ) -> go.Figure:
-    """Plot cells of at most 1, the first row on top; `form` formats a cell in its hover text, and
-    `unit` is the title of the colour bar."""
+    """Plot a heat map of values up to 1, the first row on top; `form` formats a cell in its hover
+    text, and `unit` is the title of the colour bar."""
     figure = go.Figure().add_heatmap(
         z=np.round(cells, 3),
         x=list(map(escape_label, x)),
@@ -309,10 +309,9 @@ def show_findings(market: Market) -> None:
 
 @remember
 def measure_correlations(market: Market, most: int) -> Any:
-    """Measure the correlations `[N, N]` of daily returns of the first `most` symbols; NaN below
-    five sessions in common."""
-    ends = find_session_ends(market.arrays["session"])
-    daily = np.log(np.asarray(market.arrays["close"][ends, :most], dtype=float))
+    """Measure the correlations `[N, N]` of daily returns of the first `most` symbols; NaN for pairs
+    with fewer than five common sessions."""
+    daily = np.log(market.daily_closes()[:, :most])
     return pd.DataFrame(np.diff(daily, axis=0)).corr(min_periods=5).to_numpy()
 
 

@@ -1,5 +1,5 @@
 """Compiled loops for `market_once` networks with relu: the forward pass of actor and critic, and
-the parts of a gradient step that `descent` joins.
+the parts of a gradient step, which `descent` combines.
 
 As tensor operations, a network of this size takes dozens of calls, each of which takes longer to
 start than to run. Here one block of bars at a time goes through all layers, so that its numbers
@@ -437,7 +437,8 @@ def run_market_once(rows: Tensor, trunk: Any, head: Any, top: Any) -> Any:
 # Each account looks up its bar's coefficients, so that they are not copied for each account.
 @njit_pass
 def _add_up(each: Any, top: Any, row_index: Any, private: Any, value: Any) -> None:
-    """Write the values of R accounts to `value [R]`."""
+    """Write each account's value to `value [R]`: top + mean over assets of (linear + square · held)
+    · held."""
     assets = each.shape[2]
     first_asset = private.shape[1] - assets
     share = np.float32(1.0 / assets)

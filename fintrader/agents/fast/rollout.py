@@ -1,5 +1,5 @@
-"""Compiled advantages of a rollout: torch's operations for each step take longer to start than to
-run."""
+"""Compiled advantages of a rollout, because torch's operations for each step take longer to start
+than to run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gae(
     gamma: float,
     gae_lambda: float,
 ) -> Any:
-    """Compute `buffers.gae`; NotImplemented where a gradient is needed."""
+    """Compute `buffers.gae`; return NotImplemented if a gradient is needed."""
     if rewards.requires_grad or values.requires_grad or next_values.requires_grad:
         return NotImplemented
     columns = to_arrays(rewards, values, next_values, terminated, truncated)

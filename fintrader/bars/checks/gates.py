@@ -1,5 +1,4 @@
-"""The gate of a build: faults that no market produces stop the build, unless `data.waive` names
-them.
+"""Checks of a build: faults that no real market produces stop it, unless `data.waive` names them.
 
 `Gate` checks each symbol while the build reads it, keeps a summary of the symbol's days and one
 byte for each of its returns, and judges when all symbols are read. `find_faults` lists all faults,
@@ -11,9 +10,9 @@ comes back, so dropping it would leak the future.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,14 +58,14 @@ def read_waiver(text: str) -> Waiver:
     one of `STOPPING`."""
     kind, _, rest = text.partition(":")
     if kind not in STOPPING:
-        raise ValueError(
-            f"{kind!r} is no kind of fault that stops a build; {suggest(kind, STOPPING)}"
-        )
+        raise ValueError(f"{kind!r} is not a fault that stops a build; {suggest(kind, STOPPING)}")
     symbol, _, day = rest.rpartition(":")
-    with contextlib.suppress(ValueError):  # a symbol may have a colon in it
-        if symbol:
-            return Waiver(kind, symbol, str(dt.date.fromisoformat(day)))
-    return Waiver(kind, rest)
+    if not symbol or not re.fullmatch(r"\d+-\d+-\d+", day):  # a symbol may have a colon in it
+        return Waiver(kind, rest)
+    try:
+        return Waiver(kind, symbol, str(dt.date.fromisoformat(day)))
+    except ValueError:
+        raise ValueError(f"{day!r} is no date; write it like 2016-01-04") from None
 
 
 class Gate:
@@ -208,7 +207,7 @@ def suggest_waivers(faults: Sequence[Fault]) -> list[str]:
 
 def _explain_refusal(faults: Sequence[Fault]) -> str:
     meaning = KINDS[faults[0].kind].partition(": stops")[0]
-    action = ", declare the action under data.actions (a split of 1 where there was none)"
+    action = ", declare the action under data.actions (with split: 1 if no split happened)"
     has_split = any(fault.kind == "split" for fault in faults)
     return (
         f"bars that cannot be right: {name_faults(faults)}; {faults[0].kind} means: {meaning}."

@@ -32,7 +32,7 @@ from fintrader.storage.objects import open_file_system
 log = logging.getLogger("fintrader.bars")
 
 BATCH_ROWS = 500_000
-"""Most rows that are read at once, about."""
+"""Approximate maximum of rows read at once."""
 _HEADER_BYTES = 1 << 16
 _BLOCK_BYTES = 32 << 20
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bz2", "zst": "zstd", "lz4": "lz4"}
@@ -45,8 +45,8 @@ _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f"))
 
 @contextlib.contextmanager
 def fold_warnings() -> Iterator[None]:
-    """Hold back the warnings about bars, and log them at the end. Of several with the same text but
-    other numbers or names, only the first is logged, with the number of the others."""
+    """Hold back the warnings about bars, and log them at the end. Of messages that differ only in
+    numbers or names, only the first is logged, with the number of the others."""
     seen: dict[str, dict[str, None]] = {}
 
     def keep_back(record: logging.LogRecord) -> bool:
@@ -98,8 +98,8 @@ def share_layout(
     settings: FilesSettings,
     is_known: Callable[[BarFile], bool] = lambda _: False,
 ) -> tuple[list[BarFile], list[str]]:
-    """Return the files that have the settings' columns, and a text on each of the others that says
-    why it is left out; if no file has the columns, return all files.
+    """Return the files that have the settings' columns, and for each other file the reason why it
+    is left out; if no file has the columns, return all files.
 
     A file that lacks a single column stays: it has the right layout with a fault, which an error
     names when the file is read. A file that cannot be read stays too, unless it is blank or no file
@@ -126,12 +126,13 @@ def share_layout(
         if file.kind == "csv" and _is_blank(file):
             shared[file] = False
     left_out = [
-        str(errors[file]) if file in errors else f"{file.name}, whose columns differ"
+        str(errors[file]) if file in errors else f"{file.name} (other columns)"
         for file, is_shared in shared.items()
         if not is_shared
     ]
     selected = [file for file in files if shared[file]]
-    tables = [file for file in selected if find_file_kind(file.place)]  # text files count if alone
+    # Text files are read only if there are no tables.
+    tables = [file for file in selected if find_file_kind(file.place)]
     return tables or selected, left_out
 
 
@@ -398,8 +399,8 @@ def csv_head(file: BarFile, size: int) -> str:
                 break
     if len(head.translate(None, _CONTROL)) < len(head):
         raise BarError(
-            f"{file.name}: is no text; unpack it, or export it as CSV (or as Parquet, with a name"
-            " that ends with .parquet)"
+            f"{file.name}: is not a text file; unpack it, or export it as CSV (or as Parquet, with a"
+            " name that ends with .parquet)"
         )
     lines = head[: head.rfind(b"\n") + 1] if len(head) == size else head
     return (lines or head).decode("utf-8-sig", errors="replace")
@@ -422,7 +423,7 @@ def explain_errors(file: BarFile) -> Iterator[None]:
                 f"{file.name}: cannot be read ({os.strerror(error.errno or 0)}); check the file"
             ) from None
         remedy = (
-            "correct or remove the row, and any other table"
+            "correct or remove this row; a file may hold one table only"
             if "Row #" in str(error)
             else "it may be truncated"
         )
@@ -506,7 +507,7 @@ def _read_csv(
                 is_header = np.ones(len(fresh), dtype=bool)
                 for name in types:
                     is_header &= pc.fill_null(pc.equal(fresh[name], name), False).to_numpy()
-                again |= dict.fromkeys(rows[is_header].tolist(), "the header again")
+                again |= dict.fromkeys(rows[is_header].tolist(), "a repeated header")
                 yield rows[~is_header], fresh.filter(pa.array(~is_header))
                 done += len(fresh)
     left_out |= again

@@ -52,7 +52,7 @@ def ask(action: Any, buffers: Any, prices: Prices, rules: Rules, desired: Any) -
 
 @njit_entry
 def lay_orders(action: Any, buffers: Any, prices: Prices, rules: Rules) -> None:
-    """Write the orders that an action `[1, A]` float32 gives to the account's resting ones."""
+    """Place the limit orders of an action `[1, A]` float32 among the account's resting orders."""
     state = name_rows(buffers)
     work = make_workspace(1, state.shares.shape[1])
     size_orders(0, 1, action, work, state, prices, rules)
@@ -73,7 +73,7 @@ def decide_and_wait(
     """Order the holdings that an action `[1, A]` float32 asks for, and write them to `desired`
     `[N]`; with an empty action, order towards `desired`; if both are empty, order nothing. Then
     mark every bar up to `stop`, and write the private part of the observation to `seen` `[P]`.
-    Return True if the account is ruined at the end of an interval; it then keeps that bar."""
+    Return True if the account is ruined at the end of an interval; it then stays at that bar."""
     # `decide_each` shares this memory among accounts: allocating it takes as long as a fill.
     work = make_workspace(1, buffers[3].shape[1])
     is_ruined: bool = wait(stop, action, desired, buffers, (prices, rules, log), seen, work)

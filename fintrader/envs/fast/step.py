@@ -35,7 +35,8 @@ from fintrader.errors import EnvError
 SERIAL_BELOW = 1024
 """Number of accounts below which threads cost more time than they save."""
 STREAM_ABOVE_BYTES = 8 << 20
-"""Observations larger than this are written past the caches, which could not hold them."""
+"""Observations larger than this are written directly to memory, because the caches cannot hold
+them."""
 _Array = np.ndarray[Any, Any]
 _Arrays = tuple[_Array, ...]
 
@@ -64,7 +65,7 @@ class ArrayPool:
         self._arrays: list[_Array] = []
 
     def take(self) -> _Array:
-        """Take an array with any finite contents."""
+        """Return a free array; its contents are finite but arbitrary."""
         for place, references in enumerate(_references(self._arrays)):
             if references == _FREE:
                 return self._arrays[place]
@@ -81,9 +82,9 @@ class FusedStep:
     def find_obstacle(settings: EnvSettings, device: torch.device, *, record: bool) -> str | None:
         """Explain why the kernel cannot step this environment; None if it can."""
         if device.type != "cpu":
-            return "it runs on CPU"
+            return "it runs only on CPU"
         if settings.observation_dtype != "float32":
-            return "it makes float32 observations"
+            return "it makes only float32 observations"
         return "it keeps no record" if record else None
 
     def __init__(

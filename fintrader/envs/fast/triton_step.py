@@ -43,7 +43,7 @@ class TritonStep:
         """Explain why the kernel cannot step this environment; None if it can."""
         reasons = {
             "triton is not installed": importlib.util.find_spec("triton") is None,
-            "it runs on CUDA": device.type != "cuda" and not is_interpreted(),
+            "it runs only on CUDA": device.type != "cuda" and not is_interpreted(),
             "it is long-only": settings.short,
             "no order rests in it": settings.orders_rest,
             "it keeps no record": record,

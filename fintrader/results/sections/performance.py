@@ -15,7 +15,7 @@ from fintrader.results.formatting import BASELINES, format_title, rival_name, st
 from fintrader.results.sections.section import BacktestView, Chart, Section
 from fintrader.results.table import Row, Table, active_table, metrics_tables, paper_table
 
-_ADVERBS = {12: "Monthly", 26: "Two-weekly", 52: "Weekly"}
+_FREQUENCIES = {12: "Monthly", 26: "Two-weekly", 52: "Weekly"}
 Scale = Literal["USD", "Relative", "Log"]
 
 
@@ -25,10 +25,11 @@ def present_baselines(view: BacktestView) -> Section:
     context = stored.context
     metrics = {name: stored.find_metrics(name) for name in view.names}
     paper = paper_table(metrics, main=view.main, about=context.strategies)
+    frequency = _FREQUENCIES.get(stored.sessions_a_year, "Daily")
+    period = period_name(stored.sessions_a_year)
     basis = (
-        f"{_ADVERBS.get(stored.sessions_a_year, 'Daily')} returns, {stored.sessions_a_year}"
-        f" {period_name(stored.sessions_a_year)}s a year, risk-free rate 0; Calmar ="
-        " annual return / |max drawdown|. An annual return of less than a year is an"
+        f"{frequency} returns, {stored.sessions_a_year} {period}s a year, risk-free rate 0; Calmar"
+        " = annual return / |max drawdown|. From less than a year, an annual return is an"
         " extrapolation."
     )
     tables = [replace(paper, notes=[*paper.notes, basis])]
@@ -39,11 +40,11 @@ def present_baselines(view: BacktestView) -> Section:
         reasons = "; ".join(f"{name}: {why}" for name, why in context.left_out.items())
         pays = " (env.benchmark), which pays the same costs; the index pays none"
         notes = [
-            f"Active: daily returns less those of {rival_name(rival)}"
-            f"{'' if view.is_foreign else pays}. Active return: mean times"
-            f" {stored.sessions_a_year}, not compounded as the annual return is. The interval is"
-            " the information ratio's, from resampled blocks of the same days; if it contains 0,"
-            " the difference may be chance."
+            f"Active: {frequency.lower()} returns less those of {rival_name(rival)}"
+            f"{'' if view.is_foreign else pays}. Active return is the mean times"
+            f" {stored.sessions_a_year}; unlike the annual return it is not compounded. The"
+            f" interval is the information ratio's, from resampled blocks of the same {period}s; if"
+            " it contains 0, the difference may be chance."
         ]
         if reasons:
             notes.append(f"Left out: {reasons}.")
@@ -68,7 +69,8 @@ def present_metrics(view: BacktestView) -> Section:
 
 def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
     """Present wealth and drawdown over time; all but the main strategy, its benchmark portfolio and
-    the index are pale. Returns as given, which have no capital, are drawn in multiples."""
+    the index are pale. External returns, which have no capital, are drawn as multiples of the
+    start."""
     stored = view.stored
     if view.is_foreign and not view.has_positions:
         scale = "Relative"
@@ -88,7 +90,7 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
 
 
 def present_drawdowns(view: BacktestView) -> Section:
-    """Present the deepest drawdowns, and drawdown at every bar."""
+    """Tabulate the deepest drawdowns, and plot the drawdown at every bar."""
     stored = view.stored
     measured = {"max_drawdown": "between session closes", "minute_max_drawdown": "at every bar"}
     depths = [
@@ -272,7 +274,7 @@ def present_folds(view: BacktestView) -> Section | None:
         for number, fold in enumerate(folds, 1)
     ]
     note = (
-        "Cumulative return of each test window; between windows the positions are sold, at costs."
+        "Cumulative return of each test window; between windows all positions are sold, with costs."
     )
     table = Table(("Test window", *map(format_title, view.names)), rows, notes=[note])
     return Section("folds", "Fold by fold", tables=[table])
