@@ -176,7 +176,7 @@ def _explain_levels(verdicts: str) -> list[str]:
     if today in stated:
         return []
     levels = joined(f"{level} at a {look} look" for level, look in stated.items())
-    return [f"The level was {levels}; today a first look has {today}."]
+    return [f"The significance level was {levels}; it is {today} at a first look today."]
 
 
 @block(*REAL)
@@ -186,7 +186,12 @@ def real_bars(records: Records) -> str:
     for title, found in _read_real_bars(records).items():
         returned, ratio, _, sharpes, _ = _active([found["ensemble"]], found)
         rows.append([title, returned, ratio, sharpes, found["verdict"].partition(": ")[0]])
-    head = ["bars", "beyond, a year (95 %)", "information ratio", "Sharpe, its / equal weight's"]
+    head = [
+        "bars",
+        "beyond, a year (95 % interval)",
+        "information ratio",
+        "Sharpe, its / equal weight's",
+    ]
     return f"{table([*head, 'verdict'], rows)}\n\n{sentence(records, 'real')}"
 
 
@@ -539,11 +544,11 @@ def tasks(records: Records, agents: Mapping[str, str] = TITLES["agents"]) -> str
         f" {figures['env_steps']:,} decisions."
     )
     if "apg" in agents:
-        said += f" {DASH}: quotes have no gradient"
+        said += f" {DASH}: APG cannot learn quotes, which have no gradient"
         if "ridge" in agents:
             said += (
-                " for APG to follow, and only `signals` has features for ridge to forecast from,"
-                " which then trades at the best rule's rate"
+                "; ridge needs features to forecast from, so only `signals` has it, and trades at the"
+                " best rule's rate there"
             )
         said += "."
     return f"{said}\n\n{table(['', *agents.values()], rows)}\n\n{sentence(records, 'tasks')}"

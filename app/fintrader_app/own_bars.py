@@ -18,7 +18,7 @@ from fintrader.bars.sources.listing import find_file_kind
 from fintrader.bars.sources.presets import Preset
 from fintrader.config import is_url
 from fintrader.errors import DataError
-from fintrader.market.config_path import config_path
+from fintrader.market.config_path import choose_config_path
 from fintrader.numerals import format_count
 from fintrader.results.folders import Folder
 from fintrader_app.shell import go, guarded, line_up, list_config_folders, plain
@@ -154,7 +154,7 @@ def show_findings(found: Detection) -> None:
             " that you can allow them.",
             icon=":material/rule:",
         )
-    target = find_unused(list_config_folders()[0] / config_path(found.path).name)
+    target = find_unused(list_config_folders()[0] / choose_config_path(found.path).name)
     if st.button(
         f"Write {plain(target.name)} and start from it", key="own_write", icon=":material/note_add:"
     ):

@@ -219,7 +219,7 @@ class BacktestAccount:
         want = np.zeros((1, self.held.size))
         row = flatten_action(action)[None]
         rules = self._rules._replace(is_whole=False) if exact else self._rules
-        kernel.ask(row, self._buffers, self._prices, rules, want)
+        kernel.size_desired(row, self._buffers, self._prices, rules, want)
         asked: Array = want[0]
         return asked
 
@@ -229,11 +229,11 @@ class BacktestAccount:
         rows: Array = self._state.resting[0]
         return rows
 
-    def lay_orders(self, action: Action) -> Array:
+    def set_resting_orders(self, action: Action) -> Array:
         """Return the resting orders `[R, N]` that an action would give, without placing them."""
         before = self.resting.copy()
         row = flatten_action(action)[None]
-        kernel.lay_orders(row, self._buffers, self._prices, self._rules)
+        kernel.set_resting_orders(row, self._buffers, self._prices, self._rules)
         orders = self.resting.copy()
         self.resting[:] = before
         return orders

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fintrader.backtesting.baselines import benchmark_portfolio, simulate_baselines
+from fintrader.backtesting.baselines import simulate_baselines, simulate_benchmark_portfolio
 from fintrader.backtesting.result import BacktestResult, Results, measured_against
 from fintrader.backtesting.ridge import fit_ridge, ridge
 from fintrader.envs import EnvSettings
@@ -51,7 +51,9 @@ def simulate_all_baselines(
     """
     results = simulate_baselines(market, settings, train=train, progress=progress, every=every)
     kind = benchmark_kind(market, settings.benchmark)
-    portfolio = results.get(kind) or benchmark_portfolio(market, settings, progress=progress)
+    portfolio = results.get(kind) or simulate_benchmark_portfolio(
+        market, settings, progress=progress
+    )
     if kind != "cash":
         results[kind] = portfolio
     left_out: dict[str, str] = {}

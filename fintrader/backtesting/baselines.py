@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fintrader import metrics as m
 from fintrader.backtesting.account import BacktestAccount, Holdings
-from fintrader.backtesting.result import Array, BacktestResult, window_fields
+from fintrader.backtesting.result import Array, BacktestResult, collect_market_fields
 from fintrader.backtesting.simulation import open_account, trade
 from fintrader.envs import EnvSettings
 from fintrader.envs.benchmark import benchmark_kind, benchmark_weights
@@ -32,7 +32,7 @@ LOOKBACK = 20
 """Sessions that the rules look back over."""
 FAST = 5
 """Sessions of the fast average."""
-REBALANCED = 5
+REBALANCE_SESSIONS = 5
 """Sessions from one rebalancing to the next."""
 USUAL_VOLATILITY = 0.15
 """Annual volatility to aim at if the training window's is unknown."""
@@ -201,13 +201,13 @@ def hold_benchmark(
     bar of every session, net of costs."""
     note = f"{_SIZES[kind]}, rebalanced every session, net of costs"
     weights = benchmark_weights(market, kind)
-    due = rebalance_bars(market, 1)
+    due = find_rebalance_bars(market, 1)
     return simulate_weights(
         weights.__getitem__, due, market, settings, name=kind, note=note, progress=progress
     )
 
 
-def rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:
+def find_rebalance_bars(market: MarketTensors, every_sessions: int) -> frozenset[int]:
     """Find the first bar of every k-th session."""
     return frozenset(market.session_starts[::every_sessions].tolist())
 
@@ -220,13 +220,13 @@ class PastRule(NamedTuple):
     weigh: Callable[[Array], Array]
     """Daily returns `[L, n]` of the sessions that ended before the decision's bar -> weights
     `[n]`."""
-    every_sessions: int = REBALANCED
+    every_sessions: int = REBALANCE_SESSIONS
     is_share: bool = False
     """Each weight is a share of 1/n, and the rest stays in cash; otherwise weights are scaled to a
     sum of 1."""
 
 
-def weigh_by_covariance(returns: Array) -> Array:
+def weigh_by_minimum_variance(returns: Array) -> Array:
     """Compute long-only minimum-variance weights, the covariance shrunk halfway towards its
     diagonal.
 
@@ -245,7 +245,7 @@ def weigh_by_momentum(returns: Array) -> Array:
     return np.where(above, 1.0, 0.0)
 
 
-def target_volatility(target: float | None, sessions_a_year: int) -> PastRule:
+def make_volatility_rule(target: float | None, sessions_a_year: int) -> PastRule:
     """Hold equal weights times min(1, target/σ), σ the annual volatility of their past daily
     returns; the rest in cash.
 
@@ -259,7 +259,7 @@ def target_volatility(target: float | None, sessions_a_year: int) -> PastRule:
 
     source = "a fixed choice" if target is None else "the training window's median"
     note = (
-        f"1/n times min(1, {aim:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCED};"
+        f"1/n times min(1, {aim:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCE_SESSIONS};"
         f" {source}"
     )
     return PastRule("vol_targeted", note, weigh, is_share=True)
@@ -299,13 +299,13 @@ def usual_volatility(market: MarketTensors) -> float | None:
 RULES = (
     PastRule(
         "inverse_volatility",
-        f"1/volatility of {LOOKBACK} sessions, rebalanced every {REBALANCED}",
+        f"1/volatility of {LOOKBACK} sessions, rebalanced every {REBALANCE_SESSIONS}",
         lambda returns: 1 / np.maximum(returns.std(axis=0, ddof=1), 1e-6),
     ),
     PastRule(
         "minimum_variance",
-        f"minimum variance of {LOOKBACK} sessions, long only, rebalanced every {REBALANCED}",
-        weigh_by_covariance,
+        f"minimum variance of {LOOKBACK} sessions, long only, rebalanced every {REBALANCE_SESSIONS}",
+        weigh_by_minimum_variance,
     ),
     PastRule(
         "momentum",
@@ -341,7 +341,7 @@ def simulate_rule(
         target[known] = raw / (len(raw) if rule.is_share else raw.sum())
         return torch.from_numpy(target)
 
-    due = rebalance_bars(market, rule.every_sessions)
+    due = find_rebalance_bars(market, rule.every_sessions)
     return simulate_weights(
         weights, due, market, settings, name=rule.name, note=rule.note, progress=progress
     )
@@ -366,10 +366,10 @@ def _follow_level(
 ) -> BacktestResult:
     """Make a result that follows a level `[T]` and holds nothing."""
     equity = starting_capital(market, settings) * level / level[0]
-    return BacktestResult.of_curve(name, equity, note=note, **window_fields(market))
+    return BacktestResult.of_curve(name, equity, note=note, **collect_market_fields(market))
 
 
-def benchmark_portfolio(
+def simulate_benchmark_portfolio(
     market: MarketTensors, settings: EnvSettings, *, progress: Progress = SILENT
 ) -> BacktestResult:
     """Trade the portfolio that `env.benchmark` names, at a strategy's costs.
@@ -404,7 +404,7 @@ def simulate_baselines(
     ]
     if every:
         target = None if train is None else usual_volatility(train)
-        rules = (*RULES, target_volatility(target, market.sessions_a_year))
+        rules = (*RULES, make_volatility_rule(target, market.sessions_a_year))
         results += [simulate_rule(rule, market, settings, progress=progress) for rule in rules]
     results.append(benchmark(market, settings))
     if every:

@@ -12,7 +12,7 @@ from fintrader.results.backtest_result import measured_against as measured_again
 from fintrader.results.backtest_result import refuse_other_bars as refuse_other_bars
 
 
-def window_fields(market: MarketTensors) -> dict[str, Any]:
+def collect_market_fields(market: MarketTensors) -> dict[str, Any]:
     """Collect the fields of a `BacktestResult` that its window decides."""
     arrays = {name: market.to_numpy(name) for name in ("minutes", "session", "benchmark")}
     names = ("symbols", "benchmark_name", "bar_minutes", "timezone", "sessions_a_year", "cut_from")

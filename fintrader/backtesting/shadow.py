@@ -85,7 +85,7 @@ def decide(
     if isinstance(action, RestingOrders):
         return _cut_resting(account, action.rows, limits, benchmark)
     if account.settings.orders_rest:
-        return _cut_resting(account, account.lay_orders(action), limits, benchmark)
+        return _cut_resting(account, account.set_resting_orders(action), limits, benchmark)
     wanted = account.holdings(action)
     orders = wanted - held
     if limits.whole:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from fintrader.backtesting.result import Array, BacktestResult, window_fields
+from fintrader.backtesting.result import Array, BacktestResult, collect_market_fields
 from fintrader.envs import EnvSettings
 from fintrader.envs.account import closing_cost
 from fintrader.envs.market_view import MarketView
@@ -73,7 +73,7 @@ class TradeLog:
             ruined=self.ruined,
             last_bar=self.market.to_numpy("last_bar"),
             note=note,
-            **window_fields(self.market),
+            **collect_market_fields(self.market),
         )
 
     def _join_fills(self) -> TradeRows:

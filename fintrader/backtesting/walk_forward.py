@@ -1,7 +1,7 @@
 """Walk-forward: windows that move through a market, and one result of all their tests.
 
 for fold in make_folds(market, WalkForwardSettings()):
-    part = fold_market(market, fold)      # a market with the fold's windows
+    part = cut_fold(market, fold)      # a market with the fold's windows
     ...                                   # simulate a policy of `part` on part.split().test
 whole = stitch(results)                   # one result over all test windows, each bar tested once
 """
@@ -50,7 +50,7 @@ def make_folds(
     asked for.
     """
     if not isinstance(lengths, WalkForwardSettings):
-        return make_folds(market, _share_sessions(market, lengths, embargo), embargo)[:lengths]
+        return make_folds(market, _choose_lengths(market, lengths, embargo), embargo)[:lengths]
     ends = market.session_ends
     starts = np.concatenate([[0], ends + 1])
     sessions = len(ends)
@@ -78,7 +78,7 @@ def make_folds(
     return folds
 
 
-def _share_sessions(market: MarketTensors, count: int, embargo: int) -> WalkForwardSettings:
+def _choose_lengths(market: MarketTensors, count: int, embargo: int) -> WalkForwardSettings:
     if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
         raise BacktestError(f"folds must be a whole number of at least 1, not {count!r}")
     ends = market.session_ends
@@ -94,7 +94,7 @@ def _share_sessions(market: MarketTensors, count: int, embargo: int) -> WalkForw
     return WalkForwardSettings(sessions=(train, int(length), int(length)))
 
 
-def fold_market(market: MarketTensors, fold: Fold) -> MarketTensors:
+def cut_fold(market: MarketTensors, fold: Fold) -> MarketTensors:
     """Cut the bars of one fold into a market with the fold's windows.
 
     Features keep the scale of the market's training window, unless that window ends later than the

@@ -69,7 +69,7 @@ class Company:
 
 
 @functools.cache
-def index_companies(index: str) -> tuple[Company, ...]:
+def list_index_companies(index: str) -> tuple[Company, ...]:
     """Return the companies that ever belonged to an index (nasdaq100, sp500, dow30), sorted by key.
 
     Raises DataError if the index needs a package that is not installed.
@@ -87,10 +87,10 @@ def index_companies(index: str) -> tuple[Company, ...]:
 
 
 @functools.cache
-def index_digest(index: str) -> str:
+def hash_index(index: str) -> str:
     """Return the SHA-256 of an index's members and tickers, which is part of the identity of
     markets built with them."""
-    return hash_bytes(repr(index_companies(index)).encode())
+    return hash_bytes(repr(list_index_companies(index)).encode())
 
 
 def _read_table(name: str) -> csv.DictReader[str]:

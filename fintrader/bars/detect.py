@@ -50,7 +50,12 @@ from fintrader.bars.propose_calendar import (
     propose,
 )
 from fintrader.bars.sniff import Known, Layout, name_pattern, sniff
-from fintrader.bars.sources.bar_files import csv_line, iterate, present_columns, share_layout
+from fintrader.bars.sources.bar_files import (
+    csv_line,
+    iterate_batches,
+    present_columns,
+    split_by_layout,
+)
 from fintrader.bars.sources.cells import UNITS
 from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
 from fintrader.bars.sources.listing import BarFile, list_bar_files, list_files
@@ -342,7 +347,7 @@ def choose_layout(
         values.pop("symbol", None)
         pattern = {"name_pattern": "{symbol}"} if layout.single else {}
         settings = validate(FilesSettings, values | pattern, "detected")
-        return layout, *share_layout(files, settings)
+        return layout, *split_by_layout(files, settings)
     raise faults[0]
 
 
@@ -451,7 +456,7 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
         if place in others and not (is_single and rows < _ROWS):
             break
         spans[place] = []
-        for batch in iterate(files[place], reading):
+        for batch in iterate_batches(files[place], reading):
             batch = batch.without_empty()
             if len(batch) == 0:
                 continue
@@ -973,12 +978,12 @@ def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:
     late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
     for one in bars.by_symbol().values():
         one = replace(one, ts=day_starts(found.calendar, "UTC", one.ts - late))
-        one, _ = clean(gate.settle(one))
+        one, _ = clean(gate.drop_waived_duplicates(one))
         days = split_by_day(one, grid)
         if late and has_opening_prints(days):
             one, _ = merge_opening_prints(one, days)
-        gate.see(one.take(grid.locate(one.ts) >= 0) if found.extended else one)
-    return [fault for fault in gate.faults(bars.symbols) if fault.kind in STOPPING]
+        gate.check_symbol(one.take(grid.locate(one.ts) >= 0) if found.extended else one)
+    return [fault for fault in gate.list_faults(bars.symbols) if fault.kind in STOPPING]
 
 
 def describe_detection(found: Detection) -> str:

@@ -17,7 +17,7 @@ from fintrader.bars.sources.vendor_settings import DownloadOptions
 from fintrader.cli.options import parse
 from fintrader.config import Count, Ticker, is_url, validate
 from fintrader.errors import ConfigError, DataError
-from fintrader.market.config_path import config_path, refuse_existing
+from fintrader.market.config_path import choose_config_path, refuse_existing
 from fintrader.terminal_progress import reporter
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _init_tickers(tickers: list[str], options: InitOptions) -> None:
 
 def _choose_path(bars: str, options: InitOptions) -> Path:
     """Choose the configuration's path. Raises ConfigError where it is taken."""
-    path = config_path(bars, options.out)
+    path = choose_config_path(bars, options.out)
     refuse_existing(path, force=options.force or options.print_only)
     return path
 

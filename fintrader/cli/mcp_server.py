@@ -39,7 +39,7 @@ from fintrader.verdict.looks import HELD_OUT, Ledger, summarise_windows
 if TYPE_CHECKING:
     from fintrader.pipeline.config import RunConfig
 
-SPENT = "mcp_looks.jsonl"
+SPENT_FILE = "mcp_looks.jsonl"
 """File of the looks that servers have spent, next to the ledger of looks."""
 INSTRUCTIONS = (
     "fintrader trains trading agents and tests whether results are skill. Every judgement and"
@@ -71,7 +71,7 @@ class LookBudget:
     def __init__(self, folder: Path, looks: int) -> None:
         self.folder = str(folder)
         self.looks = looks
-        self.path = Ledger().path.with_name(SPENT)
+        self.path = Ledger().path.with_name(SPENT_FILE)
 
     def count_spent(self, last: SpentLooks | None = None) -> int:
         """Count the looks spent in this folder, up to the line `last` if it is given. Raises
@@ -142,7 +142,7 @@ class WindowLine:
 
 
 @dataclass(frozen=True)
-class LooksShown:
+class LookReport:
     """Looks so far, and the looks left to the server."""
 
     windows: tuple[WindowLine, ...]
@@ -194,7 +194,7 @@ class Confinement:
 
 
 @contextlib.contextmanager
-def _answering() -> Iterator[None]:
+def _turn_errors_into_answers() -> Iterator[None]:
     """Print to standard error, since standard output carries the protocol, and turn errors into
     answers to the assistant."""
     try:
@@ -204,7 +204,7 @@ def _answering() -> Iterator[None]:
         raise ToolError(explain_failure(error)) from None
 
 
-def _list_words(overrides: Overrides | None) -> list[str]:
+def _list_options(overrides: Overrides | None) -> list[str]:
     """List overrides as options of a command line."""
     return [
         part
@@ -233,7 +233,7 @@ def make_server(
     def list_runs() -> list[RunLine]:
         """List the runs, newest first: status, trials, and the state of the verdict on the
         held-out window."""
-        with _answering():
+        with _turn_errors_into_answers():
             return [
                 RunLine(
                     run.name,
@@ -250,13 +250,13 @@ def make_server(
     def show_run(name: str) -> str:
         """Show a run: its status, and once it is backtested its verdict and its figures net of
         costs, with the baselines. This does not count as a look."""
-        with _answering():
+        with _turn_errors_into_answers():
             return repr(Run(runs.run(name).root))
 
-    def show_looks() -> LooksShown:
+    def show_looks() -> LookReport:
         """Show the looks at each held-out window so far, the level that the next result must reach,
         and the looks that are left to this server."""
-        with _answering():
+        with _turn_errors_into_answers():
             windows = tuple(
                 WindowLine(
                     one.bars.first,
@@ -268,7 +268,7 @@ def make_server(
                 )
                 for one in summarise_windows(Ledger().looks())
             )
-            return LooksShown(windows, max(0, budget.looks - budget.count_spent()))
+            return LookReport(windows, max(0, budget.looks - budget.count_spent()))
 
     def judge(
         file: str,
@@ -283,7 +283,7 @@ def make_server(
         tried on these returns; `held_out`: true only if the strategy was
         selected without these returns.
         """
-        with _answering():
+        with _turn_errors_into_answers():
             from fintrader.report.judged import judge as judge_returns
 
             if benchmark is not None and (folder / benchmark).exists():
@@ -298,12 +298,12 @@ def make_server(
         """Backtest a finished run's policies again, with other settings of `backtest` or the
         trading of `env` (costs, fill, decision interval). Each held-out window counts as a look and
         spends one of the budget. Rewrites the run's report."""
-        with _answering():
+        with _turn_errors_into_answers():
             from fintrader.pipeline.config import load_config
             from fintrader.pipeline.run_stages import backtest_run
 
             home = runs.run(run).root
-            config = parse(load_config(home / "config.yaml"), _list_words(overrides), "backtest")
+            config = parse(load_config(home / "config.yaml"), _list_options(overrides), "backtest")
             inside.check(config)
             windows = len({*config.backtest.window} & {*HELD_OUT})
             with budget.spend("backtest", run, windows):
@@ -314,10 +314,10 @@ def make_server(
         """Start a tournament of agents from a configuration file in the folder, in the background,
         without a look at the test window. `name` is the new run's; `show_run` shows the
         progress."""
-        with _answering():
+        with _turn_errors_into_answers():
             if not re.fullmatch(r"\w[\w-]*", name):
                 raise ToolError(f"{name!r}: name a run by letters, digits, '_' and '-'")
-            words = [str(inside.find(config)), *_list_words(overrides)]
+            words = [str(inside.find(config)), *_list_options(overrides)]
             words += ["--name", name, "--runs-dir", str(runs.root)]
             inside.check(parse_config("tournament", list(words)))
             make_folder(runs.root)

@@ -14,7 +14,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from fintrader.backtesting.baselines import benchmark_portfolio
+from fintrader.backtesting.baselines import simulate_benchmark_portfolio
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.backtesting.shadow import shadow_backtest
 from fintrader.bars.bars import MINUTE_NS
@@ -74,7 +74,7 @@ def measure(
         )
     result, noted = shadow_backtest(bundle.policy, market, bundle.env, limits)
     terms = bundle.env.model_copy(update={"benchmark": bundle.benchmark})
-    portfolio = benchmark_portfolio(market, terms)
+    portfolio = simulate_benchmark_portfolio(market, terms)
     theirs = result.equity[at]
     session = market.session.numpy()[at]
     ends = find_session_ends(session)

@@ -1,6 +1,6 @@
 """The portfolio that accounts are judged against: its weights at every bar, and its growth.
 
-It trades at no cost here; `backtesting.baselines.benchmark_portfolio` trades it at a strategy's
+It trades at no cost here; `backtesting.baselines.simulate_benchmark_portfolio` trades it at a strategy's
 costs.
 """
 

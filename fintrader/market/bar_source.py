@@ -14,7 +14,7 @@ from fintrader.bars.bars import Bars, concat
 from fintrader.bars.calendar import day_starts, exchange_days
 from fintrader.bars.companies import overlaps
 from fintrader.bars.sources.alpaca import Alpaca
-from fintrader.bars.sources.bar_files import read_rows, select_files, share_layout
+from fintrader.bars.sources.bar_files import read_rows, select_files, split_by_layout
 from fintrader.bars.sources.by_company import join_by_company
 from fintrader.bars.sources.crypto import Ccxt
 from fintrader.bars.sources.feed import Feed, MemoryFeed
@@ -131,7 +131,7 @@ def open_slice(source: FilesSettings, path: str, calendar: str) -> tuple[MemoryF
 
 
 def _iterate_files(source: FilesSettings, path: str) -> Iterator[Bars]:
-    files, _ = share_layout(list_bar_files(source, path), source)
+    files, _ = split_by_layout(list_bar_files(source, path), source)
     if "{symbol" in (source.name_pattern or ""):  # the first files may all hold one day
         symbols = [(source.read_name(file.place) or ("", None))[0] for file in files]
         wanted = [*dict.fromkeys(symbols)][:_SLICE_SYMBOLS]

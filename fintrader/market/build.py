@@ -33,7 +33,7 @@ from fintrader.bars.calendar import (
     sessions_a_year,
 )
 from fintrader.bars.clean import REPAIRS
-from fintrader.bars.companies import index_digest
+from fintrader.bars.companies import hash_index
 from fintrader.bars.sources.feed import Feed
 from fintrader.config import OwnFunction, refuse_url
 from fintrader.errors import ConfigError, DataError, StorageError
@@ -184,7 +184,7 @@ def identify_source(settings: DataSettings, feed: Feed) -> MarketSource:
         if path is not None:
             identity[name] = hash_bytes(read_whole(path, setting))
     if settings.universe.index is not None:
-        identity["members"] = index_digest(settings.universe.index)
+        identity["members"] = hash_index(settings.universe.index)
     if feed.daily is not None:
         identity["daily"] = hash_bytes(json.dumps(feed.daily.inputs).encode())
     own = hash_own_modules(settings.features.names)

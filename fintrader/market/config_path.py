@@ -11,7 +11,7 @@ from fintrader.config import refuse_url
 from fintrader.errors import ConfigError
 
 
-def config_path(bars: str, out: Path | None = None) -> Path:
+def choose_config_path(bars: str, out: Path | None = None) -> Path:
     """Path of the configuration for these bars: `out`, or `my.yaml` here for `somewhere/my.csv`."""
     if out is not None:
         refuse_url(out, "out")

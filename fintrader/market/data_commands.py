@@ -12,10 +12,10 @@ from fintrader.market.bar_source import open_feed
 from fintrader.market.build import build_market
 from fintrader.market.data_config import (
     DataConfig,
+    find_store,
     load_data_config,
     open_markets,
     resolve_data,
-    store_of,
 )
 from fintrader.market.garbage import Garbage, find_garbage, open_runs
 from fintrader.market.inspect import (
@@ -118,7 +118,7 @@ def collect_garbage(configs: Sequence[DataConfig], *, remove: bool = False) -> G
     for folder in sorted({config.runs_dir for config in configs}):
         for path in sorted(folder.glob("*/config.yaml")):
             settings += _settings_of_run(path.parent, markets, cache)
-    stored = {store: open_runs(store) for store in map(store_of, configs) if store is not None}
+    stored = {store: open_runs(store) for store in map(find_store, configs) if store is not None}
     for store, runs in stored.items():
         for run in runs:
             run.pull()

@@ -83,7 +83,7 @@ class DataConfig(Settings):
         return runs.RunFolder.named(self.name, self.runs_dir)
 
 
-def union_choices(annotation: object, key: str) -> dict[str, type[Settings]]:
+def map_union(annotation: object, key: str) -> dict[str, type[Settings]]:
     """Map the discriminator values of a union to its settings models."""
     models = [model for model in list_models(annotation) if issubclass(model, Settings)]
     return {
@@ -93,7 +93,7 @@ def union_choices(annotation: object, key: str) -> dict[str, type[Settings]]:
 
 Choices = Mapping[str, Mapping[str, type[Settings]]]
 DATA_CHOICES: Choices = {
-    "data.source.kind": union_choices(DataSettings.model_fields["source"].annotation, "kind"),
+    "data.source.kind": map_union(DataSettings.model_fields["source"].annotation, "kind"),
     "data.source.preset": dict.fromkeys(PRESETS, FilesSettings),
 }
 """Options that choose a settings model. Switching to another model keeps the settings that both
@@ -151,7 +151,7 @@ def choose(values: dict[str, Any], option: str, choice: str, choices: Choices) -
         values["kind"] = "files"
 
 
-def store_of(config: DataConfig) -> str | None:
+def find_store(config: DataConfig) -> str | None:
     """Return the URL of a run's store: the store that its folder mirrors, else the setting."""
     mirror = find_mirror(config.folder.root)
     return config.store if mirror is None else mirror.store_url
@@ -159,14 +159,14 @@ def store_of(config: DataConfig) -> str | None:
 
 def open_markets(config: DataConfig) -> Markets | None:
     """Return the built markets of a run's store; None without a store."""
-    store = store_of(config)
+    store = find_store(config)
     return None if store is None else Markets(store)
 
 
 def resolve_data(config: DataConfig) -> DataSettings:
     """Return the data's settings; a vendor's bars, which cost a request each, are kept in the run's
     store."""
-    store = store_of(config)
+    store = find_store(config)
     if (
         store is None
         or config.data.store is not None

@@ -221,7 +221,7 @@ class Reader:
         """Read a symbol's sorted rows; `ts` becomes the number of the grid's bar."""
         if symbol in self._ahead:
             return self._ahead.pop(symbol)
-        bars, counts = clean(self.gate.settle(self.feed.bars(symbol)))
+        bars, counts = clean(self.gate.drop_waived_duplicates(self.feed.bars(symbol)))
         bars = undo_adjustment(bars, factor_column(self.settings))
         bars = carry_extras(bars, self.settings.features.known_at)
         if self.settings.start is not None or self.settings.end is not None:
@@ -233,7 +233,7 @@ class Reader:
             bars, counts["opening_print"] = merge_opening_prints(bars, days)
         # bars outside the sessions of most days are no fault of single days
         is_wide = days.wide.mean() > 0.5 if len(days.session) else False
-        self.gate.see(bars.take(self.gate.grid.locate(bars.ts) >= 0) if is_wide else bars)
+        self.gate.check_symbol(bars.take(self.gate.grid.locate(bars.ts) >= 0) if is_wide else bars)
         merged, left_out = aggregate_to_grid(bars, self.grid)
         counts |= left_out
         self.repairs[symbol] = counts

@@ -26,7 +26,7 @@ from fintrader.bars.corporate_actions import (
 from fintrader.market.features import mean_return
 from fintrader.market.reading import count_finished
 
-_GOES_ON = np.iinfo(np.int64).max
+_NO_END = np.iinfo(np.int64).max
 _NO_TIME = pd.DatetimeIndex([])
 
 
@@ -121,8 +121,8 @@ class RecentBars:
             grid, int(grid.minutes[size - 1]) + (grid.bar_minutes - 1) * MINUTE_NS
         )
         session = grid.session[np.maximum(self._last - self._start, 0)]
-        has_ended = (session < finished - 1) & (self._first != _GOES_ON)
-        stop = np.where(has_ended, self._last + 1, _GOES_ON)
+        has_ended = (session < finished - 1) & (self._first != _NO_END)
+        stop = np.where(has_ended, self._last + 1, _NO_END)
         if (stop != self._stop).any():
             anew |= stop != self._stop
             self.changed = 0
@@ -160,7 +160,7 @@ class RecentBars:
         if drop == 0:
             return np.zeros(len(self.symbols), dtype=bool)
         # The window's first bar may hold carried prices; it counts as each symbol's first trade.
-        odd = np.asarray((self._first > self._start) | (self._stop != _GOES_ON))
+        odd = np.asarray((self._first > self._start) | (self._stop != _NO_END))
         first = self._start
         self._columns["tradable"][:, first] = True
         for name in ("steps", "returns", "mean"):
@@ -185,7 +185,7 @@ class RecentBars:
             self._columns[name] = column
         self._start = 0
         for places in (self._first, self._last, self._stop):
-            places[places != _GOES_ON] -= kept.start
+            places[places != _NO_END] -= kept.start
 
     def _append(self, done: int, fresh: Bars) -> None:
         """Append the bars from number `done` on; symbols without a row carry their last close."""
@@ -241,7 +241,7 @@ class RecentBars:
             if name == "mean":
                 continue
             column[number, window] = 0 if name in ("volume", "held_volume", "tradable") else np.nan
-        self._first[number] = self._stop[number] = _GOES_ON
+        self._first[number] = self._stop[number] = _NO_END
         self.events[symbol] = []
         if len(merged) == 0:
             return
@@ -264,7 +264,7 @@ class RecentBars:
         self._factors[:, number] = price, splits, growth[-1]
         self._first[number] = rows.start
         self._last[number] = first + int(merged.ts[-1])
-        self._stop[number] = rows.stop if own.ended else _GOES_ON
+        self._stop[number] = rows.stop if own.ended else _NO_END
 
     def _derive(self, symbols: slice | Array, done: int) -> None:
         """Write the log returns of these symbols, from the bar `done` on."""

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from fintrader.bars.bars import Array
-from fintrader.bars.companies import NEVER, Interval, index_companies, overlaps, read_interval
+from fintrader.bars.companies import NEVER, Interval, list_index_companies, overlaps, read_interval
 from fintrader.config import Count, Fraction, PathText, Settings, Ticker, strip_folders
 from fintrader.errors import DataError
 from fintrader.market.features import mean_return
@@ -134,7 +134,7 @@ def load_membership(settings: UniverseSettings) -> dict[str, list[Interval]] | N
         return read_membership(settings.membership)
     if settings.index is None:
         return None
-    return {company.key: list(company.member) for company in index_companies(settings.index)}
+    return {company.key: list(company.member) for company in list_index_companies(settings.index)}
 
 
 def read_membership(path: Path | str) -> dict[str, list[Interval]]:
@@ -157,7 +157,7 @@ def index_tickers(index: str, start: dt.date, end: dt.date, as_of: dt.date) -> l
     """List all tickers of the members between `start` and `end`: those they traded under then, and
     those of the day `as_of`."""
     found = set[str]()
-    for company in index_companies(index):
+    for company in list_index_companies(index):
         for interval in company.member:
             if overlaps(interval, start, end):
                 first = max(interval[0], start)

@@ -24,7 +24,7 @@ ENVIRONMENT = "environment.json"
 STAGES = ("data", "tournament", "evaluation")
 
 
-def describe_environment(
+def write_environment(
     folder: RunFolder,
     settings: GymnasiumSettings,
     agents: Sequence[AgentSettings],

@@ -37,8 +37,8 @@ from fintrader.market.data_config import (
     Choices,
     DataConfig,
     choose,
+    map_union,
     read_values,
-    union_choices,
 )
 from fintrader.seams import LAUNCHERS, load_part
 from fintrader.tournament.launchers import LauncherFactory
@@ -258,9 +258,9 @@ class RunConfig(DataConfig):
 
 
 CHOICES: Choices = {
-    "env.kind": union_choices(RunConfig.model_fields["env"].annotation, "kind"),
+    "env.kind": map_union(RunConfig.model_fields["env"].annotation, "kind"),
     "launcher.kind": launcher_models(),
-    "agent.algo": union_choices(RunConfig.model_fields["agent"].annotation, "algo"),
+    "agent.algo": map_union(RunConfig.model_fields["agent"].annotation, "algo"),
     **DATA_CHOICES,
 }
 """Options that choose one of several settings models. Switching keeps the settings both share."""

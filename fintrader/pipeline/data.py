@@ -12,7 +12,7 @@ from fintrader.files import write_json
 from fintrader.market.data_commands import ensure_market
 from fintrader.market.data_config import open_markets
 from fintrader.market.market_file import read_description
-from fintrader.pipeline.classic_stages import describe_environment
+from fintrader.pipeline.classic_stages import write_environment
 from fintrader.pipeline.config import RunConfig
 from fintrader.runs import Manifest
 from fintrader.terminal_progress import reporter
@@ -49,7 +49,7 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
     Raises RunError when the run began with another market, DataError, StorageError."""
     with manifest.stage("data"):
         if isinstance(config.env, GymnasiumSettings):
-            return describe_environment(config.folder, config.env, config.agents, manifest)
+            return write_environment(config.folder, config.env, config.agents, manifest)
         try:
             path = ensure_market(config)
         except (DataError, StorageError) as error:

@@ -19,7 +19,7 @@ from fintrader.agents.agent import refuse_idle
 from fintrader.agents.environment import NO_GRADIENT, NO_OWN_GRADIENT
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import resolve_network
-from fintrader.backtesting.walk_forward import Fold, fold_market, make_folds
+from fintrader.backtesting.walk_forward import Fold, cut_fold, make_folds
 from fintrader.config import dump_yaml
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.settings import CONVENTIONS, GymnasiumSettings
@@ -115,7 +115,7 @@ def _race_fold(
         start = Start(f"folds/{before.root.name}", lambda: before)
     path = folder.root / "market.safetensors"
     if not path.is_file():
-        fold_market(market, fold).save(path)
+        cut_fold(market, fold).save(path)
     number = f"fold {fold.number + 1} of {count}"
     print(number)
     result = search(config, folder, path, start=start, title=f"{number}, tournament")

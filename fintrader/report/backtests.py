@@ -24,7 +24,7 @@ from fintrader.backtesting.policy_strategy import Predictor, is_predictor
 from fintrader.backtesting.result import BacktestResult, Results, measured_against
 from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.simulation import simulate
-from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
+from fintrader.backtesting.walk_forward import cut_fold, make_folds, stitch
 from fintrader.config import Settings
 from fintrader.envs.benchmark import lay_out
 from fintrader.envs.observation import FlatLayout, ObservationLayout
@@ -131,7 +131,7 @@ def walk_forward(
     rivals: list[Baselines] = []
     windows: list[MarketTensors] = []
     for fold in make_folds(market, folds):
-        part = fold_market(market, fold).split()
+        part = cut_fold(market, fold).split()
         policy = make_agent(part.train, part.validation)
         settings = policy.adapt(settings) if isinstance(policy, OrderRule) else settings
         own.append(_trade(policy, part.test, settings, name))

@@ -37,7 +37,7 @@ from fintrader.results.notes import FILE as NOTES
 from fintrader.results.notes import Notes, read_notes
 from fintrader.results.strategy_metrics import NO_METRICS, StrategyMetrics
 from fintrader.results.table import render_notice
-from fintrader.results.tournament_events import TournamentEvent, dropped_pods, read_events
+from fintrader.results.tournament_events import TournamentEvent, list_dropped_pods, read_events
 from fintrader.runs import MANIFEST_FORMAT, Manifest, RunFolder
 from fintrader.stages import LIVE, Stage, read_stages
 from fintrader.verdict.verdict import Verdict
@@ -189,7 +189,7 @@ class Run:
         path = Folder(home.root.resolve()).path(*within) / "policy.safetensors"
         if path.is_file():
             return path
-        if name in dropped_pods(read_events(home.events)):
+        if name in list_dropped_pods(read_events(home.events)):
             raise RunError(
                 f"{path} was not kept (tournament.keep); choose a pod of the leaderboard"
             )

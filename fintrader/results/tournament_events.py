@@ -228,10 +228,10 @@ def select_events(events: Iterable[TournamentEvent], kind: type[E]) -> list[E]:
 
 def find_last_start(events: Sequence[TournamentEvent]) -> StartEvent | ResumptionEvent | None:
     """Find the last start of an orchestrator; None without one."""
-    sittings = (one for one in reversed(events) if isinstance(one, StartEvent | ResumptionEvent))
-    return next(sittings, None)
+    starts = (one for one in reversed(events) if isinstance(one, StartEvent | ResumptionEvent))
+    return next(starts, None)
 
 
-def dropped_pods(events: Iterable[TournamentEvent]) -> set[str]:
+def list_dropped_pods(events: Iterable[TournamentEvent]) -> set[str]:
     """List the pods of which only spec and result are left (`tournament.keep`)."""
     return {pod for event in select_events(events, DropEvent) for pod in event.pods}

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from fintrader import metrics as m
 from fintrader.agents.policy import ActorPolicy
 from fintrader.backtesting import BacktestResult, simulate
-from fintrader.backtesting.baselines import benchmark_portfolio
+from fintrader.backtesting.baselines import simulate_benchmark_portfolio
 from fintrader.backtesting.walk_forward import stitch
 from fintrader.envs import EnvSettings, Policy
 from fintrader.envs.settings import GymnasiumSettings
@@ -213,7 +213,7 @@ def _trade_benchmark(market: MarketTensors, env: EnvSettings, progress: Progress
     known = _benchmarks.setdefault(market, {})
     key = env.model_dump_json()
     if key not in known:
-        known[key] = benchmark_portfolio(market, env, progress=progress)
+        known[key] = simulate_benchmark_portfolio(market, env, progress=progress)
     return known[key]
 
 

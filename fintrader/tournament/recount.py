@@ -37,8 +37,8 @@ from fintrader.results.tournament_events import (
     ResultEvent,
     ResumptionEvent,
     StartEvent,
-    dropped_pods,
     find_last_start,
+    list_dropped_pods,
     select_events,
 )
 from fintrader.results.verify import Check, list_problems
@@ -104,7 +104,7 @@ class StoredTournament:
         if self.foreign_file:
             return  # it explains all other problems, and is repaired first
         scores = {event.pod: event.score for event in select_events(self.events, ResultEvent)}
-        dropped = dropped_pods(self.events)
+        dropped = list_dropped_pods(self.events)
         for pod, result in list(self.results.items()):
             if pod in scores and scores[pod] != result.score:
                 reason = f"scored {result.score} in result.json and {scores[pod]} in events.jsonl"
@@ -440,7 +440,7 @@ def find_changed_files(stored: StoredTournament) -> list[Path]:
     """List snapshots whose hash is not their name, and dropped pods' policies whose hash is not
     that in their result."""
     hashes = {path: path.stem for path in stored.run.list_snapshots()}
-    for pod in dropped_pods(stored.events) & stored.results.keys():
+    for pod in list_dropped_pods(stored.events) & stored.results.keys():
         hashes[stored.store.locate_policy(pod)] = str(stored.results[pod].policy)
     return [path for path, digest in hashes.items() if path.is_file() and hash_file(path) != digest]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from fintrader.errors import StorageError
-from fintrader.results.tournament_events import DropEvent, dropped_pods
+from fintrader.results.tournament_events import DropEvent, list_dropped_pods
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.settings import TournamentSettings
@@ -28,7 +28,7 @@ class Retention:
         self.settings = settings
         self.store = store
         self.log = log
-        self.dropped = dropped_pods(log.records)
+        self.dropped = list_dropped_pods(log.records)
         self._asked = 0
         """Number of applied results at the last search for surplus pods."""
 

@@ -67,9 +67,11 @@ def test_a_stored_buffer_samples_and_continues_alike(steps):
             assert torch.equal(tensor, getattr(b, name)), name
 
 
-def test_a_buffer_of_another_shape_is_refused():
+@pytest.mark.parametrize("size", [3, 20])
+def test_a_buffer_of_another_size_is_refused(size):
+    """A larger one would sample rows that were never restored."""
     with pytest.raises(CheckpointError, match="replay buffer"):
-        buffer_after(0, size=3).load_state_dict(buffer_after(5).state_dict())
+        buffer_after(0, size=size).load_state_dict(buffer_after(13).state_dict())
 
 
 def test_a_rollout_keeps_time_first():

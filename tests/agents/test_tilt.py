@@ -7,7 +7,7 @@ from fintrader.agents.heads import ActionHead
 from fintrader.agents.policy import EnsemblePolicy
 from fintrader.agents.rebalancing import tilt
 from fintrader.agents.settings import ActionHeadSettings
-from fintrader.backtesting.baselines import benchmark_portfolio
+from fintrader.backtesting.baselines import simulate_benchmark_portfolio
 from fintrader.backtesting.simulation import simulate
 from fintrader.envs import EnvSettings, ObservationLayout, TradingEnv
 from fintrader.errors import ConfigError
@@ -62,7 +62,7 @@ def test_untrained_it_is_its_benchmark(algo, market, interval, window, bps):
     assert agent.head.kind == "tilt", "auto, where there is a benchmark"
     played = market.window(*window)
     result = simulate(agent.policy, played, settings)
-    expected = benchmark_portfolio(played, settings)
+    expected = simulate_benchmark_portfolio(played, settings)
     assert np.abs(result.equity / expected.equity - 1).max() < bps * 1e-4
     assert abs(expected.equity[-1] / expected.equity[0] - 1) > 5e-3, "nothing happened"
     invested = 1 - (result.cash / result.equity)[2:]  # not everything trades in the first bar

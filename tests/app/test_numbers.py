@@ -226,6 +226,11 @@ def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page, 
     test = open_page(site, "honesty", run="demo")
     assert "2 leaks" in test.error[0].value
     assert table_with(test, "Leak")["Leak"].tolist() == leaks
+    found = {"leaks": leaks * 150, "alarms": [], "untried": ["reward of an own class"]}
+    (site / "runs" / "demo" / "lookahead.json").write_text(json.dumps(found))
+    test = open_page(site, "honesty", run="demo")
+    assert "300 look-ahead leaks" in test.error[0].value
+    assert "could not be built: reward of an own class" in said(test)
 
 
 CHOICES = {

@@ -13,6 +13,7 @@ from fintrader_app import artifacts, markets
 from fintrader_app.shell import render_stages
 from tests.app.conftest import PAGES, PARTS, box, healthy, said
 from tests.engines import fakes
+from tests.factories import make_market
 from tests.quick import mostly_slow, slow_but
 
 NEEDS_RUN = tuple(page for page in PAGES if page not in {"runs", "new_run"})
@@ -215,6 +216,17 @@ def test_a_candle_spans_the_highs_and_lows_of_its_bars(site):
     assert shown["high"].tolist() == bars["high"].groupby(number).max().tolist()
     assert shown["low"].tolist() == bars["low"].groupby(number).min().tolist()
     assert (shown["high"] > shown[["open", "close"]].max(axis=1)).any()
+
+
+def test_daily_closes_are_adjusted_for_splits_and_dividends(tmp_path):
+    stored = make_market(120, 4, gaps=False, events=True, session_bars=20)
+    assert len(stored.events.bar)
+    path = tmp_path / "market.safetensors"
+    stored.save(path)
+    found = markets.find(str(path), None, [tmp_path]).daily_closes()
+    expected = stored.adjusted_close.numpy()[stored.session_ends]
+    assert not np.allclose(expected, stored.close.numpy()[stored.session_ends])
+    assert found == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_damaged_market_is_named(open_page, site):

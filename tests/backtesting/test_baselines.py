@@ -8,11 +8,13 @@ import torch
 
 from fintrader.backtesting import simulate_baselines
 from fintrader.backtesting.baselines import (
+    TowardsWeights,
     buy_and_hold,
     hold_benchmark,
     long_only_minimum_variance,
+    make_volatility_rule,
     simulate_rule,
-    target_volatility,
+    simulate_weights,
     usual_volatility,
 )
 from fintrader.backtesting.result import measured_against
@@ -58,6 +60,30 @@ def test_buy_and_hold_asks_again_for_what_did_not_trade():
     }
     assert result.trades["notional_usd"].to_numpy() == pytest.approx(np.full(3, 1e6 / 3), rel=0.05)
     assert 0 <= result.cash[-1] < 0.01 * result.equity[-1]
+
+
+def test_a_sale_of_a_stock_that_left_goes_on_until_all_is_sold(monkeypatch):
+    """Too few shares trade for one bar, and nobody may buy any."""
+    market = make_market(60, 2, gaps=False)
+    volume = market.volume.clone()
+    volume[20:, 1] = 20_000.0
+    member = market.member.clone()
+    member[20:, 1] = False
+    market = replace(market, volume=volume, member=member)
+    settings = EnvSettings(participation=0.1)
+
+    def weights(bar):
+        return torch.tensor([0.3, 0.5]) if bar < 20 else torch.tensor([0.3, 0.0])
+
+    def hold():
+        return simulate_weights(weights, frozenset({0, 20}), market, settings, name="sold", note="")
+
+    slept = hold()
+    monkeypatch.setattr(TowardsWeights, "next_due", lambda self, bar: bar + 1)
+    assert (slept.shares == hold().shares).all()
+    sold = np.flatnonzero(np.diff(slept.shares[:, 1]) < 0)
+    assert len(sold) > 2
+    assert slept.shares[40, 1] == 0
 
 
 def test_equal_weight_is_equal_after_each_rebalance_and_pays_for_it():
@@ -153,7 +179,9 @@ def test_momentum_is_in_cash_when_everything_falls():
 
 
 def target_and_simulate(market, target):
-    return simulate_rule(target_volatility(target, market.sessions_a_year), market, EnvSettings())
+    return simulate_rule(
+        make_volatility_rule(target, market.sessions_a_year), market, EnvSettings()
+    )
 
 
 def test_vol_targeted_steps_back_as_far_as_the_target_says():

@@ -13,7 +13,7 @@ from fintrader.backtesting.sensitivity import (
     simulate_without_each,
 )
 from fintrader.backtesting.settings import WalkForwardSettings
-from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
+from fintrader.backtesting.walk_forward import cut_fold, make_folds, stitch
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
 from fintrader.results.market_description import Provenance
@@ -54,7 +54,7 @@ def test_stitched_windows_compound_and_their_trades_add_up(commission):
     market = make_market(20 * 31, 4, session_bars=20)
     settings = EnvSettings(cost_bps=10, min_commission_usd=commission)
     parts = [
-        simulate(noisy_policy(4), fold_market(market, fold).split().test, settings)
+        simulate(noisy_policy(4), cut_fold(market, fold).split().test, settings)
         for fold in make_folds(market, SHORT)
     ]
     whole = stitch(parts, name="walk-forward")
@@ -74,6 +74,26 @@ def test_stitched_windows_compound_and_their_trades_add_up(commission):
             assert curve[edge] == pytest.approx(curve[edge - 1], rel=1e-12)
     assert len(np.unique(whole.session)) == 20
     assert whole.metrics["sharpe"] is not None
+    # What its positions would cost to sell is in proportion to them.
+    parts[-1] = replace(parts[-1], closing_cost_usd=np.arange(4.0))
+    expected = np.arange(4.0) * whole.equity[-1] / parts[-1].equity[-1]
+    assert stitch(parts).closing_cost_usd == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_strategy_may_be_ruined_in_the_last_window_alone():
+    market = make_market(80, 2, gaps=False)
+    rise = torch.ones(80, 1)
+    rise[60:] = 100.0
+    market = reprice(market, open=market.open * rise, close=market.close * rise)
+    settings = EnvSettings(short=True, max_leverage=2)
+    sell = lambda obs: torch.full((1, 2), -1.0)  # noqa: E731
+    parts = [simulate(sell, market.window(*bars), settings) for bars in ((0, 40), (40, 80))]
+    assert parts[1].equity[-1] <= 0
+    whole = stitch(parts)
+    assert whole.ruined
+    assert whole.equity[-1] <= 0
+    with pytest.raises(BacktestError, match="test window 1 left no capital"):
+        stitch([parts[1], replace(parts[0], minutes=parts[1].minutes + 10**15)])
 
 
 def test_overlapping_windows_are_refused():

@@ -14,7 +14,7 @@ from fintrader.backtesting import information_free, simulate, write_backtest
 from fintrader.backtesting.assessment import assess
 from fintrader.backtesting.data_caveats import EXITS, bound_absence
 from fintrader.backtesting.settings import WalkForwardSettings
-from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
+from fintrader.backtesting.walk_forward import cut_fold, make_folds, stitch
 from fintrader.envs.joined import JoinedEnv
 from fintrader.market.tensors import MarketTensors, Windows
 from fintrader.results.context import BacktestContext
@@ -360,11 +360,11 @@ def test_the_test_windows_of_folds_are_held_out_wherever_they_lie_in_the_whole()
         return WalkForwardSettings(sessions=sessions)
 
     folds = make_folds(MARKET, settings(60, 20, 40))
-    parts = [fold_market(MARKET, fold) for fold in folds]
+    parts = [cut_fold(MARKET, fold) for fold in folds]
     assert all(part.cut_from == () for part in parts)
     tests = [part.split().test for part in parts]
     assert all(test.window_name == "test" for test in tests)
     results = [simulate(follow, test, RULES, name="ensemble") for test in tests]
     assert stitch(results).cut_from == ("test",)
     inner = make_folds(MARKET.split().train, settings(30, 10, 10))
-    assert fold_market(MARKET.split().train, inner[0]).split().test.window_name == "train"
+    assert cut_fold(MARKET.split().train, inner[0]).split().test.window_name == "train"

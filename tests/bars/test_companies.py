@@ -151,7 +151,7 @@ def test_a_wanted_symbol_keeps_its_name_and_nobody_is_a_member_before_the_table(
 def test_the_table_is_part_of_a_markets_address(tmp_path, monkeypatch):
     settings = members_of(tmp_path, daily(ALWAYS))
     first = build_market(settings, cache=tmp_path / "cache")
-    monkeypatch.setattr("fintrader.market.build.index_digest", lambda index: f"another {index}")
+    monkeypatch.setattr("fintrader.market.build.hash_index", lambda index: f"another {index}")
     assert build_market(settings, cache=tmp_path / "cache") != first
 
 

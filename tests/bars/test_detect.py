@@ -23,7 +23,7 @@ from fintrader.config import validate
 from fintrader.errors import BarError, ConfigError
 from fintrader.market.bar_source import open_slice
 from fintrader.market.build import make_market
-from fintrader.market.config_path import config_path
+from fintrader.market.config_path import choose_config_path
 from fintrader.market.settings import DataSettings
 from fintrader.market.starter import render_yaml, write_config
 from fintrader.pipeline.config import RunConfig
@@ -266,7 +266,7 @@ def test_a_configuration_is_not_written_over(bars, tmp_path):
     with pytest.raises(ConfigError, match="--force"):
         write_config(found, path)
     write_config(found, path, force=True)
-    assert str(config_path("x/my.bars.csv.gz")) == "my.bars.yaml"
+    assert str(choose_config_path("x/my.bars.csv.gz")) == "my.bars.yaml"
     with pytest.raises(BarError, match="span 2 sessions"):
         render_yaml(detect(str(write_csv(tmp_path, minute_table(1, 2), "two.csv"))), path)
 

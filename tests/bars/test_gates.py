@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from fintrader.bars.checks import DOUBTFUL, STOPPING
+from fintrader.bars.checks.gates import Waiver, read_waiver
 from fintrader.config import validate
 from fintrader.errors import BarError, ConfigError
 from fintrader.files import read_json
@@ -55,6 +56,13 @@ def test_a_certain_fault_stops_the_build_until_it_is_waived(name, tmp_path, heal
     for other in [other_kind, *([f"{kind}:AAA", f"{kind}:BBB:2016-01-05"] if is_first else [])]:
         with pytest.raises(BarError):
             make_market(file_settings(path, waive=[other]))
+
+
+def test_a_waived_day_is_a_date():
+    assert read_waiver("split:BRK:B:2016-01-04") == Waiver("split", "BRK:B", "2016-01-04")
+    assert read_waiver("split:BRK:B") == Waiver("split", "BRK:B")
+    with pytest.raises(ValueError, match="'2016-1-4' is no date; write it like 2016-01-04"):
+        read_waiver("split:BRK:2016-1-4")
 
 
 def test_the_message_alone_is_enough_to_go_on(tmp_path, healthy):

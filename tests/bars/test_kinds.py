@@ -15,7 +15,7 @@ from fintrader.bars.detect import detect
 from fintrader.bars.sources.bar_files import read_files
 from fintrader.errors import BarError, DataError
 from fintrader.market.build import build_market, make_market
-from fintrader.market.config_path import config_path
+from fintrader.market.config_path import choose_config_path
 from fintrader.market.tensors import MarketTensors
 from tests.bars.tables import (
     COLUMNS,
@@ -126,7 +126,7 @@ WRITERS = {
 def test_every_cell_of_each_kind_is_read(name, tmp_path):
     WRITERS[name](tmp_path / name)
     check_detected(tmp_path / name, TABLE)
-    assert str(config_path(name)) == f"{name.partition('.')[0]}.yaml"
+    assert str(choose_config_path(name)) == f"{name.partition('.')[0]}.yaml"
 
 
 @pytest.mark.parametrize("name", ["bars.csv.bz2", "bars.csv.xz", "bars.xlsx", "records.json"])

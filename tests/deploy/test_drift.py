@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fintrader.backtesting.baselines import benchmark_portfolio
+from fintrader.backtesting.baselines import simulate_benchmark_portfolio
 from fintrader.deploy import drift
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import JOURNAL
@@ -66,7 +66,7 @@ def test_the_recorded_market_is_the_one_that_was_built(made):
     with Journal(home / JOURNAL, reading=True) as journal:
         recorded = Recorder(bundle, journal).build_market()
     terms = bundle.env.model_copy(update={"benchmark": "equal_weight"})
-    assert benchmark_portfolio(recorded, terms).name == "equal_weight"
+    assert simulate_benchmark_portfolio(recorded, terms).name == "equal_weight"
     assert recorded.num_bars == market.num_bars
     for name in ("minutes", "open", "high", "low", "close", "volume", "tradable", "features"):
         assert (getattr(recorded, name) == getattr(market, name)).all(), name

@@ -264,7 +264,7 @@ def test_weeks_of_bids_asks_and_stops_with_every_kind_of_event(tmp_path):
 
 @pytest.mark.slow
 def test_months_of_bids_asks_and_stops_with_every_kind_of_event(tmp_path):
-    live_resting(tmp_path, range(5, 20), 60)
+    live_resting(tmp_path, range(5, 9), 60)
 
 
 @pytest.mark.slow

@@ -238,7 +238,7 @@ def test_limits_count_a_bid_as_filled_and_an_ask_as_not():
     account, _ = stand(env, np.floor(60_000 / price[0]))
     action = np.full(8, 0.5, np.float32)
     free = decide(account, action, Limits(LimitSettings(enforced=False))).resting
-    assert (free == account.lay_orders(action)).all()
+    assert (free == account.set_resting_orders(action)).all()
     assert (free[0] * price).sum() > 140_000
     found = decide(account, action, Limits(LimitSettings(**WIDE)))
     assert found.clipped_by[-1] == "gross"

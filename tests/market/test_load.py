@@ -12,7 +12,7 @@ from fintrader.bars.calendar import session_grid
 from fintrader.bars.detect import detect
 from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.market.build import build_market
-from fintrader.market.config_path import config_path
+from fintrader.market.config_path import choose_config_path
 from fintrader.market.load import load_market
 from fintrader.market.settings import read_settings
 from fintrader.market.starter import write_config
@@ -303,7 +303,7 @@ def test_files_of_bars_are_read_as_init_reads_them(place, days, tmp_path):
     assert market.symbols == ("AAA", "BBB")
     assert market.close.tolist() == expected.close.tolist()
     assert any(guess.startswith("guessed calendar") for guess in market.guesses)
-    config = config_path(str(tmp_path / place), tmp_path / "init.yaml")
+    config = choose_config_path(str(tmp_path / place), tmp_path / "init.yaml")
     write_config(detect(str(tmp_path / place)), config)
     written = load_market(config, cache=tmp_path / "cache", **DAILY)
     assert written.close.tolist() == market.close.tolist()

@@ -7,13 +7,14 @@ import functools
 import importlib.metadata
 import itertools
 import sys
+import types
 from collections import Counter
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from fintrader.bars.companies import NEVER, index_companies, index_digest
+from fintrader.bars.companies import NEVER, hash_index, list_index_companies
 from fintrader.errors import DataError
 from fintrader.market.universe import index_tickers
 from tests.bars.tables import REAL_FOLDER
@@ -28,7 +29,7 @@ DAY = dt.timedelta(days=1)
 
 
 def companies():
-    return index_companies("nasdaq100")
+    return list_index_companies("nasdaq100")
 
 
 @functools.cache
@@ -210,7 +211,7 @@ def test_a_ticker_is_a_member_while_its_company_is(ticker, spans):
 def tickers_of_members(index):
     """Ticker -> intervals in which a member traded under it."""
     found = {}
-    for company in index_companies(index):
+    for company in list_index_companies(index):
         for (first, stop), name in itertools.product(company.member, company.names):
             since, until = max(name.start, first), min(name.stop, stop or dt.date.max)
             if since < until:
@@ -220,11 +221,13 @@ def tickers_of_members(index):
 
 
 def test_by_the_tickers_of_one_day_the_same_members_have_other_names():
-    members = {one.ticker(dt.date(2023, 1, 3)): one.member for one in index_companies("nasdaq100")}
+    members = {
+        one.ticker(dt.date(2023, 1, 3)): one.member for one in list_index_companies("nasdaq100")
+    }
     assert members["WTW"] == ((dt.date(2018, 12, 24), dt.date(2020, 4, 30)),)
     assert members["META"] == ((dt.date(2012, 12, 12), None),)
     assert "FB" not in members
-    assert "FB" in {one.ticker(dt.date(2021, 8, 2)) for one in index_companies("nasdaq100")}
+    assert "FB" in {one.ticker(dt.date(2021, 8, 2)) for one in list_index_companies("nasdaq100")}
     first, last, as_of = dt.date(2016, 1, 4), dt.date(2022, 7, 1), dt.date(2026, 1, 2)
     asked = set(index_tickers("nasdaq100", first, last, as_of))
     traded = {
@@ -241,18 +244,42 @@ def test_by_the_tickers_of_one_day_the_same_members_have_other_names():
 @pytest.mark.parametrize("index", ["sp500", "dow30"])
 def test_an_index_without_its_package_says_what_to_install(index, monkeypatch):
     monkeypatch.setitem(sys.modules, "index_constitution", None)
-    index_companies.cache_clear()
+    list_index_companies.cache_clear()
     with pytest.raises(DataError, match=rf"{index} needs index-constitution: .*pip install"):
-        index_companies(index)
-    assert index_companies("nasdaq100")
+        list_index_companies(index)
+    assert list_index_companies("nasdaq100")
+
+
+def test_a_company_keeps_its_history_through_two_changes_of_its_ticker(monkeypatch):
+    days = pd.to_datetime(["2012-03-01", "2018-06-01"])
+    package = types.SimpleNamespace(
+        events=lambda index: pd.DataFrame(
+            {
+                "event_type": "ticker_change",
+                "event_date": days[::-1],
+                "old_symbol": ["BBB", "AAA"],
+                "new_symbol": ["CCC", "BBB"],
+            }
+        ),
+        history=lambda index: pd.DataFrame(
+            {"symbol": ["CCC"], "opt-in": [pd.Timestamp("2010-01-04")], "opt-out": [pd.NaT]}
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "index_constitution", package)
+    list_index_companies.cache_clear()
+    (company,) = list_index_companies("dow30")
+    list_index_companies.cache_clear()
+    assert [name.ticker for name in company.names] == ["AAA", "BBB", "CCC"]
+    for year, ticker in ((2011, "AAA"), (2015, "BBB"), (2020, "CCC")):
+        assert company.ticker(dt.date(year, 1, 3)) == ticker
 
 
 def test_other_indices_come_with_what_is_known_of_their_tickers():
     pytest.importorskip("index_constitution")
-    members = {one.key: one for one in index_companies("sp500")}
+    members = {one.key: one for one in list_index_companies("sp500")}
     assert members["META"].ticker(dt.date(2020, 1, 2)) == "FB"
     assert [name.ticker for name in members["CPRI"].names] == ["KORS", "CPRI"]
     traded = tickers_of_members("sp500")
     assert traded["WLTW"] == [(dt.date(2016, 1, 5), dt.date(2022, 1, 10))]
     assert "WTW" in traded
-    assert len({index_digest(name) for name in ("nasdaq100", "sp500", "dow30")}) == 3
+    assert len({hash_index(name) for name in ("nasdaq100", "sp500", "dow30")}) == 3

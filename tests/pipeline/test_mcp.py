@@ -13,8 +13,10 @@ import pytest
 pytest.importorskip("mcp", reason="mcp is missing: pip install '.[mcp]'")
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.server.mcpserver.exceptions import ToolError
 
-from fintrader.cli.mcp_server import SPENT, make_server
+from fintrader.cli.mcp_server import SPENT_FILE, LookBudget, make_server
+from fintrader.errors import RunError
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.run_stages import run as run_pipeline
 from fintrader.verdict.looks import Ledger
@@ -115,7 +117,18 @@ def test_looks_are_counted_and_refused_when_the_budget_is_spent(folder, tmp_path
     assert all(isinstance(answer, Refused) and "fewer are left" in answer for answer in refused)
     assert len(Ledger().looks()) == 2
     assert json.loads(ask(make_server(folder, looks=5), ("show_looks", {}))[0])["left"] == 3
-    assert len((tmp_path / "home" / SPENT).read_text().splitlines()) == 2
+    assert len((tmp_path / "home" / SPENT_FILE).read_text().splitlines()) == 2
+
+
+def test_looks_come_back_after_any_failure_before_the_result(folder):
+    budget = LookBudget(folder / "a", 2)
+    for error in (OSError("disk"), KeyError("a"), RunError("no run")):
+        with pytest.raises(type(error)), budget.spend("judge", "mine.csv"):
+            raise error
+        assert budget.count_spent() == 0
+    refusal = "needs 3 looks, and fewer are left of the 2"
+    with pytest.raises(ToolError, match=refusal), budget.spend("backtest", "tiny", 3):
+        pass
 
 
 @pytest.mark.parametrize("name", ["../secret.csv", "/etc/passwd", "~/secret.csv", "link.csv"])

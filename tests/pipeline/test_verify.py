@@ -360,9 +360,14 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made, tmp_path):
     heirs = write_config(
         tmp_path / "heirs", from_run=str(made), tournament=one, backtest=controlled, **sizes
     )
-    done = verify(run_stages(load_config(heirs)))
+    inherited = run_stages(load_config(heirs))
+    done = verify(inherited)
     assert done.status == 0, done.out
     assert "trials: 3, as the manifest says" in done.out
+    (inherited / "inherited.json").write_text("{}")
+    done = verify(inherited)
+    assert done.status == 2
+    assert "inherited.json is damaged" in done.err
     blocks = one | {"validation_folds": 2}
     folder = walk_forward(
         load_config(
@@ -377,7 +382,7 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made, tmp_path):
     assert done.status == 0, done.out
     assert "specs of folds/01/null_model: 1, each as it was written; 1 made again" in done.out
     shutil.rmtree(folder / "folds" / "00")
-    assert "a fold before the last is missing" in verify(folder).out
+    assert "the folder of an earlier fold is missing" in verify(folder).out
 
 
 # --- what no command waits for, reads through or writes through -----------------------------------

@@ -12,7 +12,7 @@ import fintrader
 from fintrader import EnvSettings, TradingEnv, agents
 from fintrader.backtesting import simulate
 from fintrader.backtesting.settings import WalkForwardSettings
-from fintrader.backtesting.walk_forward import fold_market, make_folds, stitch
+from fintrader.backtesting.walk_forward import cut_fold, make_folds, stitch
 from fintrader.errors import BacktestError, CheckpointError, ConfigError
 from fintrader.market.tensors import Windows
 from fintrader.results.market_description import ColumnScale, Normalisation
@@ -94,7 +94,7 @@ def test_a_folds_features_have_no_statistics_of_later_bars():
     known = Normalisation(scales, {}, 10.0, "none")
     market = replace(MARKET, windows=Windows((0, 300), (305, 350), (355, 400)), normalisation=known)
     fold = make_folds(market, WalkForwardSettings(sessions=(20, 10, 10)))[0]
-    part = fold_market(market, fold)
+    part = cut_fold(market, fold)
     train = part.features[slice(*part.windows.train)].double().flatten(0, 1)
     torch.testing.assert_close(train.mean(0), torch.zeros(3).double(), atol=1e-6, rtol=0)
     torch.testing.assert_close(train.std(0, correction=0), torch.ones(3).double())
@@ -105,13 +105,13 @@ def test_a_folds_features_have_no_statistics_of_later_bars():
     # What lies beyond the fold's training window changes none of its rows there.
     later = market.features.clone()
     later[fold.validation[0] :] += 1.0
-    again = fold_market(replace(market, features=later), fold)
+    again = cut_fold(replace(market, features=later), fold)
     torch.testing.assert_close(
         again.features[slice(*part.windows.train)], part.features[slice(*part.windows.train)]
     )
     # Statistics of a training window that no fold's reaches beyond stay as they are.
     short = replace(market, windows=Windows((0, 100), (105, 110), (115, 400)))
-    assert fold_market(short, fold).normalisation == known
+    assert cut_fold(short, fold).normalisation == known
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_full_and_forbidden_disks(tmp_path, monkeypatch):
         store.put("a", b"2")
     assert store.get("a") == b"1"
     monkeypatch.setattr(module.shutil, "copyfile", full)
-    with pytest.raises(StorageFullError, match="full"):
+    with pytest.raises(StorageFullError, match=f"{tmp_path}: the disk is full"):
         store.get_file("a", tmp_path / "a", "0")
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(StorageAccessError):

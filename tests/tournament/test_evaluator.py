@@ -4,7 +4,7 @@ import torch
 
 from fintrader import metrics
 from fintrader.backtesting import simulate
-from fintrader.backtesting.baselines import benchmark_portfolio
+from fintrader.backtesting.baselines import simulate_benchmark_portfolio
 from fintrader.envs import EnvSettings
 from fintrader.files import read_jsonl
 from fintrader.progress import SILENT
@@ -28,12 +28,12 @@ def test_the_benchmark_is_traded_once_and_stands_beside_every_score(windows, mon
 
     def portfolio(market, env, **named):
         traded.append(market)
-        return benchmark_portfolio(market, env, **named)
+        return simulate_benchmark_portfolio(market, env, **named)
 
-    monkeypatch.setattr(evaluator, "benchmark_portfolio", portfolio)
+    monkeypatch.setattr(evaluator, "simulate_benchmark_portfolio", portfolio)
     own, index = (
         one.daily_returns
-        for one in (simulate(cautious, market, ENV), benchmark_portfolio(market, ENV))
+        for one in (simulate(cautious, market, ENV), simulate_benchmark_portfolio(market, ENV))
     )
     found = {
         metric: evaluate([(cautious, market)], ENV, EvaluationTerms(metric, windows))

@@ -10,7 +10,7 @@ from fintrader.agents import A2C, PPO, SAC, Budget, NetworkSettings, load_policy
 from fintrader.agents.on_policy import OnPolicyAgent
 from fintrader.agents.parallel import BatchedLearners, PipelinedAgent
 from fintrader.backtesting import simulate
-from fintrader.backtesting.baselines import benchmark_portfolio
+from fintrader.backtesting.baselines import simulate_benchmark_portfolio
 from fintrader.envs import TradingEnv
 from fintrader.files import read_json, read_jsonl
 from fintrader.results.leaderboard_reader import read_leaderboard
@@ -92,7 +92,7 @@ def test_the_benchmark_has_a_row_and_no_rank(finished):
     """It is what env.benchmark says, at costs; nobody's parent, no member, no trial, and no pod."""
     market = make_market(240, 3, session_bars=10).split().validation
     results = RunStore(finished.folder).read_results().values()
-    portfolio = benchmark_portfolio(market, ENV).daily_returns
+    portfolio = simulate_benchmark_portfolio(market, ENV).daily_returns
     for result in results:
         assert result.benchmark_score == score(portfolio, "sharpe", portfolio)
         assert result.active_returns == pytest.approx(np.array(result.returns) - portfolio)

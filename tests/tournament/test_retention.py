@@ -10,7 +10,7 @@ import pytest
 from fintrader.errors import RunError
 from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.results.run import Run
-from fintrader.results.tournament_events import DropEvent, dropped_pods, read_events
+from fintrader.results.tournament_events import DropEvent, list_dropped_pods, read_events
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import attach, open_working_copy
 from fintrader.tournament import retention
@@ -251,7 +251,7 @@ def test_a_recount_misses_nothing_that_was_dropped(race):
 
 def test_who_asks_for_a_policy_that_was_not_kept_is_told(race):
     run = race("a", keep="leaders", **MANY).folder
-    gone = next(iter(dropped_pods(read_events(run.events))))
+    gone = next(iter(list_dropped_pods(read_events(run.events))))
     with pytest.raises(RunError, match="was not kept"):
         Run(run).policy_path(gone)
     there = Run(run).policy_path("best", run)

@@ -24,9 +24,9 @@ from fintrader.agents.fast.market_once import (
     clear,
     covers,
     list_weights,
-    read_inputs,
     run_trunk,
     run_trunk_back,
+    transpose_inputs,
 )
 from fintrader.agents.fast.surrogate import add_rows
 from fintrader.agents.heads import EXTRA_LATENT_SCALE
@@ -288,7 +288,7 @@ def take_step(
         begin = end
         end, bars = _find_block(rows.bar, order, begin, scratch.bars, step_scratch.place)
         inputs = (scratch.outputs[0], scratch.means[0])
-        read_inputs(rows.own, rows.common, scratch.bars, bars, *inputs)
+        transpose_inputs(rows.own, rows.common, scratch.bars, bars, *inputs)
         chosen = order[begin:end]
         place = step_scratch.place[begin:end]
         for k in range(2):

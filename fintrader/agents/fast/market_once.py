@@ -39,9 +39,9 @@ class LayerColumn(IntEnum):
     OWN_IN = 0
     COMMON_IN = 1
     OUT = 2
-    OWN = 3
+    OWN_WEIGHT = 3
     OWN_BIAS = 4
-    COMMON = 5
+    COMMON_WEIGHT = 5
     COMMON_BIAS = 6
 
 
@@ -203,8 +203,12 @@ def _describe_products(layer: Any, bars: int, columns: int) -> Any:
     """Describe a layer's two matrices, own and common, as `_add_product` reads them; also returns
     the layer."""
     width = layer[LayerColumn.OUT]
-    own = _describe_product(layer[LayerColumn.OWN], layer[LayerColumn.OWN_IN], width, columns)
-    shared = _describe_product(layer[LayerColumn.COMMON], layer[LayerColumn.COMMON_IN], width, bars)
+    own = _describe_product(
+        layer[LayerColumn.OWN_WEIGHT], layer[LayerColumn.OWN_IN], width, columns
+    )
+    shared = _describe_product(
+        layer[LayerColumn.COMMON_WEIGHT], layer[LayerColumn.COMMON_IN], width, bars
+    )
     return own, shared, layer
 
 
@@ -297,7 +301,7 @@ def run_trunk_back(
 
 
 @njit_layer
-def read_inputs(own: Any, common: Any, bars: Any, count: int, inputs: Any, means: Any) -> None:
+def transpose_inputs(own: Any, common: Any, bars: Any, count: int, inputs: Any, means: Any) -> None:
     """Write the inputs of `count` bars, features first, to `inputs` and `means`."""
     for p in range(own.shape[2]):
         for n in range(own.shape[1]):
@@ -320,7 +324,7 @@ def _evaluate(inputs: Any, plan: WeightPlan, w: Any, scratch: Scratch, each: Any
         bars = min(len(scratch.bars), len(own) - begin)
         for b in range(bars):
             scratch.bars[b] = begin + b
-        read_inputs(own, common, scratch.bars, bars, scratch.outputs[0], scratch.means[0])
+        transpose_inputs(own, common, scratch.bars, bars, scratch.outputs[0], scratch.means[0])
         run_trunk(w, plan.layers[0], plan.heads[0], scratch, bars, assets)
         for b in range(bars):
             for k in range(each.shape[0]):
@@ -436,7 +440,7 @@ def run_market_once(rows: Tensor, trunk: Any, head: Any, top: Any) -> Any:
 
 # Each account looks up its bar's coefficients, so that they are not copied for each account.
 @njit_pass
-def _add_up(each: Any, top: Any, row_index: Any, private: Any, value: Any) -> None:
+def _sum_values(each: Any, top: Any, row_index: Any, private: Any, value: Any) -> None:
     """Write each account's value to `value [R]`: top + mean over assets of (linear + square · held)
     · held."""
     assets = each.shape[2]
@@ -462,7 +466,7 @@ def quadratic_value(each: Tensor, top: Tensor, batch: Any) -> Any:
     if row_index is None:
         row_index = torch.arange(len(private))
     value = private.new_empty(len(private))
-    _add_up(*to_arrays(each, top, row_index, private), value.numpy())
+    _sum_values(*to_arrays(each, top, row_index, private), value.numpy())
     return value
 
 

@@ -91,7 +91,7 @@ class Gate:
         self._days: dict[str, Days] = {}
         self._faults: dict[str, list[Fault]] = {}
 
-    def settle(self, raw: Bars) -> Bars:
+    def drop_waived_duplicates(self, raw: Bars) -> Bars:
         """Record one symbol's broken ranges (`find_broken_ranges`); drop waived rows that
         contradict an earlier row of the same time, and return the others."""
         if self.is_active and len(raw):
@@ -115,7 +115,7 @@ class Gate:
         )
         return raw if keep.all() else raw.take(keep)
 
-    def see(self, bars: Bars) -> None:
+    def check_symbol(self, bars: Bars) -> None:
         """Check one symbol's bars: prices as traded, valid and sorted, including bars outside of
         the sessions."""
         if not self.is_active or len(bars) == 0:
@@ -128,7 +128,7 @@ class Gate:
         if days is not None:
             self._days[days.symbol] = days
 
-    def faults(self, symbols: Sequence[str]) -> list[Fault]:
+    def list_faults(self, symbols: Sequence[str]) -> list[Fault]:
         """List all faults of the bars of these symbols, sorted by kind, symbol and day."""
         days = [self._days[name] for name in symbols if name in self._days]
         declared = place_actions(self.actions, [day.symbol for day in days], self.grid)
@@ -136,7 +136,7 @@ class Gate:
         faults += compare_days(days, self.grid.num_sessions, declared)
         faults += find_misaligned(days)
         faults += find_missing_edges(days, self.grid.num_sessions)
-        return sorted(_classify_between_bars(faults, days, self.grid))
+        return sorted(_rename_shifted_days(faults, days, self.grid))
 
     def judge(self, symbols: Sequence[str]) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
         """Return the waived and the doubtful faults (`DOUBTFUL`) of a market of these symbols.
@@ -144,7 +144,7 @@ class Gate:
         Raises BarError if other faults stop the build; its message names them, their symbols and
         days, and the waivers that would let them pass.
         """
-        faults = self.faults(symbols)
+        faults = self.list_faults(symbols)
         stopping = [fault for fault in faults if fault.kind in STOPPING]
         waived = [fault for fault in stopping if self._may_pass(fault)]
         standing = [fault for fault in stopping if not self._may_pass(fault)]
@@ -153,7 +153,7 @@ class Gate:
         doubtful = [fault for fault in faults if fault.kind in DOUBTFUL]
         if doubtful:
             log.warning(
-                "kept, but doubtful: %s; see `fintrader data quality`", name_faults(doubtful)
+                "doubtful bars were kept: %s; see `fintrader data quality`", name_faults(doubtful)
             )
         if waived:
             log.warning("waived: %s", name_faults(waived))
@@ -174,16 +174,16 @@ class Gate:
         return str(self.grid.dates[min(max(at, 0), self.grid.num_sessions - 1)])
 
 
-def _classify_between_bars(
+def _rename_shifted_days(
     faults: Sequence[Fault], days: Sequence[Days], grid: SessionGrid
 ) -> Iterator[Fault]:
-    """Yield the faults, and change `between_bars` to `shifted_day` on days on which not all symbols
+    """Yield the faults; `between_bars` becomes `shifted_day` on a day when only some of its symbols
     have it."""
-    alike = Counter(fault.day for fault in faults if fault.kind == "between_bars")
+    symbols_by_day = Counter(fault.day for fault in faults if fault.kind == "between_bars")
     for fault in faults:
         if fault.kind == "between_bars":
             session = np.searchsorted(grid.dates, np.datetime64(fault.day))
-            if alike[fault.day] < sum(session in day.session for day in days):
+            if symbols_by_day[fault.day] < sum(session in day.session for day in days):
                 fault = replace(fault, kind="shifted_day")
         yield fault
 
@@ -237,13 +237,13 @@ def find_faults(
         faults += find_row_faults(raw, exchange_days(grid.calendar, raw.ts), now)
         bars = raw.take(mask_valid_rows(raw, now)).sorted()
         bars = bars.take(~bars.repeats())
-        gate.see(bars)
+        gate.check_symbol(bars)
         faults += find_placement_faults(bars, grid, exchange_days(grid.calendar, bars.ts))
         at = grid.locate(bars.ts)
         faults += find_price_faults(bars.take(at >= 0), grid)
         traded[bars.symbols[0]] = mask = np.zeros(grid.num_bars, dtype=bool)
         mask[at[at >= 0]] = True
-    gate_faults = gate.faults([*traded])
+    gate_faults = gate.list_faults([*traded])
     shifted = {(fault.symbol, fault.day) for fault in gate_faults if fault.kind == "shifted_day"}
     faults = [
         fault

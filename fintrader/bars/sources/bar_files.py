@@ -74,7 +74,11 @@ def read_rows(
     """Read all rows of these files, of `symbols` only if there are any. Raises BarError for what
     cannot be read."""
     bars = concat(
-        [batch for file in files for batch in iterate(file, settings, is_alone=len(files) == 1)]
+        [
+            batch
+            for file in files
+            for batch in iterate_batches(file, settings, is_alone=len(files) == 1)
+        ]
     )
     if symbols:
         wanted = [code for code, name in enumerate(bars.symbols) if name in symbols]
@@ -87,13 +91,13 @@ def select_files(
 ) -> list[BarFile]:
     """List the files of `list_bar_files` that have the settings' columns; the log names the others.
     is_known: True for files that are known to have them, which are not opened."""
-    files, left_out = share_layout(list_bar_files(settings, path), settings, is_known)
+    files, left_out = split_by_layout(list_bar_files(settings, path), settings, is_known)
     if left_out:
         log.warning("%s: left out: %s", path, "; ".join(left_out))
     return files
 
 
-def share_layout(
+def split_by_layout(
     files: Sequence[BarFile],
     settings: FilesSettings,
     is_known: Callable[[BarFile], bool] = lambda _: False,
@@ -136,7 +140,7 @@ def share_layout(
     return tables or selected, left_out
 
 
-def iterate(
+def iterate_batches(
     file: BarFile,
     settings: FilesSettings,
     after: tuple[int, int] | None = None,

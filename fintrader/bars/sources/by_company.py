@@ -12,7 +12,7 @@ import numpy as np
 
 from fintrader.bars.bars import Array, Bars, concat
 from fintrader.bars.calendar import SessionGrid, exchange_days, session_date
-from fintrader.bars.companies import EVER, NEVER, Company, Name, index_companies, overlaps
+from fintrader.bars.companies import EVER, NEVER, Company, Name, list_index_companies, overlaps
 from fintrader.bars.sources.feed import Feed
 from fintrader.errors import DataError
 from fintrader.progress import Progress
@@ -217,7 +217,7 @@ def join_by_company(feed: Feed, index: str | None, calendar: str, **how: Any) ->
     had."""
     if index is None:
         return feed
-    companies = index_companies(index)
+    companies = list_index_companies(index)
     known = {name.ticker for company in companies for name in company.names}
     for symbol, theirs in (how.get("aliases") or {}).items():
         if theirs not in known:

@@ -25,7 +25,7 @@ from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, Bars, concat
 from fintrader.bars.calendar import day_starts
 from fintrader.bars.chunks import Chunk, Collection, encode
 from fintrader.bars.clean import refuse_bad_rows
-from fintrader.bars.sources.bar_files import BATCH_ROWS, iterate, select_files
+from fintrader.bars.sources.bar_files import BATCH_ROWS, iterate_batches, select_files
 from fintrader.bars.sources.feed import Feed
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
@@ -73,7 +73,7 @@ class FilesFeed(Feed):
         is_raw: bool = False,
     ) -> None:
         """is_raw: keep bad rows instead of raising BarError for them."""
-        self._iterate = iterate if is_raw else iterate_checked
+        self._iterate = iterate_batches if is_raw else iterate_checked
         self.settings = settings
         self.calendar = calendar
         self.store = store
@@ -345,8 +345,8 @@ def ingest(
 def iterate_checked(
     file: BarFile, settings: FilesSettings, after: tuple[int, int] | None = None, **how: bool
 ) -> Iterator[Bars]:
-    """Iterate over a file's rows, like `iterate`. Raises BarError for the first bad row."""
-    for batch in iterate(file, settings, after, **how):
+    """Iterate over a file's rows, like `iterate_batches`. Raises BarError for the first bad row."""
+    for batch in iterate_batches(file, settings, after, **how):
         refuse_bad_rows(batch)
         yield batch
 

@@ -41,7 +41,7 @@ from fintrader.envs.market_view import FILL, LARGEST, MARK, MOST
 
 
 @njit_entry
-def ask(action: Any, buffers: Any, prices: Prices, rules: Rules, desired: Any) -> None:
+def size_desired(action: Any, buffers: Any, prices: Prices, rules: Rules, desired: Any) -> None:
     """Write to `desired` `[1, N]` the holdings that an action `[1, A]` float32 asks for."""
     state = name_rows(buffers)
     work = make_workspace(1, state.shares.shape[1])
@@ -51,7 +51,7 @@ def ask(action: Any, buffers: Any, prices: Prices, rules: Rules, desired: Any) -
 
 
 @njit_entry
-def lay_orders(action: Any, buffers: Any, prices: Prices, rules: Rules) -> None:
+def set_resting_orders(action: Any, buffers: Any, prices: Prices, rules: Rules) -> None:
     """Place the limit orders of an action `[1, A]` float32 among the account's resting orders."""
     state = name_rows(buffers)
     work = make_workspace(1, state.shares.shape[1])
@@ -76,12 +76,12 @@ def decide_and_wait(
     Return True if the account is ruined at the end of an interval; it then stays at that bar."""
     # `decide_each` shares this memory among accounts: allocating it takes as long as a fill.
     work = make_workspace(1, buffers[3].shape[1])
-    is_ruined: bool = wait(stop, action, desired, buffers, (prices, rules, log), seen, work)
+    is_ruined: bool = run_decision(stop, action, desired, buffers, (prices, rules, log), seen, work)
     return is_ruined
 
 
 @njit_inner
-def wait(
+def run_decision(
     stop: int, action: Any, desired: Any, buffers: Any, shared: Any, seen: Any, work: Workspace
 ) -> bool:
     """Carry out `decide_and_wait`."""
@@ -144,8 +144,8 @@ def size_holdings(
 def cancel_all(
     bar: int, is_over: bool, state: State, prices: Prices, rules: Rules, log: AccountLog
 ) -> None:
-    """Cancel the orders that still rest at the close of `bar`: all at the window's end, all but the
-    orders of reached stops at a decision."""
+    """Cancel the resting orders at the close of `bar`; unless the window `is_over`, keep those of
+    reached stops."""
     for n in range(state.shares.shape[1]):
         if is_over or not is_stopped(n, state.resting[0], rules):
             cancel_orders(bar, n, state.resting[0], prices, rules, log)
@@ -177,10 +177,11 @@ def decide_each(
     seen: Any,
     equity: Any,
 ) -> None:
-    """Call `decide_and_wait` for B accounts, whose buffers have B as first axis: actions
-    `[B, 1, N]`, or `[1, 1, N]` for all; account b sets its action in asset b to 0. `seen`
-    `[B, P]` and their `equity` `[B, T]`. They share prices, rules and a log that keeps
-    only equity. A ruined account stays as it is."""
+    """Call `decide_and_wait` for B accounts, of which account b sets its action in asset b to 0.
+
+    Their buffers have B as first axis; actions are `[B, 1, N]`, or `[1, 1, N]` for all. Writes
+    `seen` `[B, P]` (with an action for all only its first row) and `equity` `[B, T]`. `shared`:
+    prices, rules, and a log that keeps only equity. A ruined account trades no more."""
     ints, floats, flags, shares, resting = accounts
     log = shared[2]
     work = make_workspace(1, shares.shape[2])
@@ -192,7 +193,7 @@ def decide_each(
             action = actions[row]
             own = action[0, b]
             action[0, b] = 0.0
-            is_ruined = wait(stop, action, desired, buffers, shared, seen[row], work)
+            is_ruined = run_decision(stop, action, desired, buffers, shared, seen[row], work)
             action[0, b] = own
             flags[b, TERMINATED, 0] = is_ruined
             for t in range(bar + 1, equity.shape[1] if is_ruined else stop + 1):
@@ -207,7 +208,7 @@ def record_fills(
     bar = state.bar[0]
     fill_bar = work.fill_bar[0]
     quote = prices.quotes[fill_bar]
-    # The books of a bar are those at its close; an order filled at a close counts in the next bar.
+    # A bar's costs are booked at its close; a fill at the close of `bar` belongs to the next one.
     shown = min(bar + 1, len(prices.quotes) - 1)
     floor = -np.inf if rules.is_short else 0.0
     for n in range(len(held)):

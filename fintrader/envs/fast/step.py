@@ -56,7 +56,7 @@ class ArrayPool:
     the system (16 MB of page faults a step, at 4,096 accounts and 100 stocks).
     """
 
-    KEPT = 4
+    MAX_ARRAYS = 4
     """Largest number of arrays kept for reuse."""
 
     def __init__(self, shape: tuple[int, ...], dtype: type) -> None:
@@ -70,7 +70,7 @@ class ArrayPool:
             if references == _FREE:
                 return self._arrays[place]
         fresh: _Array = np.zeros(self._shape, self._dtype)
-        if len(self._arrays) < self.KEPT:
+        if len(self._arrays) < self.MAX_ARRAYS:
             self._arrays.append(fresh)
         return fresh
 
