@@ -176,7 +176,7 @@ def _explain_levels(verdicts: str) -> list[str]:
     if today in stated:
         return []
     levels = joined(f"{level} at a {look} look" for level, look in stated.items())
-    return [f"The significance level was {levels}; it is {today} at a first look today."]
+    return [f"The level was {levels}; today a first look has {today}."]
 
 
 @block(*REAL)
@@ -544,7 +544,7 @@ def tasks(records: Records, agents: Mapping[str, str] = TITLES["agents"]) -> str
         f" {figures['env_steps']:,} decisions."
     )
     if "apg" in agents:
-        said += f" {DASH}: APG cannot learn quotes, which have no gradient"
+        said += f" {DASH}: APG needs a gradient, which quotes lack"
         if "ridge" in agents:
             said += (
                 "; ridge needs features to forecast from, so only `signals` has it, and trades at the"
