@@ -88,14 +88,19 @@ class Limits:
         self.last_usd *= factor
 
     def watch(self, session: int, equity: float) -> str:
-        """Record the equity, and return the reason for a halt; empty without one."""
+        """Record the equity, and return the reason for a halt; empty without one. session: a number
+        that identifies the exchange's session, such as its open in ns."""
         if session != self.session:
             self.opening_usd = self.last_usd or equity
             self.session = session
             self.traded_usd = 0.0
+        self.opening_usd = self.opening_usd or equity
         self.last_usd = equity
         self.peak_usd = max(self.peak_usd, equity)
         if not self.settings.enforced or self.halted:
+            return self.halted
+        if equity <= 0.0:
+            self.halted = "nothing is left in the account"
             return self.halted
         day = equity / self.opening_usd - 1.0
         peak = equity / self.peak_usd - 1.0

@@ -146,6 +146,7 @@ def _simulate_static(
     ends = market.session_ends
     closes = np.nan_to_num(carry_forward(market.to_numpy("adjusted_close")))
     filled = closes[np.ix_(ends, names)] / entry[names]
+    filled[ends == 0] = 1.0 + settings.cost_rate  # nothing is held before the second bar
     weights = rng.exponential(size=(count, names.size))
     size = rng.integers(1, names.size + 1, size=(count, 1))
     rank = rng.random((count, names.size)).argsort(axis=1).argsort(axis=1)

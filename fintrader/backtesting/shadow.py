@@ -26,8 +26,6 @@ from fintrader.progress import SILENT, Progress
 
 RECENT_MINUTES = 3
 """Minutes in which members must have had a bar (`LimitSettings.symbols_with_bars`)."""
-_DAY_NS = 86_400_000_000_000
-"""Nanoseconds of a UTC day, whose number identifies a session."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,9 @@ def decide(
     held = account.held
     price = account.prices
     equity = account.equity
-    why = limits.watch(int(market.minutes[bar]) // _DAY_NS, equity)
+    session = market.session[: bar + 1].numpy()
+    opened = int((session != session[bar]).sum())
+    why = limits.watch(int(market.minutes[opened]), equity)
     if account.settings.orders_rest:
         unfilled = _list_free_orders(account.resting, account.settings.num_sides)
         limits.discount(float((np.abs(unfilled).sum(0) * price).sum()))
@@ -71,8 +71,6 @@ def decide(
         return Decision(None, why=why, halted=True, resting=stops)
     if action is None:
         return Decision(None, resting=stops)
-    session = market.session[: bar + 1].numpy()
-    opened = int((session != session[bar]).sum())
     recent = max(opened, bar + 1 - -(-RECENT_MINUTES // market.bar_minutes))
     member = market.member[bar].numpy()
     if not limits.has_enough_bars(market.tradable[recent : bar + 1].numpy(), member & (price > 0)):

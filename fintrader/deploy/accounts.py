@@ -420,8 +420,10 @@ class Accounts:
         if texts:
             self._alert("account", "; ".join(texts), now)
         # While a part is beyond the cap, deposits enlarge it, and withdrawals reduce it first.
-        outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0
         before = self._equity_usd
+        outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0
+        if self.cap_usd is not None and not self.outside_usd:
+            outside = max(usd - max(self.cap_usd - before, 0.0), 0.0)
         factor = max(before + usd - outside, 0.0) / before if before > 0.0 else 1.0
         change = CapitalMove("; ".join(texts) or "accepted", factor, outside)
         self.journal.write(change, at=now)

@@ -195,7 +195,9 @@ def report_drift(home: Path, feed: LiveFeed | None = None) -> DriftReport:
         if started is None:
             raise DeployError(f"{home} has not begun; run `fintrader paper` first")
         level = (lambda grid: None) if feed is None else feed.level
-        recorded = Recorder(bundle, journal, level=level).build_market()
+        reach = started.body.warm_up_sessions
+        recorder = Recorder(bundle, journal, level=level, warm_up_sessions=reach)
+        recorded = recorder.build_market()
         report = drift.measure(journal, bundle, recorded, started.body.limits)
     write_json(home / REPORT, to_json(report))
     page = home / "drift.html"

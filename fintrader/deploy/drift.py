@@ -72,8 +72,11 @@ def measure(
         raise DeployError(
             "nothing can be compared yet: fewer than two bars of the account are recorded"
         )
-    result, noted = shadow_backtest(bundle.policy, market, bundle.env, limits)
-    terms = bundle.env.model_copy(update={"benchmark": bundle.benchmark})
+    env = bundle.env
+    if equity[0] > 0.0:  # the twin begins with the account's capital
+        env = env.model_copy(update={"initial_cash_usd": float(equity[0])})
+    result, noted = shadow_backtest(bundle.policy, market, env, limits)
+    terms = env.model_copy(update={"benchmark": bundle.benchmark})
     portfolio = simulate_benchmark_portfolio(market, terms)
     theirs = result.equity[at]
     session = market.session.numpy()[at]

@@ -37,6 +37,8 @@ class DeploymentStart:
     """The deployment's name in its orders' ids (`orders.find_sender`): `<bundle>-<random>`, so that
     no other deployment takes them for its own; `<bundle>` or empty where the account is private
     to the folder."""
+    warm_up_sessions: int | None = None
+    """`PaperSettings.warm_up_sessions`; the drift report builds the same market."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,9 @@ class BarDecision:
     """Orders that rest from this decision to the next; `orders` is then empty."""
     goal: Shares = field(default_factory=dict)
     """Shares to hold where they change, if orders are worked at the bars that follow."""
+    limits_from: tuple[float, float] | None = None
+    """Equities from which the limits on losses count: the highest one since a `resume`, and that of
+    the session before; None in journals of an earlier version."""
 
     @property
     def ordered(self) -> dict[str, float]:

@@ -218,7 +218,11 @@ class Runner:
         self._begin()
         for bar in self._iterate_bars():
             moment = int(self.grid.minutes[bar]) + self.length
-            if self.until is not None and moment > self.until:
+            if self.until is not None and moment > self.until and not self.flatten.is_on:
+                if self.execution is not None:
+                    now = self.clock.now()
+                    self.execution.stop(now, "the consent has ended", keeps_stops=True)
+                    self.clock.sleep_until(now + _FRESH, self._look)
                 return
             self.clock.sleep_until(
                 moment + int(self.settings.grace_seconds * SECOND_NS), self._look
@@ -239,10 +243,10 @@ class Runner:
                 return
             if bar >= self.grid.num_bars - 1 and self.window is None:
                 before = self.first
-                self.first = self.recorder.lay_out(
-                    int(self.grid.minutes[self.first]), None, int(self.grid.minutes[-1])
-                )
+                newest = max(int(self.grid.minutes[-1]), self.clock.now())
+                self.first = self.recorder.lay_out(int(self.grid.minutes[self.first]), None, newest)
                 bar += self.first - before
+                bar += self._count_missed(bar)
             if self.clock.live or self._ends_session(bar) or self._is_due(bar) or bar == self.last:
                 yield bar
             bar += 1
@@ -337,7 +341,9 @@ class Runner:
         except Exception as error:
             self._raise_unless_flattening(error, now)
         if started is None:
-            self.recorder.keep(self.feed.history(int(self.grid.minutes[0]), begins), now)
+            # A live bar in progress is received once it has closed.
+            stop = begins if self.window is not None else min(begins, now - self.length + 1)
+            self.recorder.keep(self.feed.history(int(self.grid.minutes[0]), stop), now)
             start = DeploymentStart(
                 first_bar=begins,
                 bundle=self.bundle.id,
@@ -346,6 +352,7 @@ class Runner:
                 limits=self.settings.limits,
                 initial_cash_usd=self.env.initial_cash_usd,
                 sender=self.rules.sender,
+                warm_up_sessions=self.settings.warm_up_sessions,
             )
             self.journal.write(start, at=now)
         else:
@@ -356,19 +363,24 @@ class Runner:
         past = [entry for kind in kinds for entry in self.journal.entries(kind)]
         for entry in sorted(past, key=lambda entry: entry.seq):
             if isinstance(entry.body, BarDecision):
-                self.limits.watch(entry.body.bar // _DAY_NS, entry.body.equity)
+                self.limits.watch(self._find_session(entry.body.bar), entry.body.equity)
                 self.limits.traded_usd = entry.body.traded
                 self.accounts.remember(entry.body)
                 if entry.body.goal:
                     self._decide_action.restore(entry.body)
             elif isinstance(entry.body, Mark):
                 if self.simulated is None:
-                    self.limits.watch(entry.body.bar // _DAY_NS, entry.body.equity)
+                    self.limits.watch(self._find_session(entry.body.bar), entry.body.equity)
             elif isinstance(entry.body, CapitalMove):
                 self.accounts.move(entry.body)
             else:
                 self.limits.resume()
         self._take_over(now)
+
+    def _find_session(self, minute: int) -> int:
+        """Find the open (ns) of the session of a bar that begins at `minute`."""
+        bar = max(int(np.searchsorted(self.grid.minutes, minute, side="right")) - 1, 0)
+        return int(self.grid.minutes[self.grid.first_bar[self.grid.session[bar]]])
 
     def _find_bar(self, now: int) -> int:
         """Find the newest bar that has begun, or the first bar of decisions if that is later."""
@@ -407,7 +419,7 @@ class Runner:
         elapsed = (bar - self.first) % self.bundle.env.decision_interval
         turn = Turn(elapsed, int(self.grid.minutes[bar - elapsed]))
         action = None
-        if not self.limits.halted:
+        if not self.limits.halted and account.equity > 0.0:
             action = self._decide_action(self.policy, account, turn)
         decision = decide(account, action, self.limits)
         if self.flatten.is_on and self.simulated is not None:
@@ -465,6 +477,7 @@ class Runner:
             outside_usd=self.accounts.outside_usd,
             resting=resting,
             goal=goal,
+            limits_from=(self.limits.peak_usd, self.limits.opening_usd),
         )
         # The orders stay open until the close of the next bar, or rest until the next decision.
         last = self.grid.num_bars - 1
@@ -546,6 +559,8 @@ class Runner:
         if self.window is None:
             market, row = self.recorder.rows.at(self.grid, bar, self.accounts.since)
             equity = self.accounts.at(market, row, now).equity
+            if self.simulated is not None:
+                equity = self.simulated.measure(row)
         else:
             equity = self.accounts.between(now)
         self.journal.write(Mark(int(self.grid.minutes[bar]), equity), at=now)
@@ -557,7 +572,7 @@ class Runner:
         if self.simulated is not None:
             return
         equity = self.accounts.between(now) if equity is None else equity
-        why = self.limits.watch(int(self.grid.minutes[bar]) // _DAY_NS, equity)
+        why = self.limits.watch(self._find_session(int(self.grid.minutes[bar])), equity)
         if why:
             self._halt(why, now)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -198,6 +198,36 @@ class SimulatedBroker(Broker):
             return self._account.equity
         return float(self._account.trade_log.equity[bar])
 
+    def measure(self, bar: int) -> float:
+        """Measure the equity, USD, at the close of a bar between two decisions of live trading, with
+        the newest decision's orders, on a copy of the account."""
+        state = self.state
+        account = self._account
+        if bar <= account.bar:
+            return account.equity
+        copy = BacktestAccount(self.market, self.env)
+        state.enter(copy, self.market, account.bar, account.held)
+        if self.env.orders_rest:
+            copy.expect_bars()
+        self._trade(copy, self._baskets.get(account.bar, {}), bar - account.bar)
+        return copy.equity
+
+    def _trade(
+        self, account: BacktestAccount, basket: Mapping[str, Order], bars: int | None = None
+    ) -> bool:
+        """Give the orders of a decision to an account, and wait for its next decision or `bars`;
+        return True if it has reached its end."""
+        want: Holdings | None = None
+        if self.env.orders_rest:
+            # No order rests beyond the next decision, even a missed one.
+            account.replace_orders(lay_out_orders(basket.values(), self._column, self.env))
+        elif basket:
+            goal = account.held.copy()
+            for order in basket.values():
+                goal[self._column[order.symbol]] += order.shares
+            want = Holdings(goal)
+        return account.act(want, bars)
+
     def _find_bar(self, close: int) -> int:
         return int(np.searchsorted(self._minutes, close - self._length))
 
@@ -212,16 +242,7 @@ class SimulatedBroker(Broker):
             bar = account.bar
             before = account.num_trades
             basket = self._baskets.pop(bar, {})
-            want: Holdings | None = None
-            if self.env.orders_rest:
-                # No order rests beyond the next decision, even a missed one.
-                account.replace_orders(lay_out_orders(basket.values(), self._column, self.env))
-            elif basket:
-                goal = account.held.copy()
-                for order in basket.values():
-                    goal[self._column[order.symbol]] += order.shares
-                want = Holdings(goal)
-            self._is_over = account.act(want) and self._received is None
+            self._is_over = self._trade(account, basket) and self._received is None
             stops = {
                 one.symbol: one.stop_usd for one in basket.values() if one.stop_usd is not None
             }

@@ -47,7 +47,6 @@ SHOWN_NEWS = 20
 SHOWN_BARS = 2000
 """Newest bars of the curve; of earlier days the last bar is shown."""
 _NEWS = (Alert, Halt, Resumption)
-_DAY_NS = 86_400_000_000_000
 
 
 @dataclass(frozen=True)
@@ -97,6 +96,14 @@ class Status:
         return self.curve[-1][1] if self.curve else None
 
     @property
+    def growth(self) -> float | None:
+        """Return since the first decision, without deposits and withdrawals, at the newest one."""
+        decision = self.decision
+        return (
+            None if decision is None or not decision.first else decision.equity / decision.first - 1
+        )
+
+    @property
     def resting(self) -> tuple[OrderReport, ...]:
         """Those of `orders` that rest at a price."""
         return tuple(order for order in self.orders if order.rests)
@@ -117,17 +124,16 @@ class Status:
     def headroom(self) -> dict[str, tuple[float, float]]:
         """Compare each limit with its use: limit -> use and limit, as shares of equity."""
         decision = self.decision
-        if decision is None or self.started is None:
+        if decision is None or self.started is None or decision.equity <= 0.0:
             return {}
         limits = self.started.limits
-        today = decision.bar // _DAY_NS
-        before = [usd for bar, usd in self.curve if bar // _DAY_NS < today] or [self.curve[0][1]]
         equity = decision.equity
+        peak, opening = decision.limits_from or (decision.peak, decision.peak)
         held = [abs(n) * decision.prices.get(name, 0.0) for name, n in self.held.items()]
         largest = max(held, default=0.0)
         return {
-            "Loss of the day": (max(1 - equity / before[-1], 0.0), limits.day_loss),
-            "Loss from the peak": (max(1 - equity / decision.peak, 0.0), limits.drawdown),
+            "Loss of the day": (max(1 - equity / opening, 0.0), limits.day_loss),
+            "Loss from the peak": (max(1 - equity / peak, 0.0), limits.drawdown),
             "Turnover of the day": (decision.traded / equity, limits.turnover),
             "All positions": (sum(held) / equity, limits.gross),
             "Largest position": (largest / equity, limits.weight),

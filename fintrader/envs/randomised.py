@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -168,6 +169,11 @@ class _Variant(TradingEnv):
             engine=env.wanted_engine,
         )
         self.view = view  # in place of the unchanged market's view
+
+    def __setstate__(self, state: Any) -> None:
+        super().__setstate__(state)
+        if self.source is not None:
+            self.view = resample_view(self.view, self.market, self.source, self.settings)
 
     def shown_bar(self, clock: Tensor) -> Tensor:
         """Find the original bars shown at bars `clock` `[B]` of this variant."""

@@ -228,6 +228,10 @@ def test_random_portfolios_centre_on_equal_weight_and_match_the_ledger():
         np.full(3, ledger.metrics["cumulative_return"]), abs=1e-4
     )
     assert one.sharpe == pytest.approx(np.full(3, ledger.metrics["sharpe"]), rel=1e-2)
+    daily = make_market(60, 1, gaps=False, session_bars=1)  # the first session holds nothing
+    one = random_portfolios(daily, settings, seed=0, count=3)
+    ledger = buy_and_hold(daily, settings)
+    assert one.sharpe == pytest.approx(np.full(3, ledger.metrics["sharpe"]), rel=1e-3)
     share = drawn.compare(float(np.median(drawn.cumulative_return)), None).share_above
     assert share.cumulative_return == pytest.approx(0.5, abs=0.01)
     assert share.sharpe is None

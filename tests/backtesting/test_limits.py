@@ -1,13 +1,17 @@
 """Limits over random accounts, orders and prices."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fintrader.backtesting.account import BacktestAccount
 from fintrader.backtesting.limits import Limits, LimitSettings
-from fintrader.backtesting.shadow import decide
+from fintrader.backtesting.shadow import decide, shadow_backtest
+from fintrader.bars.bars import MINUTE_NS
 from fintrader.envs import EnvSettings
 from tests.factories import examples, make_market
 
@@ -84,6 +88,35 @@ def test_losses_halt(equities, why):
     assert (why in found) if why else found == ""
     if why:  # and it stays halted, whatever is earned then
         assert limits.watch(99, 2e6) == found
+
+
+def test_an_empty_account_halts_and_a_deposit_is_no_gain():
+    limits = Limits(LimitSettings())
+    assert limits.watch(0, 0.0) == "nothing is left in the account"
+    limits.resume()
+    assert limits.watch(0, 1e5) == ""
+    assert "since the session before" in limits.watch(0, 9e4)
+
+
+def test_a_session_across_midnight_is_one():
+    """The same bars at other hours of UTC."""
+    market = make_market(60, 3, gaps=False)
+    limits = LimitSettings(turnover=0.1, weight=1.0)
+    env = EnvSettings()
+
+    def swing(obs):
+        swings.append(None)
+        return torch.tensor([[9.0, -9.0, -9.0] if len(swings) % 2 else [-9.0, 9.0, -9.0]])
+
+    found = []
+    for minutes in (0, 560):
+        swings = []
+        shifted = replace(market, minutes=market.minutes + minutes * MINUTE_NS)
+        found.append(shadow_backtest(swing, shifted, env, limits)[0])
+    days = [len(np.unique(one.minutes // (1440 * MINUTE_NS))) for one in found]
+    assert days == [3, 4]
+    assert (found[0].shares == found[1].shares).all()
+    assert found[0].trades["shares"].any()
 
 
 def test_a_new_session_may_turn_over_again():

@@ -593,6 +593,19 @@ def test_a_capped_account_halts_at_a_loss_of_its_own(desk, monkeypatch):
     assert desk.news("consent")[0].startswith("the consent lapses on 2019-03-06")  # days before
 
 
+def test_a_deposit_above_the_cap_is_no_loss(desk, monkeypatch):
+    monkeypatch.setattr(runner, "refuse_real_money", lambda is_wanted: None)
+    desk.server.positions.clear()
+    cap = desk.server.cash * 1.2
+    deposit = desk.server.cash * 5.0
+    desk.at[int(desk.market.minutes[6])] = lambda: desk.server.book("CSD", deposit)
+    desk.live(12, adopt=False, cap_usd=cap)
+    desk.check()
+    equity = desk.equity()
+    assert max(equity) == pytest.approx(cap, rel=0.02)
+    assert min(equity) < cap / 1.1
+
+
 @pytest.mark.slow
 def test_a_withdrawal_from_beyond_the_cap_changes_nothing_inside(desk, monkeypatch):
     monkeypatch.setattr(runner, "refuse_real_money", lambda is_wanted: None)

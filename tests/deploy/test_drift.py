@@ -1,5 +1,7 @@
 """The drift report: what it finds in journals whose drift is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -59,6 +61,16 @@ def test_a_replay_does_not_drift(made):
     page = render_drift(report)
     assert "to the last bit" in page
     assert render_drift(report) == page
+
+
+def test_the_twin_begins_with_the_accounts_capital(made):
+    """An account at a broker seldom holds the cash of the backtest."""
+    home, bundle, _ = made
+    env = {**bundle.record.env, "initial_cash_usd": 5e6}
+    richer = replace(bundle, record=replace(bundle.record, env=env))
+    assert richer.env.initial_cash_usd == 5e6
+    report = measured(home, richer)
+    assert report.equity.largest_difference_usd == 0.0
 
 
 def test_the_recorded_market_is_the_one_that_was_built(made):

@@ -10,7 +10,7 @@ from fintrader.backtesting import simulate
 from fintrader.backtesting.limits import LimitSettings
 from fintrader.deploy import control
 from fintrader.deploy.control import JOURNAL
-from fintrader.deploy.entries import BarDecision, Halt, LateBars
+from fintrader.deploy.entries import BarDecision, Halt, LateBars, Mark
 from fintrader.deploy.journal import Journal
 from fintrader.errors import DeployError
 from tests.engines.deployments import (
@@ -45,6 +45,13 @@ def test_a_live_account_is_the_backtests(deployed):
     journal = run_live(*deployed)
     assert backtested(bundle, market, journal) == len(equities(journal)) == 80 // 5 + 1
     assert not alerts(journal)
+    # At a session's close, between two decisions, too.
+    equity = simulate(bundle.policy, market, bundle.env).equity
+    marks = [entry.body for entry in journal.entries(Mark)]
+    assert len(marks) >= 2
+    assert {mark.bar for mark in marks}.isdisjoint(equities(journal))
+    bars = np.searchsorted(market.minutes.numpy(), [mark.bar for mark in marks])
+    assert [mark.equity for mark in marks] == equity[bars].tolist()
 
 
 def doubled(feed, clock):

@@ -5,6 +5,7 @@ import json
 import shutil
 import urllib.request
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -50,6 +51,12 @@ def test_it_says_what_it_did(home):
     assert len(headroom) == 5
     used, limit = headroom["All positions"]
     assert 0 < used <= limit == 1.0
+    assert found.growth == found.decision.equity / 1e6 - 1
+    # Losses count from a resume on, and from the session before.
+    decision = replace(found.decision, equity=90.0, peak=200.0, limits_from=(100.0, 96.0))
+    headroom = replace(found, decision=decision).headroom()
+    assert headroom["Loss from the peak"][0] == pytest.approx(0.1)
+    assert headroom["Loss of the day"][0] == pytest.approx(1 - 90 / 96)
     assert status.as_json(found)["orders"] == dict(found.counts)
     held = found.decision
     worth = sum(n * held.prices[name] for name, n in held.shares.items())

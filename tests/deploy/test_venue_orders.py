@@ -70,7 +70,7 @@ def kill_at_each(name, root, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "step"), [("alpaca", amount(7, 1)), ("binance", amount(17, 3))])
+@pytest.mark.parametrize(("name", "step"), [("alpaca", amount(13, 1)), ("binance", amount(67, 3))])
 def test_a_kill_at_many_requests_trades_no_share_twice(tmp_path, name, step):
     kill_at_each(name, tmp_path, step)
 
@@ -87,7 +87,7 @@ def test_lost_answers_and_kills_in_the_middle_of_a_replacement_trade_no_share_tw
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "seed"), [*itertools.product(VENUES, range(2, 20))])
+@pytest.mark.parametrize(("name", "seed"), [*itertools.product(VENUES, range(2, amount(5, 20)))])
 def test_many_lost_answers_and_kills_trade_no_share_twice(tmp_path, name, seed):
     check_faults(tmp_path, name, seed)
 

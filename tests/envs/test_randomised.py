@@ -1,4 +1,5 @@
 import math
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -128,6 +129,17 @@ def test_what_is_shown_is_a_row_of_the_original_so_many_bars_ago():
             trades = MARKET.tradable[bar]
             assert torch.equal(variant.view.fill[variant.account.bar] > 0, trades)
         obs, *_ = env.step(torch.rand(8, 4))
+
+
+def test_a_copy_trades_the_same_prices():
+    env = randomised()
+    env.reset(seed=1)
+    twin = deepcopy(env)
+    for one, two in zip(env.variants, twin.variants, strict=True):
+        assert (one.source.diff() != 1).any()
+        tensors = ("quotes", "benchmark", "splits", "dividends", "event_row", "last_bar")
+        for name in tensors:
+            assert torch.equal(getattr(one.view, name), getattr(two.view, name)), name
 
 
 def test_the_benchmark_earns_what_it_earned_on_that_bar():

@@ -119,8 +119,8 @@ def show_state(status: Status) -> None:
     """Draw the state and the return in one line, then the problems."""
     badge = f":{COLOURS[status.state]}-badge[{status.state}]"
     words = f"{status.role} bundle of the run {status.bundle.run}"
-    if status.equity is not None and status.curve:
-        grown = percent(status.equity / status.curve[0][1] - 1, signed=True)
+    if status.equity is not None and status.growth is not None:
+        grown = percent(status.growth, signed=True)
         words += f": the account is worth {usd(status.equity)}, {grown} since the start."
     st.markdown(f"{badge} **{plain(words.strip())}**")
     if status.flattening:
@@ -146,7 +146,7 @@ def show_numbers(status: Status, timezone: str) -> None:
         cells |= {
             "Account": usd(status.equity),
             "Cash": usd(status.cash_usd),
-            "Since the start": percent(status.equity / status.curve[0][1] - 1),
+            "Since the start": percent(status.growth),
             "Newest decision": format_moment(status.decision.bar, timezone),
         }
     if status.next_decision and status.state == "running":
