@@ -218,11 +218,7 @@ class Runner:
         self._begin()
         for bar in self._iterate_bars():
             moment = int(self.grid.minutes[bar]) + self.length
-            if self.until is not None and moment > self.until and not self.flatten.is_on:
-                if self.execution is not None:
-                    now = self.clock.now()
-                    self.execution.stop(now, "the consent has ended", keeps_stops=True)
-                    self.clock.sleep_until(now + _FRESH, self._look)
+            if self.until is not None and moment > self.until and self._has_ended():
                 return
             self.clock.sleep_until(
                 moment + int(self.settings.grace_seconds * SECOND_NS), self._look
@@ -232,6 +228,17 @@ class Runner:
             self._process_bar(bar)
         self._pursue()
         self.journal.write(DeploymentEnd(), at=self.clock.now())
+
+    def _has_ended(self) -> bool:
+        """Check at the end of the time that was set whether the loop may end: with real money it
+        lasts until a flatten is over, and open orders are cancelled, since the consent has ended."""
+        if self.accounts.cap_usd is None:
+            return True
+        if self.execution is not None and not self.flatten.is_on:
+            now = self.clock.now()
+            self.execution.stop(now, "the consent has ended", keeps_stops=True)
+            self.clock.sleep_until(now + _FRESH, self._look)
+        return not self.flatten.is_on
 
     def _iterate_bars(self) -> Iterator[int]:
         """Yield the bars to wake at: live every bar, in a replay those of decisions and each

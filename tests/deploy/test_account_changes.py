@@ -593,6 +593,18 @@ def test_a_capped_account_halts_at_a_loss_of_its_own(desk, monkeypatch):
     assert desk.news("consent")[0].startswith("the consent lapses on 2019-03-06")  # days before
 
 
+def test_a_flatten_outlives_the_consent_and_orders_do_not(desk, monkeypatch):
+    monkeypatch.setattr(runner, "refuse_real_money", lambda is_wanted: None)
+    desk.server.positions = {"S000": 20.0, "S001": 10.0}
+    desk.server.pace["S000"] = (0.0,)
+    opened = int(desk.market.minutes[3])
+    desk.at[opened + MINUTE] = lambda: control.ask(desk.home, "flatten")
+    desk.at[opened + 60 * MINUTE] = lambda: desk.server.pace.pop("S000")
+    desk.live(3, cap_usd=10_000.0)  # the stock trades after the end
+    assert desk.server.positions == {}
+    assert desk.news("flat")
+
+
 def test_a_deposit_above_the_cap_is_no_loss(desk, monkeypatch):
     monkeypatch.setattr(runner, "refuse_real_money", lambda is_wanted: None)
     desk.server.positions.clear()
