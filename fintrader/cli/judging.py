@@ -85,6 +85,8 @@ def judge(argv: list[str]) -> None:
         (file is None) == (options.weights is None)
     ):
         raise ConfigError("`fintrader judge` needs FILE, or --weights FILE --prices FILE")
+    if options.weights is not None and (options.kind is not None or options.column is not None):
+        raise ConfigError("--kind and --column describe a FILE; omit them with --weights")
     try:
         if options.weights is not None and options.prices is not None:
             from fintrader.verdict.returns_files import read_weights
@@ -94,6 +96,8 @@ def judge(argv: list[str]) -> None:
                 options.prices,
                 benchmark=options.benchmark,
                 cost_bps=options.cost_bps,
+                sessions_a_year=options.sessions_a_year,
+                trust=options.trust,
             )
         else:
             record = options.read(str(file))
@@ -138,6 +142,12 @@ def register(argv: list[str]) -> None:
         until = str(record.dates[-2])[:10]  # the last period may not be over
         content = claims.hash_history(record, until)
         benchmark = record.benchmark_name
+    elif benchmark is not None and Path(benchmark).is_file():
+        from fintrader.verdict.returns_files import read_benchmark
+        from fintrader.verdict.track_record import pick_column
+
+        rival = read_benchmark(benchmark, source, options.trust)
+        benchmark = str(pick_column(rival, None, "the benchmark").name)
     claim = claims.Claim(
         source=Path(source).name,
         content=content or claims.hash_source(source),

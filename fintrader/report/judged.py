@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from fintrader.results.backtest_files import StoredBacktest, TradeRows, trade_fr
 from fintrader.results.backtest_result import BacktestResult
 from fintrader.results.context import BacktestContext
 from fintrader.results.formatting import is_result
+from fintrader.results.market_description import Provenance
 from fintrader.results.sections import evidence_table, search_table
 from fintrader.results.table import render_notice
 from fintrader.results.tabulation import tabulate
 from fintrader.verdict.alpha import SHORTEST
 from fintrader.verdict.claims import find_registration, restrict
+from fintrader.verdict.conclusion import NO_VERDICT, conclude
 from fintrader.verdict.judge import judge_record, look_of, read_trials
 from fintrader.verdict.looks import DAY, count_look
 from fintrader.verdict.track_record import CASH, TrackRecord, make_record
@@ -72,6 +75,8 @@ def judge(
     "with ...".
     `claim`: digest of a claim registered before the returns' window (`fintrader judge register`);
     if it sealed files of a strategy, they are `strategy` among `reading`.
+    A result of a backtest keeps its banner and its caveats, and gets no verdict if policies were
+    trained or chosen on its bars.
     `report`: a page to write, `command`: the command line that makes it. `reading`: `name`, `kind`,
     `column` and `sessions_a_year` of `track_record.make_record`.
 
@@ -81,11 +86,10 @@ def judge(
     """
     number = read_trials(trials)
     strategy = reading.pop("strategy", None)
-    if isinstance(returns, BacktestResult):
-        returns = returns.returns
-    record = returns
-    if not isinstance(returns, TrackRecord):
-        record = make_record(returns, benchmark=benchmark, **reading)
+    result = returns if isinstance(returns, BacktestResult) else None
+    record = returns if result is None else result.returns
+    if not isinstance(record, TrackRecord):
+        record = make_record(record, benchmark=benchmark, **reading)
     registration = None if claim is None else find_registration(claim)
     if registration is not None:
         record = restrict(record, registration, strategy)
@@ -100,13 +104,37 @@ def judge(
         caveats=caveats,
         claim=registration,
     )
+    if result is not None:
+        verdict = _carry_over(verdict, result)
     if report is not None:
-        write_report(Path(report), tabulate_record(record, verdict, command))
+        market = None if result is None else result.provenance
+        write_report(Path(report), tabulate_record(record, verdict, command, market))
     return PrintedVerdict(**vars(verdict))
 
 
-def tabulate_record(record: TrackRecord, verdict: Verdict, command: str | None) -> StoredBacktest:
-    """Make the backtest that a page shows from a track record and its verdict."""
+def _carry_over(verdict: Verdict, result: BacktestResult) -> Verdict:
+    """Conclude anew with what a backtest's result knows of its policy, bars and account."""
+    from fintrader.backtesting.data_caveats import list_data_caveats  # loads torch
+
+    known = result.provenance
+    caveats = [*verdict.caveats, *result.caveats, *list_data_caveats(known)]
+    if known.survivorship is not None and known.survivorship.survivors_only:
+        caveats.append("a universe of survivors")
+    judged = replace(
+        verdict,
+        state="no_verdict",
+        is_seen=result.is_seen or not NO_VERDICT.keys().isdisjoint(result.cut_from),
+        is_ruined=verdict.is_ruined or result.ruined,
+        caveats=tuple(caveats),
+        notice=known.notice,
+    )
+    return conclude(judged)
+
+
+def tabulate_record(
+    record: TrackRecord, verdict: Verdict, command: str | None, market: Provenance | None = None
+) -> StoredBacktest:
+    """Make the backtest that a page shows from a track record, its verdict and its market."""
     name = record.name if is_result(record.name) else f"own {record.name}"
     rival = CASH if record.benchmark is None else "benchmark"
     closes = record.dates.astype("datetime64[ns]").astype(np.int64) + DAY - MINUTE
@@ -135,6 +163,7 @@ def tabulate_record(record: TrackRecord, verdict: Verdict, command: str | None) 
         trials=verdict.selection.trials,
         look=verdict.evidence.look,
         command=command,
+        market=market or Provenance(),
     )
     return tabulate(results, context, verdict)
 

@@ -26,24 +26,29 @@ def write_site(run: Run, out: Path) -> Path:
     """Write the pages of a run to the folder `out`; return its index.html. Pages of an earlier
     export are replaced, all other files stay.
 
-    Raises RunError for a run without a backtest, UnsafePathError when `out` holds an index.html
-    that no export wrote.
+    Raises RunError for a run without a backtest, UnsafePathError when `out` holds a file of a
+    page's name that no export wrote.
     """
     if run.config.get("env", {}).get("kind") == "gymnasium":
         raise RunError(f"{run.name}: its page is {run.folder.root / 'evaluation' / 'report.html'}")
     backtests = run.backtests
     if not backtests:
         raise RunError(f"{run.name}: it has no backtest yet; let `fintrader run` finish first")
-    if (out / "index.html").exists() and not (out / MARK).is_file():
-        raise UnsafePathError(f"{out} has an index.html that is no export; choose another --out")
+    pages = {
+        window: [f"report-{window}.html", *(f"tear_sheet-{window}{ending}" for ending in FORMATS)]
+        for window in WINDOWS
+    }
+    written = ["index.html", *(name for names in pages.values() for name in names)]
+    foreign = [name for name in written if (out / name).exists()]
+    if foreign and not (out / MARK).is_file():
+        raise UnsafePathError(f"{out} has a {foreign[0]} that is no export; choose another --out")
     view = BacktestView.of(next(iter(backtests.values())))
     page = Page(run.name)
     page.add_header(run.name, present_verdict(view))
     page.add(present_curves(view))
     make_folder(out)
     write_text(out / MARK, "")
-    for window in WINDOWS:
-        names = [f"report-{window}.html", *(f"tear_sheet-{window}{ending}" for ending in FORMATS)]
+    for window, names in pages.items():
         for name in names:
             remove(out / name)
         if window not in backtests:

@@ -33,8 +33,9 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Claim:
-    """A strategy, its benchmark, and the window that will judge it. Raises ReturnsError for a
-    malformed day, and for a window that does not end after its first day."""
+    """A strategy, its benchmark, and the window that will judge it; ISO forms of a day are kept as
+    2027-01-31. Raises ReturnsError for a malformed day, and for a window that does not end after
+    its first day."""
 
     source: str
     """Name of the strategy, or of its file of returns."""
@@ -53,9 +54,11 @@ class Claim:
     kind: str = KIND
 
     def __post_init__(self) -> None:
-        for day in filter(None, (self.first, self.last)):
+        for name, day in (("first", self.first), ("last", self.last)):
+            if day is None:
+                continue
             try:
-                date.fromisoformat(day)
+                object.__setattr__(self, name, str(date.fromisoformat(day)))
             except ValueError:
                 raise ReturnsError(f"{day!r} is no day; write it as 2027-01-31") from None
         if self.last is not None and self.last <= self.first:

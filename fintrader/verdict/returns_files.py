@@ -74,7 +74,7 @@ def read_record(
     if benchmark is not None:
         columns = content.values if isinstance(content.values, pd.DataFrame) else ()
         # A column takes precedence over a file.
-        is_file = benchmark not in (CASH, *map(str, columns))
+        is_file = benchmark not in (CASH, *(str(name).strip() for name in columns))
         rival = read_benchmark(benchmark, path, trust) if is_file else benchmark
     record = make_record(
         content.values,
@@ -90,14 +90,21 @@ def read_record(
 
 
 def read_weights(
-    weights: Path | str, prices: Path | str, *, benchmark: str | None = None, cost_bps: float = 0.0
+    weights: Path | str,
+    prices: Path | str,
+    *,
+    benchmark: str | None = None,
+    cost_bps: float = 0.0,
+    sessions_a_year: int | None = None,
+    trust: bool = False,
 ) -> TrackRecord:
     """Read target weights and prices, one column per symbol, and trade them (`hold_weights`).
 
     `benchmark`: a column of the prices, a file, or `cash`; None for equal weights of all symbols
-    with prices, rebalanced daily free of costs. Raises ReturnsError.
+    with prices, rebalanced daily free of costs. `sessions_a_year`, `trust`: as of `read_record`.
+    Raises ReturnsError.
     """
-    targets, marks = (_read_matrix(path) for path in (weights, prices))
+    targets, marks = (_read_matrix(path, trust) for path in (weights, prices))
     if (marks <= 0).any(axis=None):
         raise ReturnsError(
             f"{prices}: prices must exceed 0, not {marks.min().min():g}; leave unknown ones empty"
@@ -108,10 +115,16 @@ def read_weights(
     elif benchmark in marks:
         rival = to_returns(marks[benchmark].dropna(), "equity", benchmark, []).rename(benchmark)
     elif benchmark != CASH:
-        rival = read_benchmark(benchmark, prices)
+        rival = read_benchmark(benchmark, prices, trust)
     held = hold_weights(targets, marks, cost_bps)
     own = pd.Series(held.equity, pd.DatetimeIndex(held.dates)).pct_change().fillna(0.0).iloc[1:]
-    record = make_record(own, name=Path(weights).stem, benchmark=rival, kind="returns")
+    record = make_record(
+        own,
+        name=Path(weights).stem,
+        benchmark=rival,
+        kind="returns",
+        sessions_a_year=sessions_a_year,
+    )
     missing = len(held.dates) - 1 - len(record.returns)
     if missing:
         raise ReturnsError(
@@ -123,8 +136,8 @@ def read_weights(
     return replace(record, holdings=held, notes=(note,), caveats=free + record.caveats)
 
 
-def _read_matrix(path: Path | str) -> pd.DataFrame:
-    frame, _ = to_frame(read_file(path).values, Path(path).name)
+def _read_matrix(path: Path | str, trust: bool) -> pd.DataFrame:
+    frame, _ = to_frame(read_file(path, trust=trust).values, Path(path).name)
     return frame.apply(lambda cells: read_numbers(cells)[0])
 
 
@@ -231,8 +244,9 @@ def _read_zip(path: Path, column: str | None) -> ReturnsFile:
         for member in results:
             content = json.loads(archive.read(member))
             if isinstance(_look_up(content, "strategy"), dict):
+                stem = member.removesuffix(".json") + "_"
                 tables = {
-                    other: pd.read_feather(io.BytesIO(archive.read(other)))
+                    other.removeprefix(stem): pd.read_feather(io.BytesIO(archive.read(other)))
                     for other in names
                     if other.endswith(("_wallet.feather", "_market_change.feather"))
                 }
@@ -251,8 +265,8 @@ def _read_freqtrade(
         )
     name = str(column if column in strategies else next(iter(strategies)))
     result = strategies[name]
-    market = next((table for key, table in tables.items() if "_market_change" in key), None)
-    wallet = next((table for key, table in tables.items() if f"_{name}_wallet" in key), None)
+    market = tables.get("market_change.feather")
+    wallet = tables.get(f"{name}_wallet.feather")
     benchmark = None
     if market is not None:
         steps = market["rel_mean"].diff().fillna(0.0)  # rel_mean sums each bar's mean return

@@ -139,10 +139,10 @@ def make_record(
         rival = _read_rival(frame.pop(benchmark), None, kind, notes)
     elif benchmark is not None and not isinstance(benchmark, str):
         other, other_kind = to_frame(benchmark, "the benchmark")
-        rival = _pick(other, None, "the benchmark")
+        rival = pick_column(other, None, "the benchmark")
         rival_name = str(rival.name)
         rival = _read_rival(rival, other_kind, kind, notes)
-    series = _pick(frame, column, name or "the table")
+    series = pick_column(frame, column, name or "the table")
     name = name or str(series.name)
     ours = to_returns(series, kind or implied, name, notes)
     bars = len(ours)
@@ -290,7 +290,7 @@ def read_dates(cells: pd.Series) -> pd.DatetimeIndex | None:
             return pd.DatetimeIndex(pd.to_datetime(cells, unit=unit)) if least > 1e8 else None
     # The local day counts, so the offset, which summer time changes, is dropped.
     text = cells.astype(str).str.replace(
-        r"(?<=\d\d:\d\d)(:[\d.]+)?(Z|[+-]\d\d:?\d\d)$", "", regex=True
+        r"(\d\d:\d\d(?::[\d.]+)?)(?:Z|[+-]\d\d:?\d\d)$", r"\1", regex=True
     )
     try:
         return pd.DatetimeIndex(pd.to_datetime(text, format="ISO8601"))
@@ -307,7 +307,7 @@ def read_dates(cells: pd.Series) -> pd.DatetimeIndex | None:
     return pd.DatetimeIndex(steady[0]) if steady and steady[0].notna().all() else None
 
 
-def _pick(frame: pd.DataFrame, column: str | None, name: str) -> pd.Series:
+def pick_column(frame: pd.DataFrame, column: str | None, name: str) -> pd.Series:
     """Pick the column that holds a strategy's values. Raises ReturnsError."""
     if column is not None:
         if column not in frame:
@@ -441,8 +441,9 @@ def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None, name: str
 
 def match_periods(theirs: pd.Series, dates: pd.DatetimeIndex, name: str) -> pd.Series:
     """Compound a benchmark's returns to the periods that end on `dates`; NaN where the benchmark
-    has no return. If both have the same periods, keep the benchmark's dates that the strategy
-    lacks. Raises ReturnsError if the benchmark's periods are longer."""
+    has no return, or none near an end of the period. If both have the same periods, keep the
+    benchmark's dates that the strategy lacks. Raises ReturnsError if the benchmark's periods are
+    longer."""
     within = theirs[(theirs.index >= dates[0]) & (theirs.index <= dates[-1])]
     if not len(within):
         raise ReturnsError(
@@ -457,11 +458,16 @@ def match_periods(theirs: pd.Series, dates: pd.DatetimeIndex, name: str) -> pd.S
             f"{name}: {len(within)} dates for {len(inside)} of the strategy's; give a benchmark"
             " with at least as many"
         )
+    theirs = theirs.dropna()
     gap = pd.Timedelta(np.median(np.diff(dates.to_numpy())))
-    level = (1 + theirs.fillna(0.0)).cumprod()
-    edges = pd.DatetimeIndex([dates[0] - gap, *dates])
-    row = level.index.searchsorted(edges, side="right") - 1
-    at = np.where(row >= 0, level.to_numpy()[row], 1.0)
-    is_covered = (edges >= level.index[0] - gap) & (edges <= level.index[-1] + gap)
-    at[~is_covered] = np.nan
-    return pd.Series(at[1:] / at[:-1] - 1, dates)
+    days = _read_dates(theirs)
+    step = pd.Timedelta(np.median(np.diff(days.to_numpy())))
+    before: Any = gap
+    if PERIODS[12][0] <= gap.days <= PERIODS[12][1]:
+        before = pd.offsets.MonthEnd(1) if dates[0].day > 24 else pd.DateOffset(months=1)
+    edges = pd.DatetimeIndex([dates[0] - before, *dates])
+    row = days.searchsorted(edges, side="right")
+    away = np.abs((edges - days[np.maximum(row - 1, 0)]).to_numpy())
+    is_near = away <= max(step, pd.Timedelta(days=3 if gap.days < 14 else 5)).to_timedelta64()
+    at = np.where(is_near, np.append(1.0, (1 + theirs).cumprod())[row], np.nan)
+    return pd.Series(np.where(np.diff(row), at[1:] / at[:-1] - 1, np.nan), dates)

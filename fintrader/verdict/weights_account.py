@@ -41,10 +41,10 @@ class WeightedAccount:
 def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -> WeightedAccount:
     """Trade target weights at prices; both have one column per symbol and one row per date.
 
-    The weights of a date are known at its close and traded at the next date's price, at `cost_bps`
-    of turnover; between dates positions drift, and cash earns nothing. An account without equity is
-    closed. Raises ReturnsError for a symbol without prices, a weight where there is no price, and
-    weights in per cent.
+    The weights of a day are known at its close and traded at the next date's price (the second, if
+    they are older than all prices), at `cost_bps` of turnover; between dates positions drift, and
+    cash earns nothing. An account without equity is closed. Raises ReturnsError for a symbol
+    without prices, a weight where there is no price, and weights in per cent.
     """
     absent = [str(symbol) for symbol in weights if symbol not in prices]
     if absent:
@@ -55,13 +55,17 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
             " the equity"
         )
     symbols = list(weights.columns)
-    close = prices[symbols].loc[weights.index[0] :].astype(np.float64)
+    days = pd.DatetimeIndex(prices.index).normalize()
+    known = pd.DatetimeIndex(weights.index).normalize()
+    first = max(days.searchsorted(known[0], side="right") - 1, 0)
+    days = days[first:]
+    close = prices[symbols].iloc[first:].astype(np.float64)
     if len(close) < 3:
         raise ReturnsError(
             "prices need at least three dates from the first weights on; add later ones"
         )
     marks = close.ffill().to_numpy()
-    due = close.index.searchsorted(weights.index, side="right").tolist()
+    due = np.maximum(days.searchsorted(known, side="right"), 1).tolist()
     orders = dict(zip(due, weights.fillna(0.0).to_numpy(np.float64), strict=True))
     size = len(close)
     shares = np.zeros((size, len(symbols)))
@@ -90,6 +94,6 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
         # Costs reduce all positions in proportion.
         shares[row] = goal * (1 - costs[row] / equity[row])
         equity[row] -= costs[row]
-    days = close.index.to_numpy().astype("datetime64[D]")
+    dates = days.to_numpy().astype("datetime64[D]")
     names = tuple(map(str, symbols))
-    return WeightedAccount(names, days, shares, np.nan_to_num(marks), equity, costs)
+    return WeightedAccount(names, dates, shares, np.nan_to_num(marks), equity, costs)

@@ -126,10 +126,25 @@ def test_a_strategy_is_shown_as_it_was_sealed(in_2021, capsys):
     assert "(--strategy)" in capsys.readouterr().err
 
 
+def test_a_strategy_is_claimed_against_the_benchmark_of_a_file(in_2021, capsys, monkeypatch):
+    monkeypatch.chdir(in_2021)
+    code = in_2021 / "rule.py"
+    code.write_text("WINDOW = 20\n")
+    table = make_returns(600)
+    table["mine"].to_csv("mine.csv")
+    table["SPY"].to_csv("spy.csv")
+    digest = register(capsys, code, "--benchmark", "spy.csv")
+    claim = ["--claim", digest, "--strategy", str(code)]
+    main(["judge", "mine.csv", "--benchmark", "spy.csv", *claim])
+    assert f"as claim {digest[:12]})" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--first", "2020-12-01"], "a window from 2020-12-01 on has begun"),
+        (["--first", "20201201"], "a window from 2020-12-01 on has begun"),
+        (["--first", "2020-W49-2"], "a window from 2020-12-01 on has begun"),
         (["--first", "tomorrow"], "'tomorrow' is no day"),
         (["--last", "2020-12-31"], "the window ends on 2020-12-31, before or at its first day"),
     ],

@@ -260,6 +260,8 @@ def test_the_command_reads_weights_and_names_its_options(tmp_path, monkeypatch, 
     frame = make_returns(300)
     prices = 100 * (1 + frame).cumprod()
     prices.to_csv("prices.csv")
+    prices.to_pickle("prices.pkl")
+    prices[::63].to_csv("quarters.csv")
     pd.DataFrame({"mine": 1.0}, prices.index[:1]).to_csv("weights.csv")
     with pytest.raises(SystemExit):
         main(["judge", "prices.csv", "--column", "mine", "--out", "prices.csv"])
@@ -278,6 +280,9 @@ def test_the_command_reads_weights_and_names_its_options(tmp_path, monkeypatch, 
         "judge": "needs FILE, or --weights FILE --prices FILE",
         "judge prices.csv --weights weights.csv": "needs FILE, or --weights",
         "judge prices.csv": "name one (--column)",
+        "judge --weights weights.csv --prices prices.csv --kind log": "--kind and --column describe",
+        "judge --weights weights.csv --prices prices.pkl": "open it with --trust",
+        "judge --weights weights.csv --prices quarters.csv": "(--sessions-a-year)",
         "judge percent.csv --column mine": "say which: --kind returns or --kind percent",
         "judge prices.csv --column mine --trials none": "expected a whole number or 'unknown', got 'none'",
     }.items():
@@ -285,6 +290,8 @@ def test_the_command_reads_weights_and_names_its_options(tmp_path, monkeypatch, 
             main(words.split())
         assert message in capsys.readouterr().err
     main(["judge", "percent.csv", "--column", "mine", "--kind", "percent"])
+    for name, option in {"prices.pkl": "--trust", "quarters.csv": "--sessions-a-year=4"}.items():
+        main(["judge", "--weights", "weights.csv", "--prices", name, option])
 
 
 @pytest.mark.slow

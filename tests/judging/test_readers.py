@@ -136,6 +136,30 @@ def test_a_benchmark_is_compounded_to_longer_periods_and_cut_to_common_dates():
     assert shorter.notes[-1] == "50 of 300 dates lack a value and are left out."
 
 
+def test_a_month_counts_only_where_the_benchmark_covers_it():
+    days = pd.bdate_range("2022-12-31", "2024-02-29")
+    rival = pd.Series(0.01 * RNG.standard_normal(len(days)), days, name="SPY")
+    monthly = (1 + rival).resample("ME").prod() - 1
+
+    def months(**cut):
+        return make_record(
+            monthly["2023"], benchmark=rival.drop(rival.loc[slice(*cut["out"])].index)
+        )
+
+    for first in ("2023-12-01", "2023-12-04"):  # without December, or its first session alone
+        assert str(months(out=(first, None)).dates[-1]) == "2023-11-30"
+    hole = months(out=("2023-03-01", "2023-03-31"))
+    assert np.datetime64("2023-03-31") not in hole.dates
+    assert hole.caveats
+    np.testing.assert_allclose(
+        make_record(monthly["2023"], benchmark=rival).benchmark, monthly["2023"]
+    )
+    # The first month begins at the end of the month before, however many rows follow.
+    for last in ("2023-05", "2024-01"):
+        late = make_record(monthly["2023-02":last], benchmark=rival)
+        np.testing.assert_allclose(late.benchmark, monthly["2023-02":last])
+
+
 @pytest.mark.parametrize(
     ("values", "options", "message", "remedy"),
     [
@@ -226,6 +250,10 @@ def test_a_benchmark_is_a_column_before_it_is_a_file(tmp_path):
     INDEX.to_csv(tmp_path / "spx.csv")
     record = read_record(tmp_path / "own.csv", benchmark="SPY")
     assert record.benchmark_name == "SPY"
+    (tmp_path / "spaced.csv").write_text(
+        pd.DataFrame({"mine": RETURNS, " SPY": INDEX}).to_csv(index_label="date")
+    )
+    assert read_record(tmp_path / "spaced.csv", benchmark="SPY").benchmark_name == "SPY"
     RETURNS.to_csv(tmp_path / "alone.csv")
     record = read_record(tmp_path / "alone.csv", benchmark=str(tmp_path / "spx.csv"))
     np.testing.assert_allclose(record.benchmark, INDEX)
@@ -314,7 +342,7 @@ def test_freqtrades_json_books_profits_when_trades_close(tmp_path):
 
 
 def test_freqtrades_zip_has_the_wallet_bar_by_bar_and_the_market(tmp_path):
-    content, wealth = freqtrade_result(minutes=3 * 1440, names=("Own", "Other"))
+    content, wealth = freqtrade_result(minutes=3 * 1440, names=("Own", "My_Own"))
     hours = pd.date_range("2023-03-01", periods=40 * 24, freq="h", tz="UTC")
     marked = np.interp(np.arange(960), np.arange(23, 960, 24), wealth)
     wallet = pd.DataFrame({"date": hours, "currency": "USDT", "total_quote": marked})
@@ -327,11 +355,16 @@ def test_freqtrades_zip_has_the_wallet_bar_by_bar_and_the_market(tmp_path):
         archive.writestr(f"{stem}_config.json", "{}")
         archive.writestr(f"{stem}_Own.py", "raise SystemExit")
         archive.writestr(f"{stem}_signals.pkl", b"never opened")
-        for name, table in {"Own_wallet": wallet, "market_change": market}.items():
+        tables = {
+            "My_Own_wallet": wallet.assign(total_quote=1.0),
+            "Own_wallet": wallet,
+            "market_change": market,
+        }
+        for name, table in tables.items():
             buffer = io.BytesIO()
             table.to_feather(buffer)
             archive.writestr(f"{stem}_{name}.feather", buffer.getvalue())
-    with pytest.raises(ReturnsError, match=r"2 strategies: Own, Other; choose one \(--column"):
+    with pytest.raises(ReturnsError, match=r"2 strategies: Own, My_Own; choose one \(--column"):
         read_record(path)
     record = read_record(path, column="Own")
     assert (record.benchmark_name, record.caveats) == ("its pairs", ())
@@ -410,6 +443,18 @@ def test_weights_are_traded_at_the_next_price_net_of_costs(tmp_path):
     weights.rename(columns={"B": "C"}).to_csv(tmp_path / "weights.csv")
     with pytest.raises(ReturnsError, match="no prices of C; add columns for them"):
         read_weights(*files)
+
+
+def test_the_first_weights_are_traded_whatever_their_hour(tmp_path):
+    prices = pd.DataFrame({"A": to_equity(RETURNS, 50.0)})
+    files = (tmp_path / "weights.csv", tmp_path / "prices.csv")
+    prices.to_csv(files[1])
+    # Before all prices, on a Saturday, and in the evening.
+    for first, row in (("2020-12-20", 1), ("2021-01-09", 6), ("2021-01-08 16:00", 6)):
+        pd.DataFrame({"A": 1.0}, pd.DatetimeIndex([first])).to_csv(files[0])
+        held = read_weights(*files).holdings
+        (bought,) = np.flatnonzero(held.changes)
+        assert held.dates[bought] == prices.index[row].to_numpy()
 
 
 # --- odd files and values -------------------------------------------------------------------------
@@ -524,6 +569,12 @@ READABLE = {
     + "".join(
         f"{day:%Y-%m-%d} 16:00:00{('+00:00', '-05:00')[k % 2]},{value}\n"
         for k, (day, value) in enumerate(RETURNS.items())
+    ),
+    "seconds": "date,r\n"
+    + "".join(
+        f"{day:%Y-%m-%d}T16:00:{second}+00:00,{part}\n"
+        for day, value in RETURNS.items()
+        for second, part in (("05", value), ("35", 0.0))
     ),
     "thousands": to_text(100 * to_equity(RETURNS), '"{:,.0f}"', "date,nav"),
     "German thousands": "date;nav\n"

@@ -139,6 +139,11 @@ def test_a_result_has_its_measures_returns_and_curve():
     assert list(returns.index) == sorted(set(returns.index))
     for given in (returns, result):
         assert fintrader.judge(given, trials=1).sessions == len(result.daily_returns)
+    alone = fintrader.judge(replace(result, caveats=("a leak",), ruined=True), trials=1)
+    assert (alone.is_ruined, alone.notice) == (True, result.provenance.notice)
+    assert "a leak" in alone.caveats
+    for known in ({"is_seen": True}, {"cut_from": ("validation", "test")}):
+        assert fintrader.judge(replace(result, **known), trials=1).state == "no_verdict"
     assert list(result.plot().data[0].y) == result.equity.tolist()
     tests = fintrader.backtest(follow, MARKET, RULES)
     assert tests.sharpe == tests["policy"].sharpe
