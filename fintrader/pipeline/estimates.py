@@ -127,8 +127,8 @@ class Estimate:
 def record_of(
     name: str, config: Mapping[str, Any], stages: Mapping[str, Any], market: int | None
 ) -> EarlierRun | None:
-    """Describe an earlier run; None if its tournament has not finished, or if this version cannot
-    read its configuration."""
+    """Describe an earlier run; None if its results are not finished, or if this version cannot read
+    its configuration."""
     took = {
         stage: float(entry["seconds"])
         for stage, entry in stages.items()
@@ -137,7 +137,7 @@ def record_of(
         and isinstance(entry.get("seconds"), int | float)
     }
     races = [took[stage] for stage in ("tournament", "null_model") if took.get(stage, 0.0) > 0]
-    if "tournament" not in took or not races:
+    if "tournament" not in took or not races or took.keys().isdisjoint(("backtest", "evaluation")):
         return None
     try:
         settings = validate(RunConfig, dict(config), name)
@@ -149,9 +149,12 @@ def record_of(
 def list_records(
     runs: RunsFolder, newest: Iterable[Summary], read: Callable[[Folder], Any]
 ) -> list[EarlierRun]:
-    """List records of the newest finished runs; `read` reads the settings of one."""
+    """List records of the newest finished runs, without walk-forwards, whose stages hold many
+    searches; `read` reads the settings of one."""
     found = []
-    for run in [one for one in newest if one.status == "finished"][:MOST_RECORDS]:
+    finished = [one for one in newest if one.status == "finished"]
+    whole = [one for one in finished if not (one.command or "").startswith("fintrader walkforward")]
+    for run in whole[:MOST_RECORDS]:
         with contextlib.suppress(FintraderError):
             market = Path(run.market or "")
             size = market.stat().st_size if market.is_file() else None

@@ -426,6 +426,6 @@ def _add_oracle(
         name: 1.0 + float(result.metrics.cumulative_return or 0.0)
         for name, result in results.items()
     }
-    best = math.log(reached["oracle"])
-    names = ("ensemble", "best") if best > 0 else ()
-    return {name: math.log(reached[name]) / best for name in names}
+    oracle = reached["oracle"]
+    names = [name for name in ("ensemble", "best") if oracle > 1 and reached[name] > 0]
+    return {name: math.log(reached[name]) / math.log(oracle) for name in names}

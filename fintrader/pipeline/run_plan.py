@@ -55,6 +55,6 @@ def _describe_data(config: RunConfig) -> Iterator[tuple[str, str]]:
     starts = market.session_starts
     listed = np.logical_or.reduceat((market.tradable & market.member).numpy(), starts)
     days = market.minutes.numpy()[starts].astype("datetime64[ns]").astype("datetime64[D]")
-    for day in np.flatnonzero((listed != np.roll(listed, 1, axis=0)).any(1)):
+    for day in np.flatnonzero((listed[1:] != listed[:-1]).any(1)) + 1:
         lost = np.array(market.symbols)[listed[day - 1] & ~listed[day]]
         yield str(days[day]), f"{listed[day].sum()} symbols; lost: {', '.join(lost) or 'none'}"

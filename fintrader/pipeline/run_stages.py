@@ -54,6 +54,9 @@ from fintrader.tournament.store import RunStore
 from fintrader.tournament.warm_start import WarmStart, WarmStartTarget, has_pods, inherit
 from fintrader.verdict.looks import Ledger
 
+POD_STAGES = ("tournament", "null_model", "backtest", "evaluation")
+"""Stages whose results depend on the pods of a run."""
+
 
 def run(config: RunConfig) -> Path:
     """Run all stages; print the table and the paths of the written files; return the run's folder.
@@ -290,7 +293,7 @@ def find_stages_to_repeat(config: RunConfig) -> set[str]:
         if field.startswith("backtest."):
             reopened |= {"backtest"}
         elif field.removeprefix("tournament.").split(".")[0] in changeable:
-            reopened |= {"tournament", "null_model", "backtest", "evaluation"}
+            reopened |= set(POD_STAGES)
         elif field == "from_run" and not any(folder.root.rglob("tournament.json")):
             reopened |= {
                 "tournament"

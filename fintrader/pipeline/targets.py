@@ -18,10 +18,14 @@ from fintrader.errors import RunError
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig, load_config_of_run
 from fintrader.pipeline.session import run_store
-from fintrader.results.tournament_events import LaunchEvent, ResultEvent, read_events
+from fintrader.results.tournament_events import (
+    LaunchEvent,
+    ResultEvent,
+    read_events,
+    select_events,
+)
 from fintrader.runs import Manifest, RunFolder
 from fintrader.terminal_progress import reporter
-from fintrader.tournament.spec import PodResult
 from fintrader.verdict.looks import count_look
 
 
@@ -84,10 +88,11 @@ def play_leaders(folder: Path) -> Race:
     began = min(event.time for event in events if isinstance(event, LaunchEvent))
     ended = {event.pod: event.time for event in events if isinstance(event, ResultEvent)}
     played: dict[str, BacktestResult] = {}
-    led: list[tuple[float, PodResult]] = []
-    for result in sorted(results.values(), key=lambda one: ended[one.pod]):
-        if result.score is not None and (not led or result.score > led[-1][0]):
-            led.append((result.score, result))
+    led = [
+        (event.score, results[event.pod])
+        for event in select_events(events, ResultEvent)
+        if event.score is not None and event.position == 0
+    ]
     with reporter() as progress:
         for _, result in led:
             store.ensure_policy(result)

@@ -14,7 +14,7 @@ from fintrader.errors import ConfigError, RunError
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.classic_stages import ENVIRONMENT, hash_market
 from fintrader.pipeline.config import load_config, load_config_of_run
-from fintrader.pipeline.run_stages import search
+from fintrader.pipeline.run_stages import POD_STAGES, search
 from fintrader.results.verify import Check, check_run, find_searches
 from fintrader.runs import Manifest, RunFolder
 from fintrader.tournament.recount import check_tournament, find_tournaments
@@ -38,20 +38,19 @@ def verify_run(home: RunFolder, *, reopen: bool) -> Iterator[Check]:
     is_finished = bool(manifest.get("stages", {}).get("tournament", {}).get("done"))
     searches = {run.root for run in find_searches(home)}
     trials: dict[Path, int] = {}
-    failed = set[str]()
+    has_failed = False
     for run in find_tournaments(home):
         recount = check_tournament(
             run, settings, must_be_finished=is_finished and run.root in searches
         )
         trials[run.root] = recount.trials
-        if recount.problems:
-            failed.add("null_model" if run.root.name == "null_model" else "tournament")
+        has_failed = has_failed or bool(recount.problems)
         place = "" if run.root == home.root else f" of {run.root.relative_to(home.root)}"
         for check in recount.checks:
             yield replace(check, name=f"{check.name}{place}")
-    if failed and reopen:
+    if has_failed and reopen:
         if manifest:
-            Manifest.load(home.manifest).reopen(*failed)
+            Manifest.load(home.manifest).reopen(*POD_STAGES)
         return
     if is_finished:
         yield from check_run(

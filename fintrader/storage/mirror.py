@@ -166,6 +166,12 @@ class Mirror:
         body = self.objects.read_sealed(f"{self.prefix}pods/{pod}/{name}")
         return None if body is None else str(body["text"])
 
+    def list_hashes_of_files(self, pod: str) -> list[str]:
+        """List the hashes of the files that a pod's stored result names. Raises
+        StorageDamagedError."""
+        body = self.objects.read_sealed(f"{self.prefix}pods/{pod}/result.json") or {}
+        return [str(digest) for digest in body.get("files", {}).values()]
+
     def set_pod_file_aside(self, pod: str, name: str) -> None:
         """Rename a damaged file of a pod after its hash, so that it can be written again."""
         where = f"{self.prefix}pods/{pod}/{name}"

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fintrader.errors import CheckpointError, StorageDamagedError, StorageError, TournamentError
-from fintrader.files import hash_file, publish, read_bytes, remove, write_text
+from fintrader.files import publish, read_bytes, remove, write_text
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import find_newest_token
 from fintrader.storage.mirror import Markets, Mirror
@@ -186,11 +186,17 @@ class MirroredStore(RunStore):
         if result.policy is not None:
             self._fetch_unless_whole(result.policy, self.locate_policy(result.pod))
 
+    def has_leftovers(self, result: PodResult) -> bool:
+        stored = self.mirror.lease.listing or ()
+        return super().has_leftovers(result) or f"objects/{result.policy}" in stored
+
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
-        """Drop from the object store first: `has_leftovers` finds what remains here."""
-        home = self.run.pod(result.pod)
-        curves = [hash_file(home / name) for name in POD_FILES[1:] if (home / name).is_file()]
-        for digest in (result.snapshot, result.policy, *curves):
+        """Drop from the object store first, the policy last: `has_leftovers` finds what remains."""
+        names: list[str] = []
+        with contextlib.suppress(StorageDamagedError):
+            names = self.mirror.list_hashes_of_files(result.pod)
+        others = [digest for digest in (result.snapshot, *names) if digest != result.policy]
+        for digest in (*others, result.policy):
             if digest is not None and digest not in shared:
                 self.mirror.discard(digest)
         super().drop(result, shared)

@@ -149,13 +149,18 @@ class Orchestrator:
         for loss in select_events(self.log.records, LossEvent):
             self._count(loss.pod, loss.reason)
         results = self._read_whole_results()
+        applied = list_applied(self.log.records)
+        self._announced = set(applied)
+        pods = self.settings.pods
+        # A result that is gone for good keeps no place.
+        logged = [pod for pod in applied if pod in results or int(pod[1:]) < pods]
+        self.pending = PendingResults(self.scheduler, logged)
         for pod in self.log.order(results):
             self.pending.add(results[pod])
         self.orphans = self.launcher.list_orphans()
-        waiting = [spec for spec in self.specs[: self.settings.pods] if spec.pod not in results]
+        waiting = [spec for spec in self.specs[:pods] if spec.pod not in results]
         # Orphans first.
         self.waiting = sorted(waiting, key=lambda spec: spec.pod not in self.orphans)
-        self._announced = set(list_applied(self.log.records))
         known = {
             event.pod
             for event in self.log.records
@@ -172,7 +177,6 @@ class Orchestrator:
         self._indexed = made, len(self.leaderboard.applied)
         token = self.lease.token
         owner = self.store.read_identity_digest()
-        pods = self.settings.pods
         if made:
             self._events.append(
                 ResumptionEvent(token=token, of=owner, pods=pods, results=len(results))
@@ -215,7 +219,7 @@ class Orchestrator:
     @property
     def finished(self) -> bool:
         """True when every requested pod has been applied."""
-        return len(self.leaderboard.applied) >= self.settings.pods
+        return len(self.specs) >= self.settings.pods and not (self.waiting or self.running)
 
     def run(
         self,
@@ -419,11 +423,14 @@ class Orchestrator:
         self._more_to_start = vacant > LAUNCHES and len(ready) == LAUNCHES
 
     def _count_unmade(self) -> int:
-        """Count the specs that could be made now."""
+        """Count the specs that could be made now: none while a pod on the log is trained again,
+        whose result they must see."""
         index = len(self.specs)
-        return (
-            max(0, self.settings.pods - index) if self.scheduler.count_needed(index) is None else 0
-        )
+        if self.scheduler.count_needed(index) is not None or not self._announced.isdisjoint(
+            (*self.running, *(spec.pod for spec in self.waiting))
+        ):
+            return 0
+        return max(0, self.settings.pods - index)
 
     def _has_sources(self, spec: PodSpec) -> bool:
         """Check that the results of parent and rivals exist; a damaged pod is being trained
@@ -449,7 +456,8 @@ class Orchestrator:
         under_way = max(
             self.launcher.measure_capacity(), len(self.running), self.settings.at_once or 0
         )
-        if 0 < failed == len(applied) and (self.finished or failed >= under_way + FAILURES_ALLOWED):
+        is_hopeless = self.finished or failed >= under_way + FAILURES_ALLOWED
+        if 0 < failed == len(applied) and is_hopeless and not self.pending:
             last = applied[-1].result
             raise TournamentError(
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} (see"

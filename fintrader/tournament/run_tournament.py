@@ -150,7 +150,10 @@ def replay(source: RunFolder, settings: TournamentSettings, **options: Any) -> F
     events = read_events(source.events)
     applied = [int(pod[1:]) for pod in list_applied(events)]
     if sorted(applied) != list(range(len(specs))) or len(results) != len(specs):
-        raise TournamentError(f"{source.root} is not finished; run its own command again first")
+        raise TournamentError(
+            f"{source.root} is not finished; run its own command again first, with"
+            f" tournament.pods: {max(settings.pods, len(specs))}"
+        )
     lost = [pod for pod, result in results.items() if result.status == "failed"]
     if lost:
         raise TournamentError(

@@ -92,13 +92,15 @@ class Halving(Scheduler):
     def __init__(self, pods: int) -> None:
         counts = [round(share * pods) for share, _ in RUNGS[1:-1]]
         counts = [max(pods - sum(counts) - 1, 0), *counts, 1]
+        # The training of rungs without pods goes to the others.
+        total = sum(training for count, (_, training) in zip(counts, RUNGS, strict=True) if count)
         self.rungs: list[tuple[int, float]] = []
         """Number of each rung's first pod, and each of its pods' training, as a multiple of the
         budget."""
         first = 0
         for count, (_, training) in zip(counts, RUNGS, strict=True):
             if count:
-                self.rungs.append((first, training * pods / count))
+                self.rungs.append((first, training / total * pods / count))
             first += count
 
     def find_rung(self, index: int) -> int:
@@ -175,10 +177,15 @@ def make_scheduler(settings: TournamentSettings) -> Scheduler:
 
 
 class PendingResults:
-    """Results that are not applied yet, in the scheduler's order, or else in order of arrival."""
+    """Results that are not applied yet, in the scheduler's order, or else in order of arrival.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    `logged`: pods in the order in which their results were applied before. In order of arrival
+    they keep it, and others come after them.
+    """
+
+    def __init__(self, scheduler: Scheduler, logged: Sequence[str] = ()) -> None:
         self._scheduler = scheduler
+        self._logged = {pod: position for position, pod in enumerate(logged)}
         self._queue: dict[str, PodResult] = {}
         self._by_position: dict[int, PodResult] = {}
 
@@ -190,6 +197,8 @@ class PendingResults:
         """Add a result; it replaces an earlier result of the same pod."""
         position = self._scheduler.find_position(int(result.pod[1:]))
         if position is None:
+            position = self._logged.get(result.pod)
+        if position is None:
             self._queue[result.pod] = result
         else:
             self._by_position[position] = result
@@ -198,5 +207,7 @@ class PendingResults:
         """Take the result to be applied as number `position`, if it is here."""
         if position in self._by_position:
             return self._by_position.pop(position)
+        if position < len(self._logged):
+            return None
         first = next(iter(self._queue), None)
         return None if first is None else self._queue.pop(first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -100,7 +101,7 @@ def read_status(run: RunFolder) -> TournamentStatus:
     return TournamentStatus(
         run=run.root.name,
         active=active,
-        finished=bool(ends),
+        finished=_is_finished(events),
         pods=len(pods),
         applied=len(list_applied(events)),
         requested_results=None if start is None else start.pods,
@@ -116,6 +117,13 @@ def read_status(run: RunFolder) -> TournamentStatus:
         last_event=events[-1] if events else None,
         now=now,
     )
+
+
+def _is_finished(events: Sequence[TournamentEvent]) -> bool:
+    """Check that a tournament has ended, and was not extended since."""
+    start = find_last_start(events)
+    requested = 0 if start is None else start.pods
+    return bool(select_events(events, FinishEvent)) and len(list_applied(events)) >= requested
 
 
 def _estimate_seconds(events: Sequence[TournamentEvent], now: float) -> float | None:
@@ -184,7 +192,7 @@ def describe_effect(run: RunFolder, pods: int | None) -> str:
         requested += f", but at most {bound}: `order: {settings.order}` lets no more work at once"
     if leases.is_held(run, find_mirror(run.root)):
         return f"at work from the next reconcile on: {requested}"
-    if select_events(read_events(run.events), FinishEvent):
+    if _is_finished(read_events(run.events)):
         return (
             "finished, so nothing is at work; once it is extended by a higher tournament.pods:"
             f" {requested}"
@@ -203,12 +211,16 @@ def make_index(run: RunFolder, path: Path | None = None) -> int:
     """Rebuild the leaderboard's database, at `path` or else in its own place, while no orchestrator
     writes.
 
-    Pods that were launched and have not ended count as running. Returns the number of results.
+    Pods that were launched and have not ended count as running; damaged results are left out.
+    Returns the number of results.
     """
     store = RunStore(run)
     log = EventLog(run.events)
     specs = store.read_specs()
-    results = store.read_results()
+    results = dict[str, PodResult]()
+    for pod in filter(store.has_result, specs):
+        with contextlib.suppress(TournamentError):
+            results[pod] = store.read_result(pod)
     size = read_settings(store).leaderboard_size
     leaderboard = Leaderboard(size)
     for pod in log.order(results):

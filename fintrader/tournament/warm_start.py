@@ -35,6 +35,7 @@ from fintrader.errors import CheckpointError, TournamentError
 from fintrader.files import read_json, write_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.records import RecordError, from_json, to_json
+from fintrader.results.tournament_events import list_dropped_pods, read_events
 from fintrader.runs import RunFolder
 from fintrader.storage.mirror import find_mirror
 from fintrader.tournament.folds import WHOLE
@@ -62,7 +63,7 @@ class WarmStart:
     policies: dict[str, str]
     """Earlier pod -> SHA-256 of its policy."""
     trials: int
-    """Number of pods that were scored in the earlier run, and in the runs from which it
+    """Looks of the earlier run at its validation window, and of the runs from which it
     inherited."""
     seen_until: int
     """Start of the last bar that training or selection used, ns since 1970 UTC."""
@@ -176,7 +177,9 @@ def _take_over(
     entries = []
     policies = {}
     problems = []
-    for entry in ranked[: target.settings.leaderboard_size]:
+    dropped = list_dropped_pods(read_events(folder.events))
+    whole = [entry for entry in ranked if entry.spec.pod not in dropped]
+    for entry in whole[: target.settings.leaderboard_size]:
         pod = entry.spec.pod
         source.ensure_policy(entry.result)
         if not source.has_policy(entry.result):
@@ -204,7 +207,7 @@ def _take_over(
             " test would not be held out; test on a later window (data.windows), or"
             " start from a run that ends before"
         )
-    trials = len(ranked) + (0 if before is None else before.trials)
+    trials = sum(entry.result.looks for entry in ranked) + (0 if before is None else before.trials)
     return WarmStart(address, folder.label, policies, trials, max(seen), tuple(entries))
 
 

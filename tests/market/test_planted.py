@@ -1,5 +1,6 @@
 import itertools
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from fintrader.market.inspect import quality_report
 from fintrader.market.planted import oracle_policy, planted_optimum
 from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import drift_states
+from fintrader.pipeline.evaluation import _add_oracle
+from fintrader.progress import SILENT
 from fintrader.results.market_description import PlantedDrift
 from tests.quick import slow_but
 
@@ -82,6 +85,15 @@ def test_the_oracle_reaches_the_optimum(seed):
     ).expected_multiple
     # little noise: only the states' luck is left
     assert np.log(equity[-1] / equity[0]) / np.log(best) == pytest.approx(1.0, abs=0.2)
+
+
+def test_who_lost_everything_has_no_share_of_the_oracles_growth():
+    market = make_market(synthetic(num_symbols=5, volatility_bps=0.5, num_sessions=12))
+    results = {
+        name: SimpleNamespace(metrics=SimpleNamespace(cumulative_return=change))
+        for name, change in (("ensemble", -1.0), ("best", 0.1))
+    }
+    assert _add_oracle(market, EnvSettings(fractional=True), results, SILENT).keys() == {"best"}
 
 
 def test_the_signal_is_a_feature_just_as_it_is():

@@ -2,6 +2,7 @@
 before."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from fintrader.pipeline.run_stages import run_tournament, walk_forward
 from fintrader.pipeline.train import train_one
 from fintrader.pipeline.verification import check_replay
 from fintrader.results.leaderboard_reader import lineage, read_pods
+from fintrader.results.tournament_events import DropEvent
 from fintrader.runs import Manifest, RunFolder
+from fintrader.tournament.events import EventLog
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.warm_start import WarmStart
 from tests.engines.runs import TINY, Struck, fintrader, struck_when, write_config
@@ -71,6 +74,19 @@ def test_the_first_pods_start_from_the_earlier_leaderboard(earlier, tmp_path):
     ]
     assert f"old:{ranked[0]}" in fintrader("status", str(run), "--lineage", "p0000").out
     assert check_replay(run, "again").is_ok
+
+
+def test_of_dropped_pods_only_the_looks_count(earlier, tmp_path):
+    run = RunFolder(Path(shutil.copytree(earlier, tmp_path / "source" / "old")))
+    store = RunStore(run)
+    best, worst = sorted(store.read_results().values(), key=lambda one: -one.score)
+    for result in (best, worst):
+        store.set_aside(result.pod)
+        store.write_result(replace(result, looks=10))
+    EventLog(run.events).append(DropEvent(pods=(worst.pod,)))
+    store.drop(worst)
+    known = WarmStart.read(RunFolder(run_tournament(configure(tmp_path, run.root))))
+    assert (list(known.policies), known.trials) == ([best.pod], 20)
 
 
 @pytest.mark.slow

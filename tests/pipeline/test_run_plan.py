@@ -65,6 +65,10 @@ def test_bars_memory_and_hours_are_those_of_the_run(tmp_path, blank_reports):
     assert first.memory_bytes == pytest.approx(guess.memory_bytes - compiling, rel=0.001)
     assert f"about {first.memory_bytes / 2**30:.1f} GiB" in after["time and memory"]
     assert f"about {guess.memory_bytes / 2**30:.1f} GiB" in before["time and memory"]
+    stages = {name: stage for name, stage in manifest["stages"].items() if name != "backtest"}
+    for changes in ({"command": f"fintrader walkforward {path}"}, {"stages": stages}):
+        Manifest(tmp_path / "runs" / "tiny" / "manifest.json", {**manifest}).update(**changes)
+        assert "A guess" in plan(path)["time and memory"], changes
 
 
 @pytest.mark.parametrize(
@@ -126,11 +130,13 @@ def test_lost_symbols_are_named_by_day(tmp_path):
     sessions = market.session.unique()
     member[market.session >= sessions[5], 1] = False
     member[market.session >= sessions[7], 1] = True
+    member[market.session >= sessions[9], 2] = False
     replace(market, member=member).save(file)
     days = {name: line for name, line in plan(path).items() if re.match(r"\d{4}-", name)}
     assert list(days.values()) == [
         f"3 symbols; lost: {market.symbols[1]}",
         "4 symbols; lost: none",
+        f"3 symbols; lost: {market.symbols[2]}",
     ]
 
 

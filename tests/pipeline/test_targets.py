@@ -1,6 +1,9 @@
 """`fintrader targets`: the leaders of a race over time, each a look at the test window."""
 
 import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +14,9 @@ from fintrader.pipeline.config import load_config
 from fintrader.pipeline.run_stages import run_tournament
 from fintrader.pipeline.targets import play_leaders
 from fintrader.results.run import Run
+from fintrader.results.tournament_events import ResultEvent, read_events
 from fintrader.runs import RunFolder
+from fintrader.tournament.events import EventLog, list_applied
 from fintrader.tournament.store import RunStore
 from fintrader.verdict.looks import Ledger
 from tests.engines.runs import TINY, fintrader, write_config
@@ -50,6 +55,17 @@ def test_leaders_are_those_of_the_race_and_each_is_one_look(raced):
     assert [look.strategies for look in looks] == [(leader.pod,) for leader in race.leaders]
     assert race.looks == len(race.leaders)
     assert play_leaders(raced).looks == race.looks  # nothing new was seen
+
+
+def test_a_later_rung_leads_whatever_its_score(raced, tmp_path):
+    run = RunFolder(Path(shutil.copytree(raced, tmp_path / raced.name)))
+    events = [
+        replace(event, position=0) if isinstance(event, ResultEvent) else event
+        for event in read_events(run.events)
+    ]
+    run.events.unlink()
+    EventLog(run.events).append(*events)
+    assert [leader.pod for leader in play_leaders(run.root).leaders] == list_applied(events)
 
 
 def test_growth_is_that_of_the_backtest(raced):

@@ -246,6 +246,8 @@ def test_a_run_is_verified_and_mended(run):
 
     values("pods/p0000/result.json", score=99.0)(run)  # what cannot be derived is trained again
     assert verify(run, "--repair").status == 1
+    stages = read_json(run / "manifest.json")["stages"]
+    assert not any(stages[name]["done"] for name in ("tournament", "backtest"))
     again = fintrader("run", str(run / "config.yaml"), "--runs-dir", str(run.parent))
     assert again.status == 0, again.err
     assert policy.read_bytes() == whole
@@ -381,6 +383,11 @@ def test_folds_null_models_kfold_and_inheritance_are_counted(made, tmp_path):
     done = verify(folder)
     assert done.status == 0, done.out
     assert "specs of folds/01/null_model: 1, each as it was written; 1 made again" in done.out
+    sealed("folds/01/null_model/pods/p0000/result.json", score=99.0)(folder)
+    assert verify(folder, "--repair").status == 1
+    walk_forward(load_config(folder / "config.yaml"))
+    done = verify(folder)
+    assert done.status == 0, done.out
     shutil.rmtree(folder / "folds" / "00")
     assert "the folder of an earlier fold is missing" in verify(folder).out
 

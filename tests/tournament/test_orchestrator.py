@@ -6,6 +6,7 @@ from fintrader.results.tournament_events import LossEvent
 from fintrader.runs import RunFolder
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.launchers.local import list_cuda_devices
+from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.store import RunStore
 from tests.engines import stubs
 from tests.engines.chaos import events_of, everything
@@ -136,8 +137,18 @@ def test_fewer_pods_end_with_what_there_is(race):
 def test_fewer_pods_while_one_of_them_is_not_done(race):
     before = race("a", pods=6, order="arrival")
     RunStore(before.folder).locate_result("p0001").unlink()
-    assert race("a", pods=3, order="arrival").trials == 5
+    assert race("a", pods=3, order="arrival").trials == 6
     assert race("a", pods=6, order="arrival").trials == 6
+
+
+@pytest.mark.parametrize("pods", [6, 12])
+def test_a_pod_that_is_trained_again_keeps_its_place_before_others(race, pods):
+    run = race("a", pods=6, order="arrival").folder
+    before = everything(run)
+    RunStore(run).locate_result("p0000").write_bytes(b"")
+    race("a", pods=pods, order="arrival")
+    assert check_tournament(run).problems == []
+    assert pods > 6 or everything(run) == before
 
 
 @pytest.mark.slow

@@ -12,7 +12,8 @@ from fintrader.results.leaderboard_reader import read_leaderboard
 from fintrader.results.run import Run
 from fintrader.results.tournament_events import DropEvent, list_dropped_pods, read_events
 from fintrader.runs import RunFolder
-from fintrader.storage.mirror import attach, open_working_copy
+from fintrader.storage.lease import hold
+from fintrader.storage.mirror import attach, find_mirror, open_working_copy
 from fintrader.tournament import retention
 from fintrader.tournament.events import EventLog
 from fintrader.tournament.mirrored_store import open_store
@@ -235,6 +236,22 @@ def test_a_store_forgets_what_is_dropped_and_a_new_disk_goes_on(race, tmp_path, 
     undisturbed = race("other", keep="all", order="submission", **{**MANY, "pods": 44})
     assert board(ended) == board(undisturbed)
     assert open_working_copy(url, tmp_path / "copy").is_dir()
+
+
+def test_a_store_forgets_files_that_the_heads_disk_never_had(race, stored_run):
+    race("run", pods=3)
+    mirror = find_mirror(stored_run.root)
+    store = open_store(stored_run, mirror)
+    result = store.read_result("p0000")
+    RunStore(stored_run).drop(result)
+    with hold(mirror.objects):
+        mirror.pull()
+        assert store.has_leftovers(result)
+        store.drop(result)
+        assert not store.has_leftovers(result)
+    hashes = mirror.list_hashes_of_files("p0000")
+    assert len(hashes) == 2
+    assert not any(mirror.objects.exists(f"objects/{digest}") for digest in hashes)
 
 
 def test_a_recount_misses_nothing_that_was_dropped(race):

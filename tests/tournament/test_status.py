@@ -39,6 +39,7 @@ from fintrader.tournament.run_tournament import replay
 from fintrader.tournament.status import (
     compare,
     describe_effect,
+    make_index,
     read_requested_pods,
     read_status,
     scale,
@@ -252,6 +253,7 @@ def test_the_time_left_counts_this_sitting_only(race, capsys, monkeypatch):
     )
     with lease.acquire(run, None):
         assert read_status(run).eta_seconds is None, "no result yet"
+        assert not read_status(run).finished, "extended"
         log.append(
             replace(select_events(log.records, ResultEvent)[-1], pod="p0004", time=began + 5)
         )
@@ -259,6 +261,12 @@ def test_the_time_left_counts_this_sitting_only(race, capsys, monkeypatch):
         cli.main(["status", str(run.root)])
     assert re.search(r"5 of 9 results; about 40 s left", capsys.readouterr().out)
     assert read_status(run).eta_seconds is None, "nobody races it"
+    assert describe_effect(run, 6).startswith("nothing is at work now")
+
+
+def test_a_damaged_result_is_left_out_of_a_database_made_again(run):
+    RunStore(run).locate_result("p0001").write_bytes(b"?")
+    assert make_index(run) == 4
 
 
 @pytest.mark.slow
