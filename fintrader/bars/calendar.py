@@ -308,6 +308,12 @@ def find_exchange_timezone(calendar: str) -> str:
     return str(_open_calendar_of_any_years(calendar).tz)
 
 
+def resolve_calendar(calendar: str) -> str:
+    """Return the name of the calendar that a name stands for: `XNYS` for XNAS and NYSE. Raises
+    DataError for an unknown calendar."""
+    return str(_open_calendar_of_any_years(calendar).name)
+
+
 def sessions_a_year(calendar: str) -> int:
     """Return the number of sessions per year for annualised rates: 365 for a calendar with sessions
     on all seven weekdays, else 252 by convention, whatever the exchange's holidays. Raises

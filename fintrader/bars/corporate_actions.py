@@ -26,7 +26,7 @@ from fintrader.bars.bars import PRICES, Array, Bars
 from fintrader.bars.calendar import SessionGrid
 from fintrader.bars.clean import SymbolBars
 from fintrader.config import Settings, Ticker, strip_folders
-from fintrader.errors import DataError, MarketError
+from fintrader.errors import BarError, DataError, MarketError
 from fintrader.storage.objects import read_csv
 
 _NOTHING = {"split": 1.0, "dividend_usd": 0.0}
@@ -135,10 +135,18 @@ def _read_fields(row: Mapping[str, str]) -> dict[str, str]:
 
 def undo_adjustment(bars: Bars, factor_column: str | None) -> Bars:
     """Turn adjusted prices and volumes into those traded, by the factors in an extra column;
-    without a column, return the bars unchanged."""
+    without a column, return the bars unchanged. Raises BarError for a factor that is not
+    positive."""
     if factor_column is None:
         return bars
     factor = bars.extras[factor_column]
+    usable = (factor > 0) & (factor < math.inf)
+    if not usable.all():
+        row = int(usable.argmin())
+        raise BarError(
+            f"{bars.describe_row(row)}, column {factor_column!r}: {factor[row]} is no factor;"
+            " correct the rows or remove them"
+        )
     prices = {name: getattr(bars, name) * factor for name in PRICES}
     return replace(bars, **prices, volume=bars.volume / factor)
 

@@ -25,6 +25,7 @@ from fintrader.bars.sources.vendor import CalendarDays, VendorFeed
 from fintrader.bars.sources.vendor_settings import VendorSettings
 from fintrader.bars.sources.yahoo import Yahoo
 from fintrader.errors import DataError
+from fintrader.market.features import FeatureSettings
 from fintrader.market.planted_in import PlantedInSettings
 from fintrader.market.settings import DataSettings
 from fintrader.market.synthetic import SyntheticFeed, SyntheticSettings
@@ -73,7 +74,12 @@ def open_daily(settings: DataSettings) -> Feed | None:
             f"data.daily: {settings.daily} holds {found.bar_minutes}-minute bars; give one bar a"
             " day"
         )
-    changes = {"path": settings.daily, "source": found.settings(), "daily": None}
+    changes = {
+        "path": settings.daily,
+        "source": found.settings(),
+        "daily": None,
+        "features": FeatureSettings(),  # extra columns are those of the other bars
+    }
     return open_feed(settings.model_copy(update=changes).effective(), None)
 
 

@@ -84,7 +84,9 @@ class Garbage:
                 shutil.rmtree(path, ignore_errors=True)
         for home, names in self.objects.values():
             with home.lock():
-                home.remove(*names)
+                # a build may have named some of them meanwhile
+                unnamed = {*list_unnamed(home, {*home.list_names()} - {*names})}
+                home.remove(*(name for name in names if name in unnamed))
                 if not home.list_names():
                     home.clear()
 

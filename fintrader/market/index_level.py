@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from fintrader.storage.objects import read_whole
 if TYPE_CHECKING:
     import pandas as pd
 
+log = logging.getLogger("fintrader.market")
+
 EQUAL_WEIGHT = "equal-weight index of the universe"
 
 
@@ -30,13 +33,15 @@ def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
 
     A daily close is known only at the last bar of its day, so earlier bars of that day have the
     previous close. If the file begins with the market's first session, these bars have its open, if
-    the file has opens. Times within the day are starts of bars. Raises DataError for a file that
-    cannot be used.
+    the file has opens. Times within the day are starts of bars, whose closes are known at their
+    ends. Raises DataError for a file that cannot be used.
     """
     file = strip_folders(path)
     table = read_level(path, grid.calendar, "data.benchmark")
     values = _read_closes(table, file, "data.benchmark")
     stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
+    if stamps[-1] < grid.dates[0]:
+        log.warning("%s: ends before the market begins, on %s", file, stamps[-1])
     if (table["when"] == table["when"].dt.normalize()).all():
         before = np.searchsorted(stamps, grid.dates, side="left") - 1
         close = _known(values, before)
@@ -45,11 +50,20 @@ def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
         level = close[grid.session]
         today = np.searchsorted(stamps, grid.dates, side="right") - 1
         level[grid.first_bar[1:] - 1] = _known(values, today)
+    elif (np.diff(stamps) > np.timedelta64(0)).all():
+        raise DataError(
+            f"{file}: has one close a day, with a time; give days like 2024-05-02 (data.benchmark)"
+        )
     else:
         moments = table["when"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
-        ends = np.append(grid.minutes[1:], grid.minutes[-1] + 1 + grid.bar_minutes * MINUTE_NS)
-        at = np.searchsorted(moments.astype("datetime64[ns]").astype(np.int64), ends) - 1
-        level = _known(values, at)
+        starts = moments.astype("datetime64[ns]").astype(np.int64)
+        steps, counts = np.unique(np.diff(starts), return_counts=True)
+        session = np.maximum(np.searchsorted(grid.begin, starts, side="right") - 1, 0)
+        close = grid.end[session]
+        known = starts + steps[counts.argmax()]
+        known = np.where(starts < close, np.minimum(known, close), known)
+        ends = np.minimum(grid.minutes + grid.bar_minutes * MINUTE_NS, grid.end[grid.session])
+        level = _known(values, np.searchsorted(known, ends, side="right") - 1)
     if np.isnan(level).any():
         raise DataError(
             f"{file}: begins after the market's first bar ({grid.dates[0]}); give a benchmark that"
@@ -148,9 +162,11 @@ def read_level(path: str, calendar: str, setting: str, known_at: str = TRUSTED) 
     moments = {}
     for kind, column in (("when", when), ("known", known)):
         try:
+            if pd.api.types.is_numeric_dtype(table[column]):
+                raise ValueError("numbers; write days like 2024-05-02, or times with a zone")
             times = pd.to_datetime(table[column])
-            if times.dt.tz is None:
-                times = times.dt.tz_localize(zone)
+            if times.dt.tz is None or (times == times.dt.normalize()).all():
+                times = times.dt.tz_localize(None).dt.tz_localize(zone)  # days of any zone
             moments[kind] = times.dt.tz_convert(zone)
         except (ValueError, TypeError, AttributeError) as error:
             raise DataError(

@@ -105,6 +105,7 @@ def dry_run(settings: DataSettings, *, cache: Path) -> DryRun:
     feed = open_source(settings, cache)
     if isinstance(feed, VendorFeed):
         return replace(plan, requests=tuple(feed.list_requests()))
+    feed.daily = open_daily(settings)
     path = market_path(settings, feed, cache)
     return replace(plan, market=path, is_built=path.is_file())
 

@@ -7,7 +7,7 @@ for each symbol. Every form becomes a long table, which is then read like a file
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from fintrader.bars.bars import COLUMNS, DAY_MINUTES, MINUTE_NS, Bars, bar_length
 from fintrader.bars.calendar import day_starts
+from fintrader.bars.sources.bar_files import present_columns, select_files
 from fintrader.bars.sources.cells import carries_zone, convert_table
 from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.bars.sources.layout import FilesSettings, column_names
@@ -136,9 +137,15 @@ def _detect_settings(
     """Return the settings of files of bars, and a line for each guess among them."""
     from fintrader.bars.detect import detect
 
+    values = {
+        name: one.model_dump(exclude_unset=True) if isinstance(one, Settings) else one
+        for name, one in values.items()
+    }
     known = {**values.get("source", {}), **reading}
     known.pop("kind", None)
     found = detect(path, calendar=values.get("calendar"), known=known)
+    source = found.settings()
+    values = _name_columns(values, lambda: present_columns(select_files(source, path)[0], source))
     is_day = is_table and found.bar_minutes >= found.session_minutes
     detected = {
         "source": {"kind": "files", **found.source},
@@ -175,7 +182,8 @@ def find_settings(data: Settings | Values | Path | str, settings: Values) -> Dat
 
 def _build_from_frames(bars: Any, reading: Values, values: Values) -> MarketTensors:
     """Build the market of bars in pandas, in memory and by the same steps as from files."""
-    values = _name_columns(bars, values)
+    frames = [bars] if isinstance(bars, pd.DataFrame) else bars.values()
+    values = _name_columns(values, lambda: [name for frame in frames for name in frame.columns])
     chosen = merge_values({"source": {"kind": "files", **reading}}, values)
     settings = validate(DataSettings, chosen, "settings").effective()
     if not isinstance(settings.source, FilesSettings):
@@ -212,14 +220,14 @@ def _build_from_frames(bars: Any, reading: Values, values: Values) -> MarketTens
     return assemble(settings, feed)
 
 
-def _name_columns(bars: Frames, values: Values) -> Values:
+def _name_columns(values: Values, list_columns: Callable[[], list[Any]]) -> Values:
     """Move the features that are columns of the bars from `names` to `extra`."""
     chosen = values.get("features")
     if not isinstance(chosen, Mapping) or "names" not in chosen:
         return values
-    frames = [bars] if isinstance(bars, pd.DataFrame) else bars.values()
-    columns = {column for frame in frames for column in frame.columns if not is_kind(column)}
-    extra = [name for name in chosen["names"] if isinstance(name, str) and name in columns]
+    own = [name for name in chosen["names"] if isinstance(name, str) and not is_kind(name)]
+    columns = list_columns() if own else []
+    extra = [name for name in own if name in columns]
     names = [name for name in chosen["names"] if name not in extra]
     prices = [name for name in map(str, chosen["names"]) if name.lower() in COLUMNS]
     if prices:

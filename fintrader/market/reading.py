@@ -157,7 +157,9 @@ _FIRST_TIME = 10 * 365 * 1440 * MINUTE_NS
 
 
 def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:
-    """Read the cleaned daily bars of these symbols. Raises DataError without any."""
+    """Prepare a feed, and read its cleaned daily bars of these symbols. Raises DataError without
+    any."""
+    feed.prepare()
     names = sorted({*symbols} & {*feed.symbols})
     lacking = sorted({*symbols} - {*names})
     if not names:

@@ -256,12 +256,13 @@ def missing_members(
         return {}
     names = sorted(membership)
     days = member_days(names, membership, dates, {})
-    there = {aliases.get(symbol, symbol): np.ones(len(dates), dtype=bool) for symbol in symbols}
-    there |= {aliases.get(symbol, symbol): found for symbol, found in (listed or {}).items()}
+    always = np.ones(len(dates), dtype=bool)
+    there: dict[str, Array] = {}
+    for symbol in symbols:
+        name = aliases.get(symbol, symbol)
+        there[name] = there.get(name, ~always) | (listed or {}).get(symbol, always)
     absent = {
-        name: int(
-            np.count_nonzero(days[:, column] & ~there.get(name, np.zeros(len(dates), dtype=bool)))
-        )
+        name: int(np.count_nonzero(days[:, column] & ~there.get(name, ~always)))
         for column, name in enumerate(names)
     }
     total = int(days.sum())

@@ -5,8 +5,8 @@ import pandas as pd
 import pytest
 
 from fintrader.errors import BarError, DataError
-from fintrader.market.build import build_market
-from fintrader.market.inspect import examine
+from fintrader.market.build import build_market, make_market
+from fintrader.market.inspect import dry_run, examine
 from fintrader.market.load import load_market
 from fintrader.market.settings import DataSettings
 from tests.bars.tables import (
@@ -96,6 +96,7 @@ def test_a_build_compares_by_itself_and_remembers(tmp_path, minutes, caplog):
     alone = build_market(file_settings(path), cache=tmp_path / "cache")
     other = build_market(file_settings(path, daily=daily), cache=tmp_path / "cache")
     assert alone.parent != other.parent  # it names its daily bars
+    assert dry_run(file_settings(path, daily=daily), cache=tmp_path / "cache").market == other
     changed = table.copy()
     changed.loc[(table.ticker == "BBB") & (table.ts.dt.day == 12), PRICES] *= 1.09
     settings = {"daily": daily, "waive": ["excursion_day"]}
@@ -113,6 +114,13 @@ def test_a_build_compares_by_itself_and_remembers(tmp_path, minutes, caplog):
     regular = frames.ts.dt.strftime("%H:%M") >= "09:30"
     with pytest.raises(BarError, match="misaligned of AAA on 2016-01-06"):
         load_market(frames[regular], daily=daily, windows=windows)
+
+
+def test_daily_bars_need_no_extra_columns(tmp_path, minutes):
+    table, daily = minutes
+    path = write_csv(tmp_path, table.assign(sentiment=1.0))
+    features = {"names": ["return_1"], "extra": ["sentiment"]}
+    assert make_market(file_settings(path, daily=daily, features=features)).symbols
 
 
 def test_bars_that_are_no_daily_source_are_refused(tmp_path, minutes):

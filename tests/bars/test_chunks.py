@@ -20,10 +20,12 @@ from fintrader.errors import DataError, StorageFullError
 from fintrader.market import columns, reading
 from fintrader.market.bar_source import open_bar_store
 from fintrader.market.build import build_market, make_market
+from fintrader.market.garbage import find_garbage
 from fintrader.market.inspect import check_stored_files
 from fintrader.market.settings import read_settings
 from fintrader.market.tensors import MarketTensors
 from fintrader.results.verify import list_problems
+from fintrader.storage.objects import ObjectStore
 from tests.bars.tables import assert_same_market, minute_table, write_csv
 from tests.bars.tables import file_settings as settings
 from tests.engines.killing import FORK, killed_at, writes_of
@@ -323,3 +325,31 @@ def test_the_highest_turnover_of_the_training_window_is_kept(bars, tmp_path):
     turnover_usd = (table.close * table.volume).groupby(table.ticker).sum()
     market = MarketTensors.load(build_market(choosing(bars, CHOICES[2]), cache=tmp_path))
     assert set(market.symbols) == set(turnover_usd.nlargest(2).index)
+
+
+@pytest.mark.parametrize("empty", ["", ",,,,,,\n"])
+def test_files_of_days_may_hold_no_row(tmp_path, empty):
+    table = minute_table(1, 10)
+    folder = tmp_path / "days"
+    for day, rows in table.groupby(table.ts.dt.strftime("%Y-%m-%d")):
+        write_csv(folder, rows, f"{day}.csv")
+    header = ",".join(table.columns) + "\n" + empty
+    for day in ("2015-12-31", "2016-01-09"):
+        (folder / f"{day}.csv").write_text(header)
+    built = build_market(settings(folder), cache=tmp_path / "cache")
+    expected = make_market(settings(write_csv(tmp_path / "a", table)))
+    assert_same_market(expected, MarketTensors.load(built))
+
+
+def test_a_build_after_the_search_for_garbage_keeps_its_chunks(tmp_path):
+    table = minute_table(1, 60)
+    store = str(tmp_path / "store")
+    other = settings(write_csv(tmp_path / "b", table), store=store)
+    mine = settings(write_csv(tmp_path / "a", table[table.ts < "2016-03-01"]), store=store)
+    build_market(mine, cache=tmp_path / "cache")
+    garbage = find_garbage([other], (), cache=tmp_path / "cache", stored={})
+    assert garbage.objects
+    write_csv(tmp_path / "a", table)
+    build_market(mine, cache=tmp_path / "cache")
+    garbage.remove()
+    assert verify_store(ObjectStore(store)) == []

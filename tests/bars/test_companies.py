@@ -9,6 +9,7 @@ import pytest
 from fintrader.bars.calendar import session_grid
 from fintrader.errors import DataError
 from fintrader.market.build import build_market, make_market
+from fintrader.market.garbage import find_garbage
 from fintrader.market.index_level import equal_weight
 from tests.bars.tables import PRICES, file_settings, write_csv
 
@@ -217,3 +218,17 @@ def test_a_markets_benchmark_and_turbulence_know_members_only(tmp_path):
         other.context[: joined + 1]
     )  # a day's turbulence is seen on the next
     assert not calm.context[joined + 1 :].equal(other.context[joined + 1 :])
+
+
+def test_a_prune_keeps_the_bars_of_an_index(tmp_path):
+    settings = members_of(tmp_path, daily(ALWAYS))
+    build_market(settings, cache=tmp_path / "cache")
+    assert not find_garbage([settings], (), cache=tmp_path / "cache", stored={})
+
+
+def test_daily_bars_of_an_index_are_joined_by_company_too(tmp_path, caplog):
+    table = daily(ALWAYS, OLD, NEW)
+    other = write_csv(tmp_path, table.assign(**{name: 2 * table[name] for name in PRICES}), "d.csv")
+    market = make_market(members_of(tmp_path, table, daily=str(other)))
+    assert market.symbols == ("AAPL", "META")
+    assert "data.daily has no bars" not in caplog.text

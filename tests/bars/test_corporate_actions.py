@@ -13,7 +13,7 @@ from fintrader.backtesting.account import BacktestAccount, Holdings
 from fintrader.backtesting.simulation import trade
 from fintrader.bars.corporate_actions import load_actions
 from fintrader.envs import EnvSettings
-from fintrader.errors import DataError, MarketError
+from fintrader.errors import BarError, DataError, MarketError
 from fintrader.market.build import build_market, make_market
 from fintrader.market.load import load_market
 from fintrader.market.tensors import Events, MarketTensors
@@ -121,6 +121,9 @@ def test_a_vendors_adjustment_is_undone(tmp_path):
     plain = market_of(write_csv(tmp_path / "raw", raw))
     torch.testing.assert_close(traded.close, plain.close, rtol=1e-6, atol=0)
     torch.testing.assert_close(traded.volume, plain.volume, rtol=1e-6, atol=0)
+    path = write_csv(tmp_path / "zero", table.assign(factor=np.where(later, 1.0, 0.0)))
+    with pytest.raises(BarError, match=r"row 2 \(AAA at .*'factor': 0.0 is no factor"):
+        market_of(path, columns={"factor": "factor"})
 
 
 def test_actions_are_read_in_two_forms(tmp_path):

@@ -15,7 +15,7 @@ from fintrader.bars.sources.vendor import CalendarDays, VendorFeed
 from fintrader.bars.sources.vendor_settings import AlpacaSettings, YahooSettings
 from fintrader.bars.sources.yahoo import Yahoo
 from fintrader.config import validate
-from fintrader.errors import DataError
+from fintrader.errors import ConfigError, DataError
 from fintrader.market import bar_source
 from fintrader.market.build import build_market, make_market
 from fintrader.market.inspect import dry_run, quality_report
@@ -455,3 +455,18 @@ def test_without_tickers_there_is_nothing_to_ask(tmp_path):
     days = CalendarDays("XNAS", dt.date(2016, 1, 4))
     with pytest.raises(DataError, match="no tickers to request"):
         VendorFeed(vendor, [], days, ObjectStore(tmp_path), today=TODAY)
+
+
+def test_calendars_of_one_city_have_bars_of_their_own(tmp_path):
+    feed = feed_of("yahoo", tmp_path)
+    (regular,) = feed.stored()
+    for calendar, is_same in (("XNYS", True), ("23/5", False), ("FX", False)):
+        feed.calendar = calendar
+        (own,) = feed.stored()
+        assert (own.objects.url == regular.objects.url) == is_same
+
+
+def test_a_vendor_has_no_extended_hours():
+    values = {"source": {"kind": "alpaca"}, "start": "2016-01-04", "hours": "extended"}
+    with pytest.raises(ConfigError, match="regular hours only; set it to regular"):
+        validate(DataSettings, values, "test")

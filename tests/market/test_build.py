@@ -16,6 +16,7 @@ from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.config import validate
 from fintrader.errors import ConfigError, DataError
 from fintrader.market.build import assemble, build_market, make_market
+from fintrader.market.index_level import file_benchmark
 from fintrader.market.inspect import quality_report
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
@@ -410,6 +411,40 @@ def test_a_daily_close_is_known_at_the_last_bar_only(tmp_path):
     index[index.date >= "2016-01-04"].to_csv(tmp_path / "short.csv", index=False)
     with pytest.raises(DataError, match="begins after"):
         make_market(settings(path, benchmark=str(tmp_path / "short.csv")))
+
+
+def test_a_day_in_utc_is_that_day_in_new_york(tmp_path):
+    days = pd.date_range("2016-01-01", "2016-01-08", tz="UTC")
+    index = pd.DataFrame({"ts": days.map(pd.Timestamp.isoformat), "close": np.arange(100.0, 108.0)})
+    index.to_csv(tmp_path / "idx.csv", index=False)
+    grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 8))
+    level = file_benchmark(str(tmp_path / "idx.csv"), grid)[0].reshape(5, 390)
+    assert level[1].tolist() == [103.0] * 389 + [104.0]
+    index.assign(ts=index.ts.str.replace("T00", "T16")).to_csv(tmp_path / "late.csv", index=False)
+    with pytest.raises(DataError, match="one close a day, with a time"):
+        file_benchmark(str(tmp_path / "late.csv"), grid)
+
+
+def test_a_close_within_the_day_is_known_at_its_end(tmp_path):
+    grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 5), 30)
+    hours = pd.date_range("2016-01-01 09:30", "2016-01-06", freq="1h", tz="America/New_York")
+    number = np.arange(float(len(hours))) + 1
+    table = pd.DataFrame({"ts": hours.map(pd.Timestamp.isoformat), "close": number})
+    table.to_csv(tmp_path / "idx.csv", index=False)
+    level = file_benchmark(str(tmp_path / "idx.csv"), grid)[0].reshape(2, 13)
+    known = number[hours == pd.Timestamp("2016-01-05 08:30", tz="America/New_York")].item()
+    assert level[1].tolist() == [known + half // 2 for half in range(1, 13)] + [known + 7]
+
+
+def test_a_series_whose_times_are_numbers_is_refused(tmp_path, caplog):
+    days = pd.DataFrame({"ts": [1451606400, 1451865600], "close": [100.0, 101.0]})
+    days.to_csv(tmp_path / "idx.csv", index=False)
+    grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 8))
+    with pytest.raises(DataError, match="numbers; write days like"):
+        file_benchmark(str(tmp_path / "idx.csv"), grid)
+    days.assign(ts=["2014-01-02", "2014-01-03"]).to_csv(tmp_path / "old.csv", index=False)
+    file_benchmark(str(tmp_path / "old.csv"), grid)
+    assert "old.csv: ends before the market begins, on 2014-01-03" in caplog.text
 
 
 def test_a_daily_series_is_seen_the_day_after(tmp_path):

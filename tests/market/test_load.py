@@ -10,6 +10,7 @@ from fintrader import EnvSettings
 from fintrader.backtesting.lookahead import lookahead
 from fintrader.bars.calendar import session_grid
 from fintrader.bars.detect import detect
+from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import BarError, ConfigError, DataError
 from fintrader.market.build import build_market
 from fintrader.market.config_path import choose_config_path
@@ -593,3 +594,12 @@ def test_a_feature_that_says_nothing_is_named(value, days, caplog):
     warned = [line for line in caplog.messages if "without any variation" in line]
     assert len(warned) == 1
     assert warned[0].endswith("silent")
+
+
+def test_settings_and_columns_of_a_file_are_taken_as_those_of_a_table(days, tmp_path):
+    days.assign(mood=1.0).to_csv(tmp_path / "my.csv", index=False)
+    chosen = {**WINDOWS, "features": ["return_1", "mood"], "cache": tmp_path / "cache"}
+    market = load_market(tmp_path / "my.csv", source=FilesSettings(delimiter=","), **chosen)
+    assert market.feature_names == ("return_1", "mood")
+    with pytest.raises(ConfigError, match="'mud' is no feature"):
+        load_market(tmp_path / "my.csv", **{**chosen, "features": ["mud"]})

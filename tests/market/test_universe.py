@@ -199,6 +199,10 @@ def test_members_without_bars_are_counted_by_company():
     )
     assert found == {"GONE": pytest.approx(5 / 45), "LATE": pytest.approx(3 / 45)}
     assert missing_members(["AAA"], None, dates, {}) == {}
+    parts = {"X": ~since, "Y": since, "Z": since}
+    aliases = {"X": "AAA", "Y": "AAA", "Z": "BBB"}
+    found = missing_members([*parts], {"AAA": always, "BBB": always}, dates, aliases, parts)
+    assert found == {"BBB": pytest.approx(3 / 20)}
 
 
 def test_survivors_are_reported_with_the_market(tmp_path, caplog):

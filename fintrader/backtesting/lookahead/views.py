@@ -124,7 +124,8 @@ def _level_until(path: str, where: tuple[str, str, str], cut: Cut, known_path: P
         table = table.assign(date=own.dt.strftime("%Y-%m-%d"))
     else:
         known = moments.dt.tz_convert("UTC").dt.tz_localize(None) < pd.Timestamp(cut.ts)
-        table = table.assign(ts=table["when"].map(lambda moment: moment.isoformat()))
+        moments = table["when"].dt.tz_convert("UTC")  # two offsets in one column cannot be read
+        table = table.assign(ts=moments.map(lambda moment: moment.isoformat()))
     columns = [name for name in ("ts", "date", "open", "close", where[2]) if name in table]
     if not known.any():
         return path

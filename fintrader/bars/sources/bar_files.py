@@ -175,6 +175,8 @@ def iterate_batches(
         for rows, table in read(texts, numeric):
             if table[names["ts"]].null_count:
                 rows, table = _drop_blank(rows, table)
+            if not len(rows):
+                continue
             if settings.time_format is None:
                 times = table[names["ts"]].slice(0, 1)
                 zoned = check_zones_alike(Column(times, names["ts"], file.name, rows[:1]), zoned)

@@ -12,6 +12,7 @@ import numpy as np
 
 from fintrader.bars.bars import Array, Bars, concat
 from fintrader.bars.calendar import SessionGrid, exchange_days, session_date
+from fintrader.bars.chunks import Collection
 from fintrader.bars.companies import EVER, NEVER, Company, Name, list_index_companies, overlaps
 from fintrader.bars.sources.feed import Feed
 from fintrader.errors import DataError
@@ -90,6 +91,9 @@ class CompanyFeed(Feed):
             )
             for action in self.feed.actions
         )
+
+    def stored(self) -> list[Collection]:
+        return self.feed.stored()
 
     def span(self) -> tuple[int, int]:
         return self.feed.span()

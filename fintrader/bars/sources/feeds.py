@@ -368,6 +368,7 @@ def iterate_days(
     done = len(collection.files)
     for file, (name, sha256) in zip(files[done:], named[done:], strict=True):
         collection.files = (*collection.files, (name, sha256, base))
+        rows = 0
         for batch in read(file):
             assert batch.row is not None
             waiting.append(replace(batch, row=batch.row + base))

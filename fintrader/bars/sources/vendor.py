@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from fintrader.bars.bars import PRICES, Bars, concat
-from fintrader.bars.calendar import day_starts, find_exchange_timezone, session_grid
+from fintrader.bars.calendar import day_starts, resolve_calendar, session_grid
 from fintrader.bars.chunks import Chunk, Collection, decode
 from fintrader.bars.clean import refuse_bad_rows
 from fintrader.bars.corporate_actions import Action
@@ -353,7 +353,7 @@ class VendorFeed(Feed):
 
     def _open_stored(self) -> Collection:
         identity = {"vendor": self.vendor.name, **self.vendor.identity}
-        if find_exchange_timezone(self.calendar) != "America/New_York":
+        if resolve_calendar(self.calendar) != "XNYS":
             # stored bars depend on the calendar: its sessions are kept, daily bars have their opens
             identity["calendar"] = self.calendar
         return Collection.open(self._store, self.vendor.name, identity)
