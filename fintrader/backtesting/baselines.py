@@ -259,8 +259,8 @@ def make_volatility_rule(target: float | None, sessions_a_year: int) -> PastRule
 
     source = "a fixed choice" if target is None else "the training window's median"
     note = (
-        f"1/n times min(1, {aim:.1%}/volatility of {LOOKBACK} sessions), every {REBALANCE_SESSIONS};"
-        f" {source}"
+        f"1/n times min(1, {aim:.1%}/volatility of {LOOKBACK} sessions), every"
+        f" {REBALANCE_SESSIONS}; {source}"
     )
     return PastRule("vol_targeted", note, weigh, is_share=True)
 
@@ -304,7 +304,7 @@ RULES = (
     ),
     PastRule(
         "minimum_variance",
-        f"minimum variance of {LOOKBACK} sessions, long only, rebalanced every {REBALANCE_SESSIONS}",
+        f"minimum variance of {LOOKBACK} sessions, long only, every {REBALANCE_SESSIONS}",
         weigh_by_minimum_variance,
     ),
     PastRule(

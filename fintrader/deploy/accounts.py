@@ -419,15 +419,21 @@ class Accounts:
         texts += [f"{name} is not traded here: sell it by hand" for name in untraded if notable]
         if texts:
             self._alert("account", "; ".join(texts), now)
-        # While a part is beyond the cap, deposits enlarge it, and withdrawals reduce it first.
         before = self._equity_usd
-        outside = max(usd, -self.outside_usd) if self.outside_usd else 0.0
-        if self.cap_usd is not None and not self.outside_usd:
-            outside = max(usd - max(self.cap_usd - before, 0.0), 0.0)
+        outside = self._move_outside(usd)
         factor = max(before + usd - outside, 0.0) / before if before > 0.0 else 1.0
         change = CapitalMove("; ".join(texts) or "accepted", factor, outside)
         self.journal.write(change, at=now)
         self.move(change)
+
+    def _move_outside(self, usd: float) -> float:
+        """Return the part of a deposit or withdrawal, USD, that moves the part beyond the cap: once
+        there is such a part, deposits enlarge it, and withdrawals reduce it first."""
+        if self.outside_usd:
+            return max(usd, -self.outside_usd)
+        if self.cap_usd is None:
+            return 0.0
+        return max(usd - max(self.cap_usd - self._equity_usd, 0.0), 0.0)
 
 
 def _describe_booking(booking: Activity) -> str:

@@ -230,8 +230,8 @@ class Runner:
         self.journal.write(DeploymentEnd(), at=self.clock.now())
 
     def _has_ended(self) -> bool:
-        """Check at the end of the time that was set whether the loop may end: with real money it
-        lasts until a flatten is over, and open orders are cancelled, since the consent has ended."""
+        """Check at the end of the time that was set whether the loop may end. With real money it goes
+        on until a flatten is over, and cancels other orders, since the consent has ended."""
         if self.accounts.cap_usd is None:
             return True
         if self.execution is not None and not self.flatten.is_on:

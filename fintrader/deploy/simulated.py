@@ -199,8 +199,8 @@ class SimulatedBroker(Broker):
         return float(self._account.trade_log.equity[bar])
 
     def measure(self, bar: int) -> float:
-        """Measure the equity, USD, at the close of a bar between two decisions of live trading, with
-        the newest decision's orders, on a copy of the account."""
+        """Measure the equity, USD, at the close of a live bar between two decisions, with the newest
+        decision's orders, on a copy of the account."""
         state = self.state
         account = self._account
         if bar <= account.bar:

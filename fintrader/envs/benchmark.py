@@ -1,7 +1,7 @@
 """The portfolio that accounts are judged against: its weights at every bar, and its growth.
 
-It trades at no cost here; `backtesting.baselines.simulate_benchmark_portfolio` trades it at a strategy's
-costs.
+It trades at no cost here; `backtesting.baselines.simulate_benchmark_portfolio` trades it at a
+strategy's costs.
 """
 
 from __future__ import annotations

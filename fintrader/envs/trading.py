@@ -90,8 +90,8 @@ def name_engine(settings: EnvSettings, device: torch.device | str) -> str:
 def choose_engine(
     engine: str, settings: EnvSettings, device: torch.device, *, record: bool
 ) -> tuple[str, Any]:
-    """Choose the engine that steps the accounts: its name, as in `name_engine`, and the class of its
-    kernel, None for torch. Raises EnvError for an unknown engine, or one that does not apply."""
+    """Choose the engine that steps the accounts: its name, as in `name_engine`, and its kernel's
+    class, None for torch. Raises EnvError for an unknown engine, or one that does not apply."""
     if engine not in ENGINES:
         raise EnvError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     if engine == "torch":

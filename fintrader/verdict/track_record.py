@@ -251,8 +251,8 @@ def to_frame(values: Any, name: str = "the table") -> tuple[pd.DataFrame, Kind |
     if len(twice):
         raise ReturnsError(
             f"{name}: {str(twice[0]).removesuffix(' 00:00:00')} occurs twice, with different values"
-            f" ({format_count(len(twice), 'such date')}); give one row a date, for one strategy at a"
-            " time"
+            f" ({format_count(len(twice), 'such date')}); give one row a date, for one strategy"
+            " at a time"
         )
     return frame.sort_index(), kind
 

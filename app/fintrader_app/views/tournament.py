@@ -176,8 +176,8 @@ def show_lost_pods(events: list[TournamentEvent]) -> None:
     ]
     if rows:
         st.caption(
-            f"{format_count(len(lost), 'attempt')} lost; lost pods are started again within the limit"
-            " of retries"
+            f"{format_count(len(lost), 'attempt')} lost; lost pods are started again within the"
+            " limit of retries"
         )
         table(rows, "race_lost", height="content")
 

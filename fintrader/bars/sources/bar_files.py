@@ -405,8 +405,8 @@ def csv_head(file: BarFile, size: int) -> str:
                 break
     if len(head.translate(None, _CONTROL)) < len(head):
         raise BarError(
-            f"{file.name}: is not a text file; unpack it, or export it as CSV (or as Parquet, with a"
-            " name that ends with .parquet)"
+            f"{file.name}: is not a text file; unpack it, or export it as CSV (or as Parquet, with"
+            " a name that ends with .parquet)"
         )
     lines = head[: head.rfind(b"\n") + 1] if len(head) == size else head
     return (lines or head).decode("utf-8-sig", errors="replace")

@@ -135,7 +135,8 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         needed = DASH if alpha.sessions_needed is None else count(alpha.sessions_needed)
         late = ""
         if alpha.past_sessions:
-            late = f" and its {format_count(alpha.past_sessions, 'past session')}, which the returns lag"
+            sessions = format_count(alpha.past_sessions, "past session")
+            late = f" and its {sessions}, which the returns lag"
         rows += [
             (
                 "Alpha over the benchmark portfolio",
@@ -204,7 +205,8 @@ def _list_tail(verdict: Verdict) -> list[tuple[str, str, str]]:
     unit = period_name(verdict.sessions_a_year)
     skew = f"skewness of the returns {ratio(verdict.sharpe.skew)}"
     share = percent(tail.unseen_share)
-    unseen = f"a loss absent from {format_count(verdict.sessions, unit)} may still occur in {share} of them"
+    sessions = format_count(verdict.sessions, unit)
+    unseen = f"a loss absent from {sessions} may still occur in {share} of them"
     if tail.undoing is not None:
         unseen += "; at that rate, a loss of this size would cancel the alpha"
     return [
