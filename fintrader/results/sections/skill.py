@@ -135,8 +135,8 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         needed = DASH if alpha.sessions_needed is None else count(alpha.sessions_needed)
         late = ""
         if alpha.past_sessions:
-            sessions = format_count(alpha.past_sessions, "past session")
-            late = f" and its {sessions}, which the returns lag"
+            past = format_count(alpha.past_sessions, "past session")
+            late = f" and its {past}, which the returns lag"
         rows += [
             (
                 "Alpha over the benchmark portfolio",
