@@ -72,7 +72,9 @@ class OffPolicyAgent(BaseAgent):
     def is_warming_up(self) -> bool:
         """True while latents are drawn at random."""
         replay = self.replay
-        return replay is None or replay.written * replay.num_envs < self.settings.learning_starts
+        if replay is None or not replay.written:
+            return True
+        return replay.written * replay.num_envs < self.settings.learning_starts
 
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
@@ -121,7 +123,7 @@ class OffPolicyAgent(BaseAgent):
         settings = self.settings
         if replay is None or self.is_warming_up or replay.filled < settings.n_steps:
             return 0
-        warm = -(-settings.learning_starts // replay.num_envs)
+        warm = max(-(-settings.learning_starts // replay.num_envs), 1)
         return int((replay.written - warm + 1) * settings.updates_per_step)
 
     def record(self, step: Scalars) -> None:

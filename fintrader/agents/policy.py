@@ -7,6 +7,7 @@ with `universe=market` it trades other symbols than those of its training.
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import math
@@ -386,7 +387,7 @@ def export_onnx(policy: PolicyModule, path: Path | str, *, tolerance: float = 1e
         raise ConfigError(f"ONNX export needs {error.name}: {install_command('onnx')}") from None
     draw = torch.Generator().manual_seed(0)
     obs = torch.randn(7, policy.layout.width, generator=draw)
-    policy = policy.cpu().eval()
+    policy = copy.deepcopy(policy).cpu().eval()  # the caller's stays on its device
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for library in ("torch.onnx", "onnxscript"):

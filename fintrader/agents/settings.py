@@ -285,7 +285,7 @@ class TD3(OffPolicySettings):
 class SACBase(OffPolicySettings):
     """Settings that SAC and REDQ share."""
 
-    noise: PositiveFloat = 0.3
+    noise: Annotated[float, Field(ge=0.01, le=2.5)] = 0.3
     """Standard deviation of the policy at the start."""
     alpha: PositiveFloat | Literal["auto"] = "auto"
     """Temperature: the price of a nat of entropy, in scaled rewards. `auto`: 0.1 at the start, then

@@ -133,7 +133,7 @@ def train(
     )
     run.begin()
     record_bars(agent, run.env)
-    with _multiply_at(getattr(getattr(agent, "settings", None), "matmul", "highest")):
+    with multiply_at(getattr(getattr(agent, "settings", None), "matmul", "highest")):
         while not run.is_over:
             action = agent.act(run.obs)
             run.check_action(action)
@@ -154,9 +154,12 @@ def train(
 
 
 @contextmanager
-def _multiply_at(precision: str) -> Iterator[None]:
+def multiply_at(precision: str) -> Iterator[None]:
     """Set the precision of matrix products within the block, for this process."""
     before = torch.get_float32_matmul_precision()
+    if before == precision:  # within the block of other threads, which restores it
+        yield
+        return
     torch.set_float32_matmul_precision(precision)
     try:
         yield

@@ -19,7 +19,7 @@ from fintrader.agents import PPO, Budget, NetworkSettings, make_agent, train
 from fintrader.agents.policy import ActorPolicy, add_seen
 from fintrader.agents.settings import ActionHeadSettings
 from fintrader.envs.observation import ResetReturn, StepReturn
-from fintrader.envs.settings import EnvSettings
+from fintrader.envs.settings import EnvSettings, RandomiseSettings
 from fintrader.envs.trading import TradingEnv
 from fintrader.errors import ConfigError
 from fintrader.execution.executor import FARTHEST_BPS, META, PRICES, Array, Form, size_part
@@ -48,7 +48,7 @@ def train_executor(
     """Train an executor by PPO on the orders of a window of bars, from `draw_orders`.
 
     settings: costs, `participation` and `limit_margin_bps` of orders, and their bars
-    (`env.execution.bars`). form: `market` decides the sizes of parts that fill at the next open,
+    (`env.execution.bars`); spreads of several symbols are averaged, and all else is set here. form: `market` decides the sizes of parts that fill at the next open,
     `limit` also their prices. Returns a policy to be stored by `save_policy`, for
     `env.execution.policy`.
 
@@ -57,6 +57,10 @@ def train_executor(
     if settings.execution is None:
         raise ConfigError("set env.execution.bars: the bars in which an order is worked")
     bars = settings.execution.bars
+    num_envs += num_envs % 2  # two accounts work each order
+    spread = settings.half_spread_bps
+    if isinstance(spread, Mapping):
+        spread = float(np.mean([*spread.values()]))
     kind = LimitExecutorEnv if form == "limit" else ExecutorEnv
     env = kind(
         draw_orders(market, bars, seed=seed),
@@ -72,6 +76,12 @@ def train_executor(
                 "close_at_end": True,
                 "start": "session",
                 "start_groups": num_envs // 2,
+                "randomise": RandomiseSettings(),
+                "lookback": 1,
+                "dead_band": None,
+                "trade_rate": 1.0,
+                "half_spread_bps": spread,
+                "traders": None,
                 "limit_offset_bps": FARTHEST_BPS,
                 "benchmark": "cash",
                 "reward": "profit",

@@ -183,7 +183,7 @@ class TrainingState:
 def _hold(path: Path, copy: Path) -> None:
     """Keep the current content of `path` as `copy`: by a hard link, or a copy for a growing log."""
     refuse_irregular(path)
-    if path.name != LOG:
+    if path.suffix != ".jsonl":
         with contextlib.suppress(OSError):
             os.link(path, copy)
             return

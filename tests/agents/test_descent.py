@@ -20,7 +20,7 @@ CHOICES = {
     "assets": (1, 3, 10, 50),
     "features": (1, 8, 13),
     "context": (0, 3),
-    "head": ("aim", "tilt"),
+    "head": ("aim", "tilt", "direct"),
     "noise_decay": (0.02, "learned"),
     "weight_decay": (0.0, 0.05),
     "ent_coef": (0.0, 0.02),

@@ -8,12 +8,13 @@ import pytest
 import torch
 from gymnasium.vector import AutoresetMode
 
-from fintrader.agents import PPO, Budget, NetworkSettings, make_agent, train, training
+from fintrader.agents import PPO, SAC, Budget, NetworkSettings, make_agent, train, training
 from fintrader.agents.checkpoint import read_tensors
+from fintrader.agents.training import multiply_at
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
 from tests.engines.tiny import Identity, agent_settings
-from tests.factories import planted_market
+from tests.factories import make_market, planted_market
 from tests.quick import mostly_slow
 
 SMALL = PPO(num_steps=8, num_minibatches=2, update_epochs=2, network=NetworkSettings(hidden=(8,)))
@@ -342,3 +343,29 @@ def test_matrix_products_have_their_precision_while_training_only():
         train(agent, env, Budget(env_steps=64))
         assert seen == {matmul}
         assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_a_precision_stays_within_the_block_that_set_it():
+    """Learners that share a process set it in threads, one after another."""
+    with multiply_at("medium"):
+        with multiply_at("medium"):
+            pass
+        assert torch.get_float32_matmul_precision() == "medium"
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("noise", [0.005, 3.0])
+def test_a_deviation_that_cannot_be_bounded_is_refused(noise):
+    with pytest.raises(ConfigError, match="noise"):
+        SAC(noise=noise)
+
+
+def test_the_first_step_is_warm_up_even_without_any():
+    env = TradingEnv(make_market(60, 2), EnvSettings(), num_envs=4, seed=0)
+    agent = make_agent(SAC(learning_starts=0, buffer_size=400, batch_size=8), env.layout, seed=0)
+    train(agent, env, Budget(env_steps=40))
+    assert agent.replay.written == 10
+    assert agent.learned == 10
+    statistics = agent.normaliser.state_dict()
+    before = make_agent(SAC(), env.layout, seed=0).normaliser.state_dict()
+    assert any(not torch.equal(statistics[name], before[name]) for name in before)

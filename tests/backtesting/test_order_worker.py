@@ -111,6 +111,25 @@ def test_a_trained_executor_works_orders(trained):
     assert not other.is_seen
 
 
+def test_an_executor_learns_the_same_whatever_else_the_environment_does():
+    market = make_market(200, 3, session_bars=40)
+    plain = worked(half_spread_bps=5.0)
+    names = dict(zip(market.symbols, (3.0, 5.0, 7.0), strict=True))
+    odd = worked(
+        half_spread_bps=names,
+        lookback=3,
+        dead_band=0.5,
+        trade_rate=0.1,
+        randomise={"variants": 2, "delay_bars": 1},
+    )
+    first, second = (
+        train_executor(market, settings, env_steps=640, num_envs=count).state_dict()
+        for settings, count in ((plain, 8), (odd, 7))
+    )
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 def test_an_executor_knows_its_features_and_bars(trained):
     market, path = trained
     executor = open_executor(path, market.feature_names, 10)

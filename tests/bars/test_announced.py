@@ -148,7 +148,7 @@ def test_a_split_that_a_vendor_announces_and_its_prices_lack_is_refused(fake_alp
     fake_alpaca.actions = [("AAA", EX, 4.0, 0.0), ("BBB", "2016-01-12", 1.0, 0.01)]
     with pytest.raises(BarError, match="no split, and 4 to 1 is declared") as caught:
         market_of(["AAA", "BBB"], tmp_path)
-    assert "declare the action under data.actions (a split of 1 where there was none)" in str(
+    assert "declare the action under data.actions (with split: 1 if no split happened)" in str(
         caught.value
     )
     none = [

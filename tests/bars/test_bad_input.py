@@ -99,7 +99,7 @@ def test_a_last_line_that_can_only_be_whole_needs_no_end(name, tmp_path):
 
 NO_TABLES = {
     "bytes": (np.random.default_rng(0).bytes(50_000), "is not a text file; unpack it"),
-    "a picture": (b"\x89PNG\r\n\x1a\n" + b"\0" * 99, "is no text"),
+    "a picture": (b"\x89PNG\r\n\x1a\n" + b"\0" * 99, "is not a text file"),
 }
 
 

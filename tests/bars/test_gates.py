@@ -105,7 +105,7 @@ def test_a_kind_is_spelt_right_or_said_to_be_wrong():
     for text, said in (
         ("excursion", "did you mean 'excursion_day'"),
         ("gap", "known: "),
-        ("zero_price:AAA", "no kind"),
+        ("zero_price:AAA", "is not a fault"),
     ):
         with pytest.raises(ConfigError, match=said):
             validate(DataSettings, {"waive": [text]}, "test")
@@ -117,7 +117,7 @@ def test_what_is_doubtful_is_told_and_kept(tmp_path, healthy, caplog):
     path = build_market(
         file_settings(write_csv(tmp_path, moved(healthy, 0.85))), cache=tmp_path / "cache"
     )
-    assert f"doubtful: quiet_jump of BBB on {DAY} (-15.0%)" in caplog.text
+    assert f"doubtful bars were kept: quiet_jump of BBB on {DAY} (-15.0%)" in caplog.text
     record = read_json(path.with_name("build.json"))
     doubtful = record["provenance"]["doubtful"]
     assert [(fault["kind"], fault["symbol"], fault["day"]) for fault in doubtful] == [

@@ -262,7 +262,9 @@ def run_trunk(w: Any, layers: Any, heads: Any, scratch: Scratch, bars: int, asse
     _add_product(
         w, _describe_product(heads[0, 0], width, HEAD, columns), outputs[last], scratch.each
     )
-    _add_product(w, _describe_product(heads[1, 0], width, HEAD, bars), means[last], scratch.top)
+    if heads[1, 2] > 0:  # some actors have no head for all assets together
+        product = _describe_product(heads[1, 0], width, HEAD, bars)
+        _add_product(w, product, means[last], scratch.top)
 
 
 # Inlined for the same reason as `run_trunk`.
@@ -288,7 +290,10 @@ def run_trunk_back(
     head = heads[0]
     _run_back(weights, own, head[1], head[2], outputs[last], scratch.each, grads[at], True)
     head = heads[1]
-    _run_back(weights, shared, head[1], head[2], means[last], scratch.top, mean_grads[at], True)
+    if head[2] > 0:
+        _run_back(weights, shared, head[1], head[2], means[last], scratch.top, mean_grads[at], True)
+    else:
+        clear(mean_grads[at], width, bars)
     for d in range(last - 1, -1, -1):
         own, shared, layer = _describe_products(layers[d], bars, columns)
         width = layer[LayerColumn.OUT]

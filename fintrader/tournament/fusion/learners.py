@@ -39,6 +39,7 @@ from fintrader.agents import (
 from fintrader.agents.checkpoint import read_tensors, write_tensors
 from fintrader.agents.parallel import average
 from fintrader.agents.policy import ActorPolicy
+from fintrader.agents.training import multiply_at
 from fintrader.config import validate
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.envs.classic import WorkerEnv
@@ -305,7 +306,9 @@ class ThreadFusion(_Learner):
                 on_progress=on_progress,
             )
 
-        with ThreadPoolExecutor(max_workers=min(self.replicas, len(self.devices))) as pool:
+        precision = getattr(getattr(learners[0][1], "settings", None), "matmul", "highest")
+        workers = min(self.replicas, len(self.devices))
+        with multiply_at(precision), ThreadPoolExecutor(max_workers=workers) as pool:
             totals = list(pool.map(learn, learners))
         states = [
             read_agent_state(locate_replica(self.folder, number, replica))

@@ -419,13 +419,14 @@ def list_cuda_devices() -> list[str]:
 
 def find_slots(devices: Sequence[str]) -> list[Slot]:
     """Make a slot for each device named, and one per core for `cpu`; `auto` means CUDA if there is
-    any, else the CPU. A CUDA device gets a slot for each time it is named."""
+    any, else the CPU. A device that is named twice gets twice the slots."""
     found = list_cuda_devices()
     slots: list[Slot] = []
     for place, device in enumerate(devices):
         number = devices[:place].count(device)
         if device == "cpu" or (device == "auto" and not found):
-            slots += [Slot(f"cpu-{core}") for core in range(count_usable_cores())]
+            first = len(slots)
+            slots += [Slot(f"cpu-{first + core}") for core in range(count_usable_cores())]
         elif device in ("auto", "cuda"):
             slots += [_build_cuda_slot([name], number) for name in found]
         elif set(device.split("/")) == {"cpu"}:

@@ -125,6 +125,8 @@ def test_the_cpu_has_a_slot_a_core(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     cores = len(os.sched_getaffinity(0))
     assert len(find_slots(("cpu",))) == len(find_slots(("auto",))) == cores
+    twice = find_slots(("cpu", "auto"))
+    assert len({slot.name for slot in twice}) == 2 * cores
     first, second = find_slots(("cpu/cpu", "cpu/cpu/cpu"))
     assert (first.device, second.device) == ("cpu/cpu", "cpu/cpu/cpu")
     for unknown in ("gpu", "cpu/gpu"):
