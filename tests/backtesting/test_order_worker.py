@@ -111,6 +111,7 @@ def test_a_trained_executor_works_orders(trained):
     assert not other.is_seen
 
 
+@pytest.mark.slow
 def test_an_executor_learns_the_same_whatever_else_the_environment_does():
     market = make_market(200, 3, session_bars=40)
     plain = worked(half_spread_bps=5.0)

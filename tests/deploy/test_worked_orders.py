@@ -70,9 +70,8 @@ def test_limits_bind_the_replay_and_its_twin_alike(tmp_path):
     assert {"weight", "order"} & set(noted.counts)
 
 
-@pytest.mark.parametrize(
-    "env", slow_but(0, every=[{"execution": {"bars": 9}}, {"participation": 0.001}])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("env", [{"execution": {"bars": 9}}, {"participation": 0.001}])
 def test_a_process_that_is_killed_anywhere_goes_on_to_the_same_bits(tmp_path, env):
     bundle, market = frozen(tmp_path, settings(**EVENTFUL), **WORKED | env)
     expected = simulate(bundle.policy, market, bundle.env).equity

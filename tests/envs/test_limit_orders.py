@@ -474,6 +474,7 @@ def gains_of_fills(market, offset_bps, seed):
     return gains[np.isfinite(gains)]
 
 
+@pytest.mark.slow
 def test_a_random_walk_gives_nothing_away():
     """No time of buying or selling beats a martingale (Doob): bars of 400 ticks each, of which the
     environment sees four prices, must leave the fills where they were on average, or behind."""

@@ -122,6 +122,7 @@ def find_band(cost_bps):
     return (low + high) / 2.0, (high - low) / 2.0
 
 
+@pytest.mark.slow
 def test_a_hedge_trades_to_the_edges_of_whalleys_and_wilmotts_band():
     """Whalley and Wilmott (1997), for small costs: around the delta, with a half-width of
     (3/2 cost gamma^2 / aversion)^(1/3) at price 1. Between edges b from the delta, which moves by
@@ -197,7 +198,7 @@ def decide_by_plan(name, env):
     return follow_plan(read_task(name), env)
 
 
-QUICK = ("market_making", "hedging")
+QUICK = ("market_making",)
 
 
 @pytest.mark.parametrize("name", mostly_slow(*QUICK, every=TASKS))

@@ -40,6 +40,7 @@ def first_day(built, column, value):
     return DAYS[int(np.flatnonzero(np.isclose(values, value))[0])]
 
 
+@pytest.mark.slow
 def test_a_join_by_period_end_is_seen_at_once_and_named():
     built = market(extra=["eps"])
     assert first_day(built, "eps", 2.0) == pd.Timestamp("2024-04-01")

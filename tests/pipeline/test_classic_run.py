@@ -186,6 +186,7 @@ def test_more_pods_extend_a_finished_run_and_its_test_is_played_again(finished, 
     assert json.loads(episodes)["trials"] == 4
 
 
+@pytest.mark.slow
 @in_this_process
 def test_generations_of_fused_learners_publish_their_best_look(tmp_path):
     path = write(

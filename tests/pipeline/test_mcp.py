@@ -187,6 +187,7 @@ def test_environments_that_import_a_package_are_refused(folder, name):
     assert "this server runs no such code" in answer
 
 
+@pytest.mark.slow
 def test_no_look_is_spent_where_nothing_was_seen(folder):
     write_returns(folder / "mine.csv")
     server = make_server(folder, looks=2)

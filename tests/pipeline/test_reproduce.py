@@ -60,6 +60,7 @@ def _written(path, text):
     return path
 
 
+@pytest.mark.slow
 def test_a_report_carries_everything_it_was_made_from(finished, report):
     record = read_record(report)
     stored = read_backtest(finished / "backtest")

@@ -77,6 +77,7 @@ def test_ended_at_any_stage_the_same_call_completes_with_the_same_result(finishe
     assert checked.status == 0, checked.out
 
 
+@pytest.mark.slow
 def test_policies_of_the_leaderboard_play_the_other_teams(tmp_path):
     """Later pods meet earlier ones, which do not learn; the run can be replayed and resumed."""
     traders = TRADERS | {"teams": [1, 2, 1], "rivals": "leaderboard"}
