@@ -54,6 +54,8 @@ _OTHERS = (
 )
 _OTHER_FOLDERS = ("backtest", "null_model", "folds", "train", "tensorboard", "evaluation")
 """With the tuples above: all names in a run's folder that fintrader writes to."""
+_MARKS = ("tournament.json", "events.jsonl", "pods")
+"""Files and folders that show that a folder holds a tournament."""
 _IN_ENSEMBLE = ("ensemble.json", "policy.safetensors")
 _POD_FILES = ("spec.json", "result.json", "policy.safetensors", "metrics.jsonl", "validation.jsonl")
 
@@ -107,6 +109,17 @@ class RunFolder:
     def null_model(self) -> RunFolder:
         """The search on information-free features."""
         return RunFolder(self.root / "null_model")
+
+    @property
+    def folds(self) -> list[RunFolder]:
+        """The tournaments of a walk-forward, in the order of its folds."""
+        found = [path for path in (self.root / "folds").glob("*") if path.name.isdecimal()]
+        folds = map(RunFolder, sorted(found, key=lambda path: int(path.name)))
+        return [fold for fold in folds if fold.holds_tournament]
+
+    @property
+    def holds_tournament(self) -> bool:
+        return any((self.root / name).exists() for name in _MARKS)
 
     def backtest_of(self, window: str) -> Path:
         """The folder of a window's backtest: `backtest/` for the test window, `backtest/WINDOW` for

@@ -65,7 +65,8 @@ def start(runs: RunsFolder, name: str, text: str) -> Job:
     Raises RunError when the name is no run's name, or when that run is at work already.
     """
     RunFolder.named(component(name), runs.root)  # raises for a name that no run can have
-    if runs.path(name).is_dir() and is_locked(runs.run(name)):
+    begun = any(job.name == name and job.alive for job in list_jobs(runs))  # may have no lock yet
+    if begun or (runs.path(name).is_dir() and is_locked(runs.run(name))):
         raise RunError(
             f"{name} is at work already; open it on the Tournament page, or choose another name"
         )

@@ -63,9 +63,9 @@ class Market:
 
     def days(self) -> pd.Series[int]:
         """List the first bar of each session, by its day in the market's time zone."""
-        first = find_session_starts(self.arrays["session"])
-        days = self.times[first].tz_convert(self.timezone).strftime("%Y-%m-%d")
-        return pd.Series(first, index=days)
+        session = self.arrays["session"]
+        days = name_days(self.times, session, self.timezone)
+        return pd.Series(find_session_starts(session), index=days)
 
     def rows(self, day: str) -> slice:
         """Find the bars of one session."""
@@ -101,6 +101,13 @@ class Market:
         frame = frame.assign(begins=frame.index)
         columns = {"begins": "first", "open": "first", "high": "max", "low": "min", "close": "last"}
         return frame.groupby([frame["session"], candle]).agg(columns).set_index("begins")
+
+
+def name_days(
+    times: pd.DatetimeIndex, session: np.ndarray[Any, Any], timezone: str
+) -> pd.Index[str]:
+    """Name each session by the day of its first bar in `timezone`."""
+    return times[find_session_starts(session)].tz_convert(timezone).strftime("%Y-%m-%d")
 
 
 def find(market: str | None, data_hash: str | None, roots: Sequence[Path]) -> Market:

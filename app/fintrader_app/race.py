@@ -98,9 +98,11 @@ def measure_pace(
         over = not alive or (planned is not None and not to_come and not running)
         elapsed = max(0.0, (last if over else now) - min(begins))
     if len(ended):
-        span = last - ended["started"].min()
-        if span > 0:
-            rate = float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / span
+        spans = ended[["started", "finished"]].astype(float).sort_values("started")
+        reached = spans["finished"].cummax().shift(fill_value=-np.inf)
+        busy = (spans["finished"] - spans["started"].clip(lower=reached)).clip(lower=0).sum()
+        if busy > 0:
+            rate = float(pd.to_numeric(ended["env_steps"], errors="coerce").sum()) / busy
         if running and to_come:
             left = float((ended["finished"] - ended["started"]).mean()) * to_come / running
     failed = (pods["state"] == "failed").sum()

@@ -387,12 +387,17 @@ def pick_run(runs: RunsFolder, head: DeltaGenerator) -> tuple[Summary, Folder]:
     return chosen, runs.run(name)
 
 
+def list_folds(folder: Folder) -> list[str]:
+    """List the folders of a walk-forward's folds, in their order."""
+    return sorted(filter(str.isdecimal, folder.folders("folds")), key=int)
+
+
 def pick_race(runs: RunsFolder, head: DeltaGenerator) -> tuple[Summary, Folder, Folder]:
     """Draw the header of a page about a race; return the run, its folder, and the folder of its
     tournament, which is a fold's if the run is walked forward."""
     run, folder = pick_run(runs, head)
     draw_notice(run.notice)
-    folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
+    folds = [] if folder.exists("leaderboard.sqlite") else list_folds(folder)
     if not folds:
         return run, folder, folder
     left, right = line_up(2, 3)

@@ -9,6 +9,7 @@ import shutil
 import textwrap
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
@@ -135,12 +136,16 @@ def _describe_all(options: Sequence[Option], words: Sequence[str]) -> list[str]:
 def _load_models(name: str, argv: Sequence[str] = ()) -> Iterator[BaseModel]:
     """Make the models whose fields are a command's options, with the values of the configuration
     that the words name."""
+    place = argv[0] if argv and not argv[0].startswith("-") else ""
+    if place and name == "backtest":  # it takes a run's folder
+        stored = Path(place, "config.yaml")
+        place = str(stored) if stored.is_file() else ""
     for reference in COMMANDS[name].settings:
         home, _, model = reference.partition(":")
         module = import_module(home)
-        if reference in (RUN, DATA) and argv and not argv[0].startswith("-"):
+        if place and reference in (RUN, DATA):
             load = module.load_config if reference == RUN else module.load_data_config
-            yield load(argv[0], take_choices(list(argv[1:]), _list_choices(name))[1])
+            yield load(place, take_choices(list(argv[1:]), _list_choices(name))[1])
         else:
             yield getattr(module, model)()
 

@@ -137,17 +137,20 @@ def register(argv: list[str]) -> None:
 
     content = until = None
     benchmark = options.benchmark
-    if Path(source).suffix.lower() in TABLES:
-        record = options.read(source)
-        until = str(record.dates[-2])[:10]  # the last period may not be over
-        content = claims.hash_history(record, until)
-        benchmark = record.benchmark_name
-    elif benchmark is not None and Path(benchmark).is_file():
-        from fintrader.verdict.returns_files import read_benchmark
-        from fintrader.verdict.track_record import pick_column
+    try:
+        if Path(source).suffix.lower() in TABLES:
+            record = options.read(source)
+            until = str(record.dates[-2])[:10]  # the last period may not be over
+            content = claims.hash_history(record, until)
+            benchmark = record.benchmark_name
+        elif benchmark is not None and Path(benchmark).is_file():
+            from fintrader.verdict.returns_files import read_benchmark
+            from fintrader.verdict.track_record import pick_column
 
-        rival = read_benchmark(benchmark, source, options.trust)
-        benchmark = str(pick_column(rival, None, "the benchmark").name)
+            rival = read_benchmark(benchmark, source, options.trust)
+            benchmark = str(pick_column(rival, None, "the benchmark").name)
+    except ReturnsError as error:
+        raise ReturnsError(_name_options(str(error))) from None
     claim = claims.Claim(
         source=Path(source).name,
         content=content or claims.hash_source(source),
@@ -157,14 +160,16 @@ def register(argv: list[str]) -> None:
         last=options.last,
     )
     found = claims.register(claim)
-    behind = source if until else f"FILE --strategy {source}"
-    if options.benchmark:
-        behind += f" --benchmark {options.benchmark}"
+    command = ["fintrader", "judge", *([source] if until else ["FILE", "--strategy", source])]
+    layout = options.model_dump(include={*FileOptions.model_fields}, exclude_defaults=True)
+    for name, value in layout.items():
+        command += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    command += ["--claim", found.digest[: claims.SHOWN]]
     level = significance(level_of_look(1) / found.sharing)
     print(f"Claim {found.digest}")
     print(f"{claim.describe()}. Its first look has a level of {level}.")
     print("Publish the digest where its date is certain, and judge the returns of the window with:")
-    print(f"  fintrader judge {behind} --claim {found.digest[: claims.SHOWN]}")
+    print(f"  {shlex.join(command)}")
 
 
 def _name_options(message: str) -> str:

@@ -117,8 +117,7 @@ def check_window(config: RunConfig) -> None:
 
 def list_folds(folder: RunFolder) -> list[RunFolder]:
     """List the folders of a walk-forward's finished folds, in order; none for any other run."""
-    paths = sorted((folder.root / "folds").glob("*/ensemble/ensemble.json"))
-    return [RunFolder(path.parent.parent) for path in paths]
+    return [fold for fold in folder.folds if (fold.ensemble / "ensemble.json").exists()]
 
 
 def evaluate_folds(config: RunConfig, manifest: Manifest, repeat: Repeat | None = None) -> None:

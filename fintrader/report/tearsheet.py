@@ -28,8 +28,9 @@ LEAST_SESSIONS = 22
 def tear_sheet_inputs(
     stored: StoredBacktest, strategy: str
 ) -> tuple[pd.Series, pd.DataFrame, pd.DataFrame, pd.Series | None]:
-    """Prepare pyfolio's inputs: daily returns, positions (USD, cash included), transactions and
-    benchmark returns."""
+    """Prepare pyfolio's inputs, on the market's clock: daily returns, positions (USD, cash
+    included), transactions and benchmark returns."""
+    stored = stored.on_clock(stored.market_timezone)
     returns = stored.daily_returns()
     days = pd.DatetimeIndex(returns.index).normalize()
     held = stored.positions[stored.positions["strategy"] == strategy]

@@ -37,9 +37,6 @@ class BacktestResult(AccountHistory):
     name: str
     symbols: tuple[str, ...]
     benchmark_name: str = "index"
-    bar_minutes: int = 1
-    timezone: str = "UTC"
-    """The exchange's time zone (an IANA name), for figures by weekday or time of day."""
     ruined: bool = False
     """The account was closed for ruin before the window's end."""
     provenance: Provenance = field(default_factory=Provenance)
@@ -131,9 +128,7 @@ class BacktestResult(AccountHistory):
     @property
     def returns(self) -> pd.Series:
         """Return of each session `[S]`, by the exchange's date, as `judge` reads them."""
-        closes = pd.to_datetime(self.minutes[m.find_session_ends(self.session)], utc=True)
-        dates = closes.tz_convert(self.timezone).normalize().tz_localize(None)
-        return pd.Series(self.daily_returns, index=dates, name=self.name)
+        return pd.Series(self.daily_returns, index=self.dates, name=self.name)
 
     def plot(self) -> go.Figure:
         """Equity at every bar, USD."""

@@ -73,10 +73,10 @@ def delete_run(runs: RunsFolder, name: str) -> None:
 
 
 def sweep(runs: RunsFolder) -> None:
-    """Finish deletions that were killed."""
+    """Finish deletions that were killed, as far as their files can be removed."""
     for name in runs.folders():
         if name.startswith(TOMBSTONE):
-            _remove(runs.path(name))
+            shutil.rmtree(runs.path(name), ignore_errors=True)
 
 
 def _remove(grave: Path) -> None:

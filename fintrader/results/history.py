@@ -68,10 +68,21 @@ class AccountHistory:
     no costs."""
     sessions_a_year: int = m.TRADING_DAYS
     """Sessions a year, to annualise rates: 252, or 365 for markets open every day."""
+    bar_minutes: int = 1
+    timezone: str = "UTC"
+    """The exchange's time zone (an IANA name), for dates, weekdays and times of day."""
     portfolio: Array | None = None
     """`[T]` USD: equity of the benchmark portfolio (named by `env.benchmark`, traded at the same
     costs) at the same bars; None if unknown. `benchmark`, in contrast, is the index's level,
     without costs."""
+
+    @property
+    def dates(self) -> pd.DatetimeIndex:
+        """`[S]`: each session's date at the exchange, that of the middle of its last bar: a daily
+        bar may start on the evening before."""
+        starts = pd.to_datetime(self.minutes[m.find_session_ends(self.session)], utc=True)
+        middles = starts + pd.Timedelta(minutes=self.bar_minutes / 2)
+        return middles.tz_convert(self.timezone).normalize().tz_localize(None)
 
 
 class MetricInputs:
@@ -103,17 +114,10 @@ class MetricInputs:
 
     @cached_property
     def monthly(self) -> Array:
-        """Return of each calendar month (UTC); the ends may be partial."""
+        """Return of each calendar month of the exchange; the ends may be partial."""
         ends = m.find_session_ends(self.history.session)
-        months = (
-            self.history.minutes[ends]
-            .astype("datetime64[ns]")
-            .astype("datetime64[M]")
-            .astype(np.int64)
-        )
-        return m.daily_returns(
-            self.history.equity[ends], np.asarray(months), start=self.history.equity[0]
-        )
+        months = self.history.dates.to_numpy().astype("datetime64[M]").astype(np.int64)
+        return m.daily_returns(self.history.equity[ends], months, start=self.history.equity[0])
 
     @cached_property
     def minute(self) -> Array:

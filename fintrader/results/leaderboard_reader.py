@@ -143,7 +143,7 @@ def read_leaderboard(
 ) -> list[LeaderboardRow]:
     """Read the rows of the leaderboard, best first, at most `most`.
 
-    `benchmark`: insert the benchmark portfolio above the pods that do not beat it; it has no rank,
+    `benchmark`: insert the benchmark portfolio above all pods that do not beat it; it has no rank,
     and is neither a trial nor a parent.
 
     Raises NotThereError when there is none, DamagedFileError when it cannot be read or is of
@@ -156,7 +156,7 @@ def read_leaderboard(
     if not scores:
         return rows
     score = scores[0]["benchmark_score"]
-    place = sum(row.score > score for row in rows)
+    place = next((k for k, row in enumerate(rows) if row.score <= score), len(rows))
     own = LeaderboardRow(pod=BENCHMARK, origin=BENCHMARK, score=score)
     return [*rows[:place], own, *rows[place:]]
 

@@ -117,10 +117,11 @@ class Run:
     @cached_property
     def folds(self) -> tuple[Run, ...]:
         """The tournaments of a walk-forward in the order of its folds; empty for any other run."""
-        paths = sorted(
-            path.parent for path in (self.folder.root / "folds").glob("*/tournament.json")
+        return tuple(
+            Run(fold.root, load_policy=self._load_policy)
+            for fold in self.folder.folds
+            if (fold.root / "tournament.json").exists()
         )
-        return tuple(Run(path, load_policy=self._load_policy) for path in paths)
 
     @property
     def backtests(self) -> dict[str, StoredBacktest]:

@@ -61,8 +61,7 @@ def find_searches(folder: RunFolder) -> list[RunFolder]:
     """List the tournaments of a run, except those of null models."""
     if (folder.root / "tournament.json").is_file():
         return [folder]
-    folds = sorted(path for path in (folder.root / "folds").glob("*") if path.is_dir())
-    return [RunFolder(path) for path in folds]
+    return folder.folds
 
 
 def check_run(

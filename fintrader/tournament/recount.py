@@ -59,8 +59,6 @@ from fintrader.tournament.status import make_index, read_settings
 from fintrader.tournament.updater import submit
 from fintrader.tournament.warm_start import WarmStart
 
-_MARKS = ("tournament.json", "events.jsonl", "pods")
-"""Files and folders that show that a folder holds a tournament."""
 _PROGRESS = ("state", "attempts", "reason", "device", "seconds", "started", "finished")
 """Columns of the database that record a pod's progress; they are not compared."""
 _EVENTS_BEFORE_RETRY = (LossEvent, DrainEvent, DamageEvent, ResumptionEvent)
@@ -274,11 +272,8 @@ class Recount:
 def find_tournaments(home: RunFolder) -> list[RunFolder]:
     """List the tournaments of a run: its own, those of its folds, their null models. Raises
     TournamentError without any."""
-    places = [home.root, *sorted((home.root / "folds").glob("*"))]
-    folders = [folder for place in places for folder in (place, place / "null_model")]
-    runs = [
-        RunFolder(folder) for folder in folders if any((folder / name).exists() for name in _MARKS)
-    ]
+    folders = [folder for place in (home, *home.folds) for folder in (place, place.null_model)]
+    runs = [folder for folder in folders if folder.holds_tournament]
     if not runs:
         raise TournamentError(
             f"{home.root} holds no tournament; start one with `fintrader tournament CONFIG`"

@@ -249,6 +249,13 @@ def test_names_are_checked(quick, name):
 def test_a_run_at_work_is_not_started_twice(quick):
     with RunFolder.named("busy", quick.root).lock(), pytest.raises(FintraderError, match="at work"):
         jobs.start(quick, "busy", "name: busy\n")
+    job = jobs.start(quick, "fresh", "name: fresh\n")  # without a lock yet
+    try:
+        with pytest.raises(FintraderError, match="at work"):
+            jobs.start(quick, "fresh", "name: fresh\n")
+        assert jobs.read_job(quick, "fresh") == job
+    finally:
+        jobs.kill(job)
 
 
 def test_last_words_hold_no_control_characters(quick):
@@ -326,6 +333,22 @@ def test_one_button_searches_algorithms_and_settings(open_page, tmp_path):
     expected = widen(RunConfig.model_validate(before)).model_dump(mode="json")
     assert after == expected
     assert len(after["agent"]) > 5
+
+
+def test_a_search_reaches_the_widgets_that_are_shown(open_page, tmp_path):
+    test = open_page(tmp_path, "new_run", section="tournament")
+    before = yaml.safe_load(yaml.safe_dump(test.session_state["new_draft"]))
+    expected = widen(RunConfig.model_validate(before)).model_dump(mode="json")
+    test.button(key="new_search").click().run().run()
+    assert test.session_state["new_draft"]["tournament"] == expected["tournament"]
+
+
+def test_own_configurations_go_before_shipped_ones(open_page, tmp_path, monkeypatch):
+    (tmp_path / "quickstart.yaml").write_text("env: {cost_bps: 7.5}\n")
+    places = [tmp_path, ROOT / "configs"]
+    monkeypatch.setattr("fintrader_app.shell.list_config_folders", lambda: places)
+    test = open_page(tmp_path, "new_run")
+    assert test.session_state["new_draft"]["env"]["cost_bps"] == 7.5
 
 
 def test_dates_are_picked_and_rewards_chosen(open_page, tmp_path):

@@ -220,11 +220,11 @@ def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page, 
     words = said(open_page(site, "honesty", run="second")).replace("\\", "")
     assert "Probability of backtest overfitting: not computed" in words
     assert "features without information was not run" in words
-    assert "fintrader lookahead" in words
+    assert f"fintrader lookahead {site.resolve()}/runs/second/config.yaml" in words
     leaks = ["close: bar 3 changes when bars from 9 on do", "fill: bar 4"]
     (site / "runs" / "demo" / "lookahead.json").write_text(json.dumps({"leaks": leaks}))
     test = open_page(site, "honesty", run="demo")
-    assert "2 leaks" in test.error[0].value
+    assert "2 look-ahead leaks" in test.error[0].value
     assert table_with(test, "Leak")["Leak"].tolist() == leaks
     found = {"leaks": leaks * 150, "alarms": [], "untried": ["reward of an own class"]}
     (site / "runs" / "demo" / "lookahead.json").write_text(json.dumps(found))

@@ -11,7 +11,7 @@ from fintrader.stages import Stage
 from fintrader.system import try_lock
 from fintrader_app import artifacts, markets
 from fintrader_app.shell import render_stages
-from tests.app.conftest import PAGES, PARTS, box, healthy, said
+from tests.app.conftest import PAGES, PARTS, box, healthy, said, table_with
 from tests.engines import fakes
 from tests.factories import make_market
 from tests.quick import mostly_slow, slow_but
@@ -202,6 +202,18 @@ def test_the_market_of_another_run_is_refused(open_page, site):
     test = open_page(site, "market", run="demo")
     assert "no longer the one" in said(test)
     assert not test.metric
+
+
+def test_fills_past_midnight_are_of_the_session_that_began_before(open_page, tmp_path):
+    path = fakes.save_market(tmp_path / "data" / "tensors", timezone="UTC", hours=9.25)
+    fakes.make_run(tmp_path / "runs", market=path)
+    found = markets.find(str(path), None, [path.parent])
+    test = open_page(tmp_path, "backtest", run="demo", part="trades")
+    day = box(test, "Session").options[-1]
+    test = box(test, "Session").set_value(day).run()
+    healthy(test)
+    filled = table_with(test, "fill_time")["fill_time"].dt.tz_localize("UTC")
+    assert filled.between(*found.times[found.rows(day)][[0, -1]]).all()
 
 
 def test_a_candle_spans_the_highs_and_lows_of_its_bars(site):

@@ -59,6 +59,12 @@ def test_pace_by_hand():
     assert pace.left_seconds == pytest.approx((10 + 30 + 10) / 3 * 4 / 1)
 
 
+def test_a_pause_is_no_time_at_work():
+    late = {"pod": "f", "score": 1.0, "started": 1000.0, "finished": 1010.0, "env_steps": 400.0}
+    pace = race.measure_pace(table(*RACE, late), 7, alive=False)
+    assert pace.steps_per_second == 1600 / 40
+
+
 def test_the_clock_stops_with_the_race():
     dead = race.measure_pace(table(*RACE), 7, alive=False, now=1e9)
     assert (dead.running, dead.elapsed_seconds, dead.left_seconds) == (0, 30.0, None)

@@ -71,6 +71,15 @@ def test_help_behind_a_configuration_shows_its_values():
     assert not any("--agent.clip-coef" in line for line in behind)
 
 
+def test_help_behind_a_run_shows_its_values(tmp_path):
+    (tmp_path / "config.yaml").write_text("env: {cost_bps: 7.5}\n")
+    assert any(
+        re.search(r"cost-bps X +\[7\.5\]", line)
+        for line in helped("backtest", str(tmp_path), "--help")
+    )
+    assert any("--env.cost-bps" in line for line in helped("backtest", "nothing", "--help"))
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_completion_script_is_one(shell, tmp_path):
     script = tmp_path / "script"

@@ -49,7 +49,7 @@ def save_market(
     bars: int = 900,
     seed: int = 0,
     timezone: str = "America/New_York",
-    hours: int = 0,
+    hours: float = 0,
     kind: str = "",
 ) -> Path:
     """A market file with gaps, a late listing and a delisting, of New York or elsewhere: so many
@@ -57,7 +57,7 @@ def save_market(
     market = make_market(bars, 5, 3, seed=seed, session_bars=30, volatility=0.002)
     market = replace(
         market,
-        minutes=market.minutes + hours * 3600 * 10**9,
+        minutes=market.minutes + int(hours * 3600 * 10**9),
         provenance=Provenance(MarketSource(kind) if kind else None, timezone=timezone),
     )
     path = cache / f"market-{seed}.safetensors"

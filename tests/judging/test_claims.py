@@ -1,6 +1,7 @@
 """Claims: sealed before a window, judged after it as a first look."""
 
 import re
+import shlex
 from datetime import datetime
 from types import SimpleNamespace
 
@@ -124,6 +125,22 @@ def test_a_strategy_is_shown_as_it_was_sealed(in_2021, capsys):
     with pytest.raises(SystemExit):
         main(["judge", str(file), "--benchmark", "SPY", "--claim", digest])
     assert "(--strategy)" in capsys.readouterr().err
+
+
+def test_the_printed_command_judges_the_claim(in_2021, capsys, monkeypatch):
+    monkeypatch.chdir(in_2021)
+    file = in_2021 / "my returns.csv"
+    table = make_returns(600).assign(other=0.0)
+    table[:260].to_csv(file)
+    options = ["--benchmark", "SPY", "--column", "mine", "--sessions-a-year", "252"]
+    with pytest.raises(SystemExit):
+        main(["judge", "register", str(file), *options[:2]])
+    assert "--column" in capsys.readouterr().err
+    main(["judge", "register", str(file), *options])
+    command = capsys.readouterr().out.splitlines()[-1]
+    table.to_csv(file)
+    main(shlex.split(command)[1:])
+    assert "as claim" in capsys.readouterr().out
 
 
 def test_a_strategy_is_claimed_against_the_benchmark_of_a_file(in_2021, capsys, monkeypatch):

@@ -28,6 +28,7 @@ from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
 from fintrader.results import figures
 from fintrader.results.context import BacktestContext, FoldReturns
 from fintrader.results.figures import holdings
+from fintrader.results.market_description import Provenance
 from fintrader.verdict import sharpe as significance
 from tests.engines.policies import crashing_market, idle_policy, noisy_policy
 from tests.factories import make_market
@@ -195,6 +196,17 @@ def test_growth_starts_at_one_and_ends_at_the_return(runs):
     for trace, stored in zip(figures.growth_figure(daily).data, runs.values(), strict=True):
         assert trace.y[0] == 1
         assert trace.y[-1] - 1 == pytest.approx(stored.metrics["ensemble"]["cumulative_return"])
+
+
+def test_a_tear_sheet_is_dated_by_the_market():
+    market = replace(make_market(60, 3), provenance=Provenance(timezone="Australia/Sydney"))
+    result = simulate(noisy_policy(3), market, EnvSettings())
+    stored = tabulate({"ensemble": result})
+    returns, positions, trades, _ = tear_sheet_inputs(stored, "ensemble")
+    for inputs in (returns, positions):
+        assert [*inputs.index.tz_localize(None)] == [*result.dates]
+    assert {*trades.index.normalize()} <= {*returns.index}
+    assert positions.sum(axis=1).tolist() == pytest.approx(result.equity[[19, 39, 59]])
 
 
 @pytest.mark.slow

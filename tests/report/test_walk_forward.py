@@ -15,6 +15,7 @@ from fintrader.backtesting.settings import WalkForwardSettings
 from fintrader.backtesting.walk_forward import cut_fold, make_folds, stitch
 from fintrader.errors import BacktestError, CheckpointError, ConfigError
 from fintrader.market.tensors import Windows
+from fintrader.results.backtest_result import BacktestResult
 from fintrader.results.market_description import ColumnScale, Normalisation
 from fintrader.verdict.looks import Ledger
 from tests.factories import planted_market
@@ -128,6 +129,21 @@ def test_a_folds_features_have_no_statistics_of_later_bars():
 def test_what_makes_no_policy_or_no_fold_is_refused(first, folds, words):
     with pytest.raises(BacktestError, match=words):
         fintrader.walk_forward(first, MARKET, RULES, folds=folds)
+
+
+def test_a_session_is_of_the_day_on_which_it_ends():
+    starts = pd.date_range("2024-01-30 17:00", periods=3, tz="America/New_York")
+    result = BacktestResult.of_curve(
+        "currencies",
+        np.array([100.0, 110.0, 99.0]),
+        minutes=starts.as_unit("ns").asi8,
+        session=np.arange(3),
+        benchmark=np.ones(3),
+        bar_minutes=1440,
+        timezone="America/New_York",
+    )
+    assert [*result.returns.index.strftime("%m-%d")] == ["01-31", "02-01", "02-02"]
+    assert (result.best_month, result.worst_month) == pytest.approx((0.0, -0.01))
 
 
 def test_a_result_has_its_measures_returns_and_curve():

@@ -174,6 +174,15 @@ def test_killed_between_rename_and_removal_it_is_in_no_list_and_the_next_deletio
     assert not list(runs.root.glob(f"{TOMBSTONE}*"))
 
 
+def test_what_cannot_be_removed_holds_up_no_other_deletion(runs, monkeypatch):
+    grave = runs.root / f"{TOMBSTONE}demo-1"
+    grave.mkdir()
+    remove = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **how: path == grave or remove(path, **how))
+    delete_run(runs, "second")
+    assert "second" not in names(runs)
+
+
 ODD = (
     "..",
     ".",

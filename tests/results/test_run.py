@@ -1,10 +1,16 @@
 import json
+import sqlite3
+from contextlib import closing
 
 import pytest
 
 from fintrader.errors import RunError, UnsafePathError
 from fintrader.results.folders import NotThereError
+from fintrader.results.leaderboard_reader import BENCHMARK, read_leaderboard
 from fintrader.results.run import Run
+from fintrader.results.verify import find_searches
+from fintrader.runs import RunFolder
+from fintrader.tournament.recount import find_tournaments
 
 
 @pytest.fixture
@@ -68,6 +74,25 @@ def test_folds_are_runs_with_leaderboards_of_their_own(demo):
         assert run.leaderboard is None
     assert len(run.folds[0].leaderboard) == 8  # seven pods and the benchmark
     assert "demo/folds/00" in repr(run.folds[0])
+
+
+def test_folds_are_in_order_and_other_folders_are_none(tmp_path):
+    for name in ("100", "99", "old", ".ipynb_checkpoints"):
+        (tmp_path / "folds" / name).mkdir(parents=True)
+        (tmp_path / "folds" / name / "tournament.json").write_text("{}")
+    home = RunFolder(tmp_path)
+    folds = [RunFolder(tmp_path / "folds" / name) for name in ("99", "100")]
+    assert find_searches(home) == find_tournaments(home) == folds
+
+
+def test_the_benchmark_is_above_all_that_do_not_beat_it(demo):
+    path = demo / "leaderboard.sqlite"
+    last = read_leaderboard(path)[-1].pod
+    with closing(sqlite3.connect(path)) as board, board:
+        board.execute("UPDATE pods SET rung = 1 WHERE pod = ?", (last,))
+        board.execute("UPDATE entries SET score = 0.1 WHERE pod = ?", (last,))
+    rows = read_leaderboard(path, benchmark=True)
+    assert [row.pod for row in rows[:2]] == [BENCHMARK, last]
 
 
 def test_a_damaged_manifest_makes_no_more_than_its_own_run_broken(demo):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from functools import partial
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 from streamlit.column_config import DatetimeColumn, NumberColumn, TextColumn
@@ -250,7 +251,8 @@ def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
             format_func=lambda name: f"{name} · {format_count(counts[name], 'fill')}",
         )
     shown = mine[mine["symbol"] == symbol]
-    days = shown["fill_time"].dt.tz_convert(stored.market_timezone).dt.strftime("%Y-%m-%d")
+    names = markets.name_days(stored.minutes, stored.session, stored.market_timezone)
+    days = names[np.searchsorted(stored.ends, shown["fill_bar"])]
     with middle:
         day = choose("Session", [WHOLE, *sorted(days.unique())], "day")
     if day != WHOLE:

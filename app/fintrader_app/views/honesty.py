@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Hashable
 from typing import Any
 
@@ -57,10 +58,8 @@ def show_lookahead(folder: Folder) -> None:
             "Not stored with this run. The check alters later bars and compares all values before"
             " them. Run:"
         )
-        st.code(
-            f"fintrader lookahead {folder.root.parent.name}/{folder.root.name}/config.yaml",
-            language="bash",
-        )
+        command = ["fintrader", "lookahead", str(folder.root / "config.yaml")]
+        st.code(shlex.join(command), language="bash")
         return
     names = ("leaks", "alarms", "trusted", "untried", "unproved")
     leaks, alarms, trusted, untried, unproved = (list_entries(report.get(name)) for name in names)

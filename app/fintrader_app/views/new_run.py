@@ -75,7 +75,7 @@ def list_sources(runs: RunsFolder) -> dict[str, tuple[Folder, str] | None]:
     found: dict[str, tuple[Folder, str] | None] = {}
     for path in list_config_folders():
         for file in sorted(path.glob("*.y*ml")):
-            found[f"configs/{file.name}"] = (Folder(path), file.name)
+            found.setdefault(f"configs/{file.name}", (Folder(path), file.name))
     for run in load_summaries(runs)[:50]:
         found[f"run {run.name}"] = (runs.run(run.name), "config.yaml")
     found[DEFAULTS] = None
@@ -151,6 +151,8 @@ def offer_search(draft: forms.Draft) -> None:
         with guarded():
             settings = validate(RunConfig, copy.deepcopy(draft), "settings")
             draft |= widen(settings).model_dump(mode="json")
+            # Widgets of the old keys would write their old values over the draft.
+            st.session_state["new_widened"] = st.session_state.get("new_widened", 0) + 1
 
 
 def load_draft(runs: RunsFolder, source: str, place: tuple[Folder, str] | None) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
     schema = forms.read_schema(RunConfig)
     fields = dict(schema["properties"])
     fields["agent"] = forms.choose_single(fields["agent"])
-    key = f"new:{source}"
+    key = f"new:{source}:{st.session_state.get('new_widened', 0)}"
     if section == "run":
         forms.draw_fields(schema, ("name", "seed", "device", "cache"), draft, key)
         st.caption(plain(f"The run's folder will be {draft.get('runs_dir')}/{draft.get('name')}."))

@@ -43,6 +43,7 @@ from fintrader_app.shell import (
     is_shown_above,
     line_up,
     link_choice,
+    list_folds,
     page,
     plain,
     prefer_run,
@@ -303,7 +304,7 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
 
 def show_leaders(folder: Folder) -> None:
     """Show the leaderboard, or for a walk-forward a pointer to the leaderboards of its folds."""
-    folds = [] if folder.exists("leaderboard.sqlite") else folder.folders("folds")
+    folds = [] if folder.exists("leaderboard.sqlite") else list_folds(folder)
     if folds:
         st.caption(
             f"Walked forward: {len(folds)} folds, each with its own leaderboard on the"
