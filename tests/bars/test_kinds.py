@@ -442,7 +442,7 @@ def test_a_faulty_file_of_the_folders_layout_still_stops(tmp_path, caplog):
         read(tmp_path, **settings)
         assert f"CCC.csv: {said}" in caplog.text  # it adds nothing, and stops nothing
     (tmp_path / "CCC.csv").write_bytes(b"\x89PNG\0")
-    with pytest.raises(BarError, match=r"CCC.csv: is no text"):
+    with pytest.raises(BarError, match=r"CCC.csv: is not a text file"):
         read(tmp_path, **settings)
 
 

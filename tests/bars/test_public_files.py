@@ -547,7 +547,7 @@ def test_a_row_with_too_few_cells_is_refused_with_a_remedy(days, tmp_path, asser
     header, first, *others = path.read_text().splitlines()
     lines = [header, first.rpartition(",")[0], *others]
     path.write_text("\n".join(lines) + "\n")
-    with pytest.raises(BarError, match=r"Row #2: Expected 6 .* correct or remove the row"):
+    with pytest.raises(BarError, match=r"Row #2: Expected 6 .* correct or remove this row"):
         detect(str(path))
     path.write_text("\n".join([header, *others]) + "\n")
     assert_market(path, days[1:])
