@@ -56,8 +56,8 @@ from fintrader.bars.sources.bar_files import (
     present_columns,
     split_by_layout,
 )
-from fintrader.bars.sources.cells import UNITS
-from fintrader.bars.sources.layout import COLUMN_NAMES, FilesSettings
+from fintrader.bars.sources.cells import UNITS, round_ends
+from fintrader.bars.sources.layout import COLUMN_NAMES, PACKINGS, FilesSettings
 from fintrader.bars.sources.listing import BarFile, list_bar_files, list_files
 from fintrader.bars.sources.presets import PRESETS, Preset
 from fintrader.config import validate
@@ -79,9 +79,6 @@ _SYMBOLS = 12
 """Number of symbols, those with the most rows, whose bars are examined one by one."""
 _DAY_FILES = 2000
 """Largest number of additional files to read if each file has bars of a single time."""
-_LATE = MINUTE_NS - 1_000_000_000
-"""Nanoseconds from the start of a minute to its last second. Times in this second, such as
-09:30:59.999, are the ends of bars."""
 _MORNING = 6 * _HOUR
 """Local time of day, in nanoseconds, before which no market closes."""
 _EVENING = 17 * _HOUR
@@ -142,7 +139,8 @@ class Detection:
         """Add a finding: a setting, its value, its certainty, and the reason `why`."""
         if isinstance(value, dict):
             value = ", ".join(f"{name}: {column}" for name, column in value.items())
-        self.findings.append(InferredSetting(setting, str(value), sure, why))
+        told = " ".join(str(value).splitlines())  # a name may have several lines
+        self.findings.append(InferredSetting(setting, told, sure, why))
 
     def decide(self, setting: str, value: object, sure: Sure, why: str) -> None:
         """Set a setting of the source, and add the finding about it."""
@@ -228,10 +226,9 @@ def detect(
 def _round_late_ends(bars: Bars, layout: Layout) -> Bars:
     """Round times up to the next minute if all lie in the last second of a minute. Then also set
     `has_late_ends` of the layout."""
-    if (bars.ts % MINUTE_NS >= _LATE).all():
-        layout.has_late_ends = True
-        return replace(bars, ts=-(-bars.ts // MINUTE_NS) * MINUTE_NS)
-    return bars
+    ends = round_ends(bars.ts)
+    layout.has_late_ends = bool((ends != bars.ts).all())
+    return replace(bars, ts=ends) if layout.has_late_ends else bars
 
 
 def _drop_stale(bars: Bars) -> Bars:
@@ -249,6 +246,8 @@ def _note_zone(found: Detection, layout: Layout, zone: str) -> None:
     """Add a finding on the zone of times that are dates, carry their zone, or count from 1970.
     `zone`: zone in which daily bars are stamped at one time of day."""
     if layout.whole_days and not layout.zoned:
+        if "label" in found.source or found.calendar == "24/7":
+            found.source["timezone"] = zone
         found.note("timezone", "the calendar's", "sure", "times are dates")
         return
     is_needed = layout.whole_days or found.source.get("time_format")
@@ -428,7 +427,7 @@ def _by_layout(found: Detection, layout: Layout, files: list[BarFile]) -> None:
     elif layout.single:
         said = f"no column holds symbols, files are called like {files[0].stem}"
         found.decide("name_pattern", name_pattern(files, needs_date), "likely", said)
-    elif re.search(r"\.(txt|dat|asc)(\.gz)?$", files[0].place, re.IGNORECASE):
+    elif re.search(rf"\.(txt|dat|asc)(\.({PACKINGS}))?$", files[0].place, re.IGNORECASE):
         found.source["name_pattern"] = "*"  # without it, .txt files are ignored
     for setting, why in layout.notes.items():
         value = columns or "as usual" if setting == "columns" else values.get(setting)

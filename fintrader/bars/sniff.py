@@ -402,12 +402,20 @@ def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
 
 def _find_decimal(rows: Sequence[Sequence[str]]) -> str:
     """Return the decimal sign, point or comma, of the numbers in the `rows` below the first one."""
-    body = [cell.strip().rstrip("KMBT% ") for row in rows[1:50] for cell in row]
-    commas = [cell for cell in body if re.fullmatch(r"-?\d+([.\s]\d{3})*,\d+", cell)]
-    # The comma in 1,234 may separate thousands. It is a decimal sign if the file also has numbers
-    # like 12345, without a separator of thousands.
+    stripped = ([cell.strip().rstrip("KMBT% ") for cell in row] for row in rows[1:50])
+    columns = [*itertools.zip_longest(*stripped, fillvalue="")]
+    body = [*itertools.chain.from_iterable(columns)]
+    if any(re.fullmatch(r"-?\d{1,3}(,\d{2,3})+(,\d{3}|\.\d+)", cell) for cell in body):
+        return "."
+    is_comma = re.compile(r"-?\d+([.\s]\d{3})*,\d+").fullmatch
+    commas = [cell for cell in body if is_comma(cell)]
+    # The comma in 1,234 may separate thousands. It is a decimal sign if the same column also has
+    # numbers like 12345, without a separator of thousands. Codes and clock times are no evidence.
     is_clear = any(not re.fullmatch(r"-?\d{1,3},\d{3}", cell) for cell in commas) or any(
-        re.fullmatch(r"\d{4,7}", cell) for cell in body
+        re.fullmatch(r"\d{4,7}", cell)
+        for column in columns
+        if any(map(is_comma, column))
+        for cell in column
     )
     has_points = any(re.fullmatch(r"-?\d+\.(\d\d?|\d{4,})", cell) for cell in body)
     return "," if len(commas) > len(body) / (4 if has_points else 10) and is_clear else "."
@@ -624,8 +632,11 @@ def _strip_columns(table: pd.DataFrame, layout: Layout, shared: str, given: Role
 
 def _find_closes(table: pd.DataFrame, layout: Layout) -> Roles:
     """Return the column of times, and set `wide`, if each other column contains the closes of one
-    symbol; return an empty dict for any other table."""
+    symbol; return an empty dict for any other table. Raises BarError if another column has
+    numbers of rows."""
+    counter = ""
     if _counts_rows(table.iloc[:, 0]):
+        counter = str(table.columns[0])  # reading ignores a column without a name
         table = table.iloc[:, 1:]
     table = table.loc[:, [len(_clean(table[column])) > 0 for column in table]]
     table = table[sorted(table, key=lambda column: plain(column) not in DATE_SPELLINGS)]
@@ -645,6 +656,11 @@ def _find_closes(table: pd.DataFrame, layout: Layout) -> Roles:
     is_field = not _FIELDS.isdisjoint(map(plain, symbols))
     if is_field and not (is_asked or _are_tickers(numbers)):
         return {}
+    if counter:
+        raise BarError(
+            f"{layout.name}: column {counter!r} counts rows, but next to closes each column is a"
+            " symbol; remove it"
+        )
     layout.note("wide", "{symbol}", f"guess: closes of {len(symbols)} symbols, a column each")
     return {"ts": table.columns[0], "volume": None}
 
@@ -1260,7 +1276,7 @@ def _set_times(
         _set_counted_format(cells, layout, date_in_name)
     elif cells.str.fullmatch(r"\d{9,}(?:\.\d+)?|\d\.\d+e\+(09|1[0-8])").all():
         _count_epoch(layout)
-    elif carries_zone(cells) and cells.str.contains(r":|\dT\d").all():
+    elif carries_zone(cells):
         layout.zoned = True
     elif _list_date_formats(cells) or _list_fitting(days, "%Y-%m-%d"):
         _set_formats(days, None, layout)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from fintrader.bars.bars import COLUMNS, DAY_MINUTES, MINUTE_NS, Bars, bar_length
 from fintrader.bars.calendar import day_starts
 from fintrader.bars.sources.bar_files import present_columns, select_files
-from fintrader.bars.sources.cells import carries_zone, convert_table
+from fintrader.bars.sources.cells import carries_zone, convert_table, round_ends
 from fintrader.bars.sources.feed import MemoryFeed
 from fintrader.bars.sources.layout import FilesSettings, column_names
 from fintrader.bars.sources.listing import find_file_kind
@@ -152,6 +152,7 @@ def _detect_settings(
         "path": path,
         "calendar": found.calendar,
         "bar_minutes": DAY_MINUTES if is_day else found.bar_minutes,
+        "hours": found.hours,
     }
     settings = validate(DataSettings, merge_values(detected, values), "settings")
     guesses = tuple(
@@ -288,7 +289,7 @@ def _frames_feed(
         bars = replace(bars, ts=day_starts(calendar, "UTC", bars.ts))
     elif source.label == "end":
         own = source.bar_minutes if "bar_minutes" in source.model_fields_set else length
-        bars = replace(bars, ts=bars.ts - own * MINUTE_NS)
+        bars = replace(bars, ts=round_ends(bars.ts) - own * MINUTE_NS)
     return MemoryFeed(bars, {"kind": "frames", "sha256": _digest(bars)}), length
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import json
 import logging
 import math
 import re
@@ -321,4 +322,5 @@ def _cut_windows(
 def _plain(value: Any) -> str:
     """Write a value as YAML in one line."""
     text = yaml.safe_dump(value, default_flow_style=True, width=math.inf, allow_unicode=True)
-    return text.partition("\n")[0]
+    lines = text.removesuffix("...\n").splitlines()
+    return lines[0] if len(lines) == 1 else json.dumps(value)

@@ -415,3 +415,10 @@ def test_another_column_of_times_is_offered(tmp_path):
     with pytest.raises(BarError, match="if another one holds the times: --ts COLUMN"):
         detect(str(path), calendar="24/7")
     assert_cells(read_bars(path, columns={"ts": "Date"})[0], {"A": BARS, "B": walk(1)})
+
+
+def test_numbers_of_rows_are_no_symbol_next_to_closes(tmp_path):
+    table = pd.DataFrame({one: part.close for one, part in zip("XY", CLOSES.values(), strict=True)})
+    table.reset_index().rename_axis("id").to_csv(tmp_path / "closes.csv")
+    with pytest.raises(BarError, match=r"column 'id' counts rows.*; remove it"):
+        detect(str(tmp_path / "closes.csv"))

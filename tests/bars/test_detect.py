@@ -14,7 +14,7 @@ import yaml
 from fintrader.bars.calendar import FX, session_grid
 from fintrader.bars.detect import describe_detection, detect
 from fintrader.bars.sniff import name_pattern
-from fintrader.bars.sources.bar_files import fold_warnings
+from fintrader.bars.sources.bar_files import fold_warnings, read_files
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import BarFile
 from fintrader.bars.sources.presets import PRESETS
@@ -975,3 +975,37 @@ def test_the_share_of_rows_that_exist_counts_each_symbol(tmp_path):
         found = detect(str(write_csv(tmp_path, table, f"gap{gaps}.csv")))
         [calendar] = [one.why for one in found.findings if one.setting == "calendar"]
         assert f"and {share} of their bars are there" in calendar
+
+
+def test_ends_in_the_last_second_of_a_minute_are_read_as_ends(tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 3, 4), 19, 5, "America/New_York")
+    late = table.assign(ts=table.ts + pd.Timedelta(minutes=5, seconds=-1))
+    found = detect(str(write_csv(tmp_path, late, "AAA.csv")))
+    assert found.source["label"] == "end"
+    bars = read_files(found.settings(), found.path)
+    assert np.array_equal(bars.ts, stamps_of(table))
+
+
+@pytest.mark.parametrize("clock", ["00:00", "01:00"])
+def test_days_of_a_market_that_never_closes_are_those_of_utc(clock, tmp_path):
+    """Midnight in New York is later, and 01:00 occurs twice there when summer ends."""
+    times = pd.date_range(f"2023-06-01 {clock}", periods=300)
+    price = 100 + np.arange(300) % 7
+    table = pd.DataFrame({"ts": times, **dict.fromkeys(PRICES, price), "volume": price})
+    found = detect(str(write_csv(tmp_path, table, "ETH-USD.csv")))
+    bars = read_files(found.settings(), found.path)
+    assert np.array_equal(bars.ts.astype("datetime64[ns]"), times.normalize().to_numpy())
+
+
+def test_names_of_several_lines_stay_one_line_of_yaml(bars, tmp_path):
+    named = {name: f"{name.title()}\nPrice" for name in PRICES}
+    path = tmp_path / "bars.parquet"
+    bars.rename(columns=named).to_parquet(path)
+    text = render_yaml(detect(str(path)), path)
+    assert yaml.safe_load(text)["data"]["source"]["columns"] == named
+
+
+def test_packed_text_files_are_read(bars, tmp_path):
+    path = tmp_path / "bars.txt.bz2"
+    bars.to_csv(path, index=False)
+    assert detect(str(path)).source["name_pattern"] == "*"

@@ -305,3 +305,16 @@ def test_a_trial_build_restores_the_logs(tmp_path):
         assert [log.disabled for log in logs] == [False, True]
     finally:
         logs[1].disabled = False
+
+
+def test_a_wide_batch_without_numbers_has_no_bars(tmp_path):
+    for day, closes in (("04", "50,60"), ("05", ",")):
+        (tmp_path / f"{day}.csv").write_text(f"Date,AAA,BBB\n2016-01-{day},{closes}\n")
+    columns = {"ts": "Date", "volume": None}
+    bars = read(tmp_path, wide="{symbol}", columns=columns)
+    assert bars.close.tolist() == [50.0, 60.0]
+
+
+def test_a_name_with_brackets_is_a_file_where_it_exists(tmp_path):
+    path = write_csv(tmp_path, minute_table(1, 1), "AAA [1].csv")
+    assert [file.name for file in listing.list_files(str(path))] == [path.name]

@@ -1424,3 +1424,13 @@ def test_days_from_five_in_new_york_end_on_the_next_day(tmp_path):
 def test_a_clock_of_0_is_midnight(days, write, assert_market):
     table = days[COLUMNS].assign(DATE=days.ts.str.replace("-", ""), TIME="0")
     assert_market(write(table.rename(columns=str.upper)))
+
+
+def test_codes_and_clocks_do_not_make_a_comma_a_decimal_sign(days, write):
+    """As files of Korea and Japan: 71,400 for the code 005930."""
+    text = days.assign(code="005930", volume=[f"{one:,}" for one in days.volume * 1500])
+    for name in PRICES:
+        text[name] = [f"{round(one * 500):,}" for one in days[name]]
+    assert "decimal" not in detect(write(text)).source
+    with pytest.raises(BarError, match="name the sign"):
+        detect(write(text.assign(volume=7)))

@@ -196,3 +196,13 @@ def test_a_row_of_a_file_of_days_is_named_by_its_file(tmp_path):
     days[4].write_text("\n".join([*lines[:8], lines[8].replace(",", ",x", 3), *lines[9:]]) + "\n")
     with pytest.raises(BarError, match=rf"{days[4].name}, row 9, column"):
         build_market(file_settings(bars), cache=tmp_path / "cache")
+
+
+def test_a_file_of_names_alone_may_grow(tmp_path):
+    settings = file_settings(tmp_path / "bars", store=str(tmp_path / "store"))
+    write_csv(tmp_path / "bars", FEW[FEW.ticker == "AAA"], "AAA.csv")
+    path = write_csv(tmp_path / "bars", FEW[:0], "BBB.csv")
+    build_market(settings, cache=tmp_path / "cache")
+    FEW[FEW.ticker == "BBB"].to_csv(path, mode="a", header=False, index=False)
+    grown = MarketTensors.load(build_market(settings, cache=tmp_path / "cache"))
+    assert grown.symbols == ("AAA", "BBB")

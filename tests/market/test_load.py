@@ -603,3 +603,27 @@ def test_settings_and_columns_of_a_file_are_taken_as_those_of_a_table(days, tmp_
     assert market.feature_names == ("return_1", "mood")
     with pytest.raises(ConfigError, match="'mud' is no feature"):
         load_market(tmp_path / "my.csv", **{**chosen, "features": ["mud"]})
+
+
+def test_bars_of_full_hours_are_built_as_a_configuration_of_init_builds_them(tmp_path):
+    days = session_grid("XNAS", *DAYS).dates
+    times = pd.DatetimeIndex(
+        [day + np.timedelta64(hour, "h") for day in days for hour in range(9, 16)]
+    )
+    price = 100 + np.arange(len(times)) % 7 / 4
+    table = pd.DataFrame({"ts": times, "volume": 1500 + np.arange(len(times)) * 37 % 90})
+    table = table.assign(**dict.fromkeys(("open", "high", "low", "close"), price))
+    table.to_csv(tmp_path / "AAA.csv", index=False)
+    market = load_market(tmp_path / "AAA.csv", cache=tmp_path / "cache", calendar="XNAS", **WINDOWS)
+    assert (market.num_bars, market.bar_minutes) == (len(times), 60)
+
+
+def test_dates_that_end_with_the_year_carry_no_zone(days):
+    worded = days.assign(Date=days["Date"].dt.strftime("%d-%m-%Y"))
+    market = load_market(worded, **DAILY)
+    assert market.close.tolist() == load_market(days, **DAILY).close.tolist()
+
+
+def test_ends_of_bars_a_millisecond_early_are_ends(long, expected):
+    early = long.assign(Date=long["Date"] + pd.Timedelta(minutes=1, milliseconds=-1))
+    assert_same_market(load_market(early, label="end", **SETTINGS), expected)

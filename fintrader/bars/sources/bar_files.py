@@ -180,13 +180,16 @@ def iterate_batches(
             if settings.time_format is None:
                 times = table[names["ts"]].slice(0, 1)
                 zoned = check_zones_alike(Column(times, names["ts"], file.name, rows[:1]), zoned)
+            has_row = True
             if wide:
-                bars = _convert_wide(table, wide, settings, file.name, rows, date)
+                converted = _convert_wide(table, wide, settings, file.name, rows, date)
+                if converted is None:
+                    continue
+                bars = converted
             else:
                 bars = convert_table(
                     table, settings, origin=file.name, rows=rows, symbol=symbol, date=date
                 )
-            has_row = True
             has_price = has_price or len(bars.without_empty()) > 0
             yield bars
     if not has_price:
@@ -238,9 +241,9 @@ def _convert_wide(
     origin: str,
     rows: Array,
     date: str | None,
-) -> Bars:
+) -> Bars | None:
     """Convert a wide table to the bars of all symbols, row by row; a symbol without any number in a
-    row has no bar there. wide: see `wide_columns`."""
+    row has no bar there. None if there is no bar. wide: see `wide_columns`."""
     names = column_names(settings)
     parts = []
     for symbol, columns in wide.items():
@@ -257,6 +260,8 @@ def _convert_wide(
                     part, settings, origin=origin, rows=rows[index], symbol=symbol, date=date
                 )
             )
+    if not parts:
+        return None
     bars = concat(parts)
     return bars.take(np.argsort(bars.row, kind="stable")) if bars.row is not None else bars
 

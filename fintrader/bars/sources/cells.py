@@ -79,7 +79,9 @@ _MOST_CLOSES = 0.05
 trade; more are an error."""
 UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1_000, "ns": 1}
 """Unit of time -> its nanoseconds."""
-_SECOND = UNITS["s"]
+_LATE = MINUTE_NS - UNITS["s"]
+"""Nanoseconds from the start of a minute to its last second. Times in this second, such as
+09:30:59.999, are the ends of bars."""
 _DATE = re.compile(r"\d{4}-\d\d-\d\d|\d{1,4}[./]\d{1,2}[./]\d{1,4}\b")
 _LARGEST = np.array([10**10, 10**13, 10**16])
 """Numbers since 1970 below these bounds are seconds, milliseconds and microseconds; larger ones are
@@ -281,9 +283,13 @@ def _read_times(
         late = pd.Timedelta(hours=12 if settings.label == "eve" else 0)
         midnight = (to_wall(ns, settings.timezone) + late).normalize()
         ns = _to_utc(column, midnight, settings)
-    if settings.label == "end":  # rounded up, since some sources end bars a millisecond early
-        return -(-ns // _SECOND) * _SECOND - settings.bar_minutes * MINUTE_NS
-    return ns
+    return round_ends(ns) - settings.bar_minutes * MINUTE_NS if settings.label == "end" else ns
+
+
+def round_ends(ns: Array) -> Array:
+    """Round times `[R]` in the last second of a minute up to the next minute, since some sources
+    end bars a second or a millisecond early."""
+    return np.where(ns % MINUTE_NS >= _LATE, -(-ns // MINUTE_NS) * MINUTE_NS, ns)
 
 
 def _read_moments(column: Column, settings: FilesSettings) -> Array:
@@ -429,8 +435,10 @@ def find_zone(name: str) -> str | None:
 
 
 def carries_zone(times: pd.Series[Any]) -> bool:
-    """Report whether all times, as text, end with an offset from UTC."""
-    return bool(times.astype(str).str.contains(_ZONE).all())
+    """Report whether all times, as text, end with an offset from UTC. Dates like 03-01-2022 do
+    not."""
+    text = times.astype(str).str
+    return bool((text.contains(_ZONE) & text.contains(r":|\dT\d")).all())
 
 
 def _to_utc(column: Column, stamps: Any, settings: FilesSettings) -> Array:

@@ -123,10 +123,10 @@ class FilesFeed(Feed):
     ) -> Collection | None:
         before = None if content.before is None else self._open(self._label(file), content.before)
         after = None
-        if before and before.complete and content.grown_from and file.appendable:
-            assert before.next_row is not None
+        start = content.grown_from if file.appendable else None
+        if before and before.complete and start and before.next_row is not None:
             continue_from(collection, before)
-            after = (content.grown_from, before.next_row)
+            after = (start, before.next_row)
         batches = self._iterate(file, self.settings, after, is_alone=len(self.files) == 1)
         ingest(batches, collection, progress, file.name, before=None if after else before)
         return before if content.superseded else None

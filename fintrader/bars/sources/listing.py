@@ -60,7 +60,7 @@ def list_files(path: str, *, text: bool = False) -> list[BarFile]:
         if fs.isdir(inside):
             fs.ls(inside)  # `find` would skip a folder that may not be read
             names = _select(fs.find(inside), text)
-        elif any(mark in inside for mark in "*?["):
+        elif any(mark in inside for mark in "*?[") and not fs.isfile(inside):
             names = _select(fs.glob(inside), text)
         else:
             names = [inside]
