@@ -193,10 +193,15 @@ def iterate_batches(
             has_price = has_price or len(bars.without_empty()) > 0
             yield bars
     if not has_price:
-        held = "no row has a price" if has_row else "holds no row"
-        if is_alone:
-            raise BarError(f"{file.name}: {held}; check the file")
-        log.warning("%s: %s", file.name, held)
+        _report_empty(file, has_row=has_row, is_alone=is_alone)
+
+
+def _report_empty(file: BarFile, *, has_row: bool, is_alone: bool) -> None:
+    """Log that a file has no prices; raise BarError if it is the only file."""
+    held = "no row has a price" if has_row else "holds no row"
+    if is_alone:
+        raise BarError(f"{file.name}: {held}; check the file")
+    log.warning("%s: %s", file.name, held)
 
 
 def _drop_blank(rows: Array, table: pa.Table) -> tuple[Array, pa.Table]:
