@@ -38,8 +38,8 @@ class NetworkSettings(Settings):
 
     kind: Literal["auto", "market_once", "per_asset", "mlp"] = "auto"
     """`market_once` embeds the market once a bar, `per_asset` once for every account, `mlp` reads a
-    row of numbers; `auto`: on markets `market_once` where latents are target weights and
-    `per_asset` where they are orders, whose size depends on the holdings; `mlp` elsewhere."""
+    row of numbers; `auto`: `market_once` with the heads `aim` and `tilt`, `per_asset` for `trade`
+    actions, whose size depends on the holdings; `mlp` elsewhere."""
     hidden: tuple[Annotated[int, Field(ge=1, le=65536)], ...] = Field(
         default=(32, 32), min_length=1
     )

@@ -28,7 +28,7 @@ class StatusOptions(Settings):
     """A run: name of a pod; print it and its ancestors, with the changes between them."""
     workers: Annotated[int, Field(ge=1)] | Literal["settings"] | None = None
     """A run: keep this number of pods at work from now on; `settings`: the number in the run's
-    settings. At most `pool_size` work, unless `order: arrival`."""
+    settings. At most `pool_size` work, unless `order: arrival` or `halving`."""
     drift: bool = False
     """A deployment: report again how far it drifted from its backtest (drift.html, drift.json)."""
     promote: bool = False

@@ -249,8 +249,8 @@ class TradingSettings(Settings):
     """Interest on borrowed stock (short notional) and borrowed cash, basis points a year of 365
     days."""
     maintenance_margin: Fraction = 0.0
-    """Margin call: equity below this share of gross exposure closes every position at that bar's
-    close."""
+    """Margin call: equity below this share of gross exposure closes every position whose symbol
+    trades in that bar, at its close."""
     turbulence: Mapping[str, float] = Field(default_factory=dict)
     """Context columns to watch, like {turbulence: 3}: while one is above its threshold (usually in
     standard deviations), positions are sold and nothing is bought."""

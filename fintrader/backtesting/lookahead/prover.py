@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def lookahead(
     settings = settings or LookaheadSettings()
     env = env or EnvSettings()
     chosen = find_settings(data, changes)
-    begin = time.monotonic()
+    begin = math.inf  # of the second stage
     budget_seconds = 60 * settings.budget_minutes
     refuse_functions(chosen)
     chosen = chosen.effective()
@@ -97,7 +98,9 @@ def lookahead(
         with progress.task("look-ahead", unit="builds") as task:
             task.resume_at(results.done)
             while results.done < len(plan.trials):
-                passed = time.monotonic() - begin
+                if results.done >= plan.num_whole:
+                    begin = min(begin, time.monotonic())
+                passed = max(time.monotonic() - begin, 0.0)
                 if results.done >= plan.num_whole and passed >= budget_seconds:
                     break
                 results = search.advance(results)
