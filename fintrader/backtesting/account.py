@@ -24,6 +24,7 @@ from fintrader.envs.fast.account import ORDER, count_cancelled
 from fintrader.envs.fast.buffers import AccountLog, Buffers, Generation, Prices, Rules, State
 from fintrader.envs.market_view import LARGEST, build_market_view
 from fintrader.envs.state import initial_shares
+from fintrader.errors import BacktestError
 from fintrader.market.tensors import MarketTensors
 from fintrader.metrics import Array
 from fintrader.results.backtest_files import TradeRows
@@ -303,6 +304,10 @@ class BacktestAccount:
             want[:] = action.shares
         else:
             row = flatten_action(action)[None]
+            if row.shape[1] != self.layout.num_actions:
+                raise BacktestError(
+                    f"an action has {self.layout.num_actions} numbers here, not {row.shape[1]}"
+                )
         wait = self.settings.decision_interval if bars is None else bars
         stop = min(self.bar + wait, self._end)
         self._make_room(1, stop - self.bar)

@@ -61,7 +61,7 @@ def moving_moments(
     spread = moving_sum(values, window, skipped, wanted, times=values)
     spread -= window * mean * mean
     np.maximum(spread, 0.0, out=spread)
-    spread /= window - 1
+    spread /= max(window - 1, 1)
     return mean, np.sqrt(spread, out=spread)
 
 

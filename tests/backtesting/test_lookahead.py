@@ -3,7 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fintrader.backtesting.account import BacktestAccount
 from fintrader.envs import EnvSettings
+from fintrader.errors import BacktestError
 from tests.backtesting.leak_lab import find_leaks
 from tests.factories import joined, make_market
 
@@ -33,11 +35,18 @@ def leaking(market, where):
     return replace(market, benchmark=benchmark)
 
 
-def test_a_clean_market_is_clean():
+@pytest.mark.parametrize("action", ["target", "limit", "quote"])
+def test_a_clean_market_is_clean(action):
     market = make_market(90, 4, seed=1)
-    report = find_leaks(market, future, EnvSettings(), cuts=4)
+    report = find_leaks(market, future, EnvSettings(action=action), cuts=4)
     assert report.clean
     assert str(report).startswith("No look-ahead found: 4 markets")
+
+
+def test_an_action_of_another_width_is_refused():
+    account = BacktestAccount(make_market(90, 4, seed=1), EnvSettings(action="limit"))
+    with pytest.raises(BacktestError, match="an action has 8 numbers here, not 4"):
+        account.act(torch.zeros(4))
 
 
 @pytest.mark.parametrize("where", ["feature f1", "context c0", "benchmark"])

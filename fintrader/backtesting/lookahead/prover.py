@@ -150,7 +150,8 @@ class _Search:
             leaks += compare(self.market, changed, trial.bar, self.env, self.policy)
             if trial.stage == WHOLE:
                 same = find_unmoved(self.market, changed, trial.bar)
-                still = same if still is None else still & same
+                if same is not None:
+                    still = same if still is None else still & same
         known = {leak.name for leak in results.leaks}
         for leak in gather(leaks):
             if leak.name not in known:

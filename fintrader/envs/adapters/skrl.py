@@ -80,9 +80,9 @@ class SkrlEnv(Wrapper):  # type: ignore[misc]
         self._first = (obs, info)
         if self._agent is None:
             return obs, reward.unsqueeze(1), terminated.unsqueeze(1), truncated.unsqueeze(1), info
-        reward = reward.unsqueeze(1) + self._value(info["final_obs"].float()) * truncated.unsqueeze(
-            1
-        )
+        ahead = self._value(info["final_obs"].float())
+        # Rows of other accounts mean nothing, and may be NaN.
+        reward = reward.unsqueeze(1) + torch.where(truncated.unsqueeze(1), ahead, 0.0)
         ended = (terminated | truncated).unsqueeze(1)
         return obs, reward, ended, torch.zeros_like(ended), info
 
