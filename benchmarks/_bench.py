@@ -71,7 +71,7 @@ def read_options(doc: str | None, **options: Any) -> argparse.Namespace:
 
 def read_arguments(doc: str | None, **options: Any) -> argparse.Namespace:
     """Parse a benchmark's command line: its own options, and those of all."""
-    return read_options(doc, seed=0, save=False, beside=False, **options)
+    return read_options(doc, save=False, beside=False, **options)
 
 
 def list_seeds(options: argparse.Namespace) -> range:
@@ -135,7 +135,9 @@ def round_figures(value: Any) -> Any:
 def finish(name: str, figures: Mapping[str, Any], options: argparse.Namespace) -> None:
     """Print the last line; with `--save` also write `benchmarks/results/<name>.json`."""
     record = {"benchmark": name, **round_figures(figures), "machine": describe_machine()}
-    record |= {"commit": read_commit(), "seed": options.seed}
+    record |= {"commit": read_commit()}
+    if "seed" in options:
+        record |= {"seed": options.seed}
     if options.save:
         path = ROOT / "benchmarks" / "results" / f"{name}.json"
         if options.beside and path.is_file():

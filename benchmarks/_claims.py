@@ -135,8 +135,10 @@ def compute_classic(record: Named, *, environment: str) -> str:
         one = record["figures"][f"{algo}_{environment}"]
         ours, theirs = (f"{one[f'return_{side}_mean']:,.0f}" for side in ("ours", "theirs"))
         ratio = one["cpu_s_ratio"]
-        arrived = one["seeds_that_got_there"]["theirs"]
-        when = f"theirs got there {arrived} of {record['seeds']} times"
+        arrived = one["seeds_that_got_there"]
+        seeds = record["seeds"]
+        late = [who for who in ("ours", "theirs") if arrived[who] < seeds]
+        when = ", ".join(f"{who} got there {arrived[who]} of {seeds} times" for who in late)
         if ratio is not None:
             when = f"{ratio:.2f}"
         text = f"{algo.upper()} {ours} / {theirs} ({when})"

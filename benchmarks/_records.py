@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -153,16 +154,18 @@ def describe_paper() -> dict[str, Any]:
 
 
 def list_speedups(search: Named, target: str, gpus: int) -> list[float]:
-    """List the speed-up of a search over 16 GPUs for each seed that arrived with both."""
+    """List the speed-up of a search over 16 GPUs for each seed that arrived with one of them; a
+    search that did not arrive took infinitely long."""
     times = {
-        (run["gpus"], run["seed"]): run["seconds"][target]
+        (run["gpus"], run["seed"]): math.inf if seconds is None else seconds
         for run in search["runs"]
-        if run["seconds"][target] is not None
+        for seconds in [run["seconds"][target]]
     }
     return [
         times[16, seed] / seconds
         for (count, seed), seconds in times.items()
-        if count == gpus and (16, seed) in times
+        if count == gpus and math.isfinite(min(times.get((16, seed), seconds), seconds))
+        if (16, seed) in times
     ]
 
 

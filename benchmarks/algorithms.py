@@ -212,7 +212,7 @@ def compare(sides: dict[str, list[Curve]]) -> Values:
 def main() -> None:
     """Run, print a line for each pair of trainings, end with one JSON object."""
     budgets = SETTINGS["budgets"]
-    options = read_arguments(__doc__, algo=ALGOS, env=list(budgets), seeds=5, fresh=False)
+    options = read_arguments(__doc__, seed=0, algo=ALGOS, env=list(budgets), seeds=5, fresh=False)
     sides = {"theirs": (train_theirs, [install_peer(*SB3)]), "ours": (train_ours, [])}
     finished = FinishedRuns("algorithms", options)
     curves = {}

@@ -83,7 +83,7 @@ def compare(name: str, market: MarketTensors, quoted: dict[str, np.ndarray] | No
 
 def main() -> None:
     """Compare over synthetic bars, and over real ones where they lie beside the checkout."""
-    options = read_arguments(__doc__)
+    options = read_arguments(__doc__, seed=0)
     markets = {"synthetic": compare("synthetic", synthetic(seed=options.seed), None)}
     if REAL_DAILY.exists():
         markets["real"] = compare("real", *real_market())

@@ -316,7 +316,7 @@ def make_peers() -> str:
 
 def main() -> None:
     """Measure each part."""
-    options = read_arguments(__doc__, symbols=152, sessions=1359, rounds=3, bars=Path)
+    options = read_arguments(__doc__, seed=0, symbols=152, sessions=1359, rounds=3, bars=Path)
     with tempfile.TemporaryDirectory(prefix="data-build-", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         bars = options.bars or home / "bars"

@@ -222,6 +222,7 @@ def conclude(folds: list[Values]) -> Values:
 def main() -> None:
     options = read_arguments(
         __doc__,
+        seed=0,
         bars=Path,
         sets=list(FILES),
         ticks=[0.0, 1.0, 2.0],

@@ -115,7 +115,7 @@ def measure_drift(market: MarketTensors) -> float:
 
 def main() -> None:
     """Measure and print."""
-    options = read_arguments(__doc__, rounds=3, seconds=0.3)
+    options = read_arguments(__doc__, seed=0, rounds=3, seconds=0.3)
     torch.manual_seed(options.seed)
     turns = partial(alternate, rounds=options.rounds, seconds=options.seconds, clock=read_clock)
     market = make_market(ASSETS, seed=options.seed).to("cuda")

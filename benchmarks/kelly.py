@@ -135,7 +135,9 @@ def learn(algo: str, *, seed: int, seconds: float, num_envs: int) -> Values:
 
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
-    options = read_arguments(__doc__, algo=list(SETTINGS), seeds=5, seconds=30.0, fresh=False)
+    options = read_arguments(
+        __doc__, seed=0, algo=list(SETTINGS), seeds=5, seconds=30.0, fresh=False
+    )
     torch.set_num_threads(1)
     finished = FinishedRuns("kelly", options)
     runs = []

@@ -203,7 +203,7 @@ def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     rewards = ["realised", "expected"]
     options = read_arguments(
-        __doc__, algo=list(SETTINGS), reward=rewards, seeds=5, seconds=60.0, fresh=False
+        __doc__, seed=0, algo=list(SETTINGS), reward=rewards, seeds=5, seconds=60.0, fresh=False
     )
     torch.set_num_threads(1)
     finished = FinishedRuns("known_optimum", options)

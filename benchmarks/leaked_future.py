@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks._bench import finish, read_arguments
+from benchmarks._bench import finish, list_seeds, read_arguments
 from benchmarks._learning import AGENTS, make_plain_market, train_by_clock
 from fintrader.agents import Budget, make_agent, train
 from fintrader.envs.trading import EnvSettings, TradingEnv
@@ -103,22 +103,26 @@ def measure_share(
 
 def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
-    options = read_arguments(__doc__, algo=list(SETTINGS), seeds=5, seconds=20.0, num_envs=128)
+    options = read_arguments(
+        __doc__, seed=0, algo=list(SETTINGS), seeds=5, seconds=20.0, num_envs=128
+    )
     torch.set_num_threads(1)
-    figures = {}
+    figures = {"seeds": options.seeds}
+    signs = []
     for algo in options.algo:
         seconds = options.seconds / 2 if algo == "apg" else options.seconds
         for late, word in enumerate(("share", "shifted")):
             shares = figures[f"{algo}_{word}"] = []
-            for seed in range(options.seeds):
+            for seed in list_seeds(options):
                 reached, by_sign, steps = measure_share(
                     algo, seed=seed, seconds=seconds, late=late, num_envs=options.num_envs
                 )
                 shares.append(reached)
+                signs.append(by_sign)
                 print(
                     f"{algo} {word} seed {seed}: {reached:.3f}, sign {by_sign:.3f}, {steps:,} steps"
                 )
-            figures["sign_share"] = by_sign
+    figures["sign_share"] = sum(signs) / len(signs)
     finish("leaked_future", {"figures": figures}, options)
 
 

@@ -187,6 +187,7 @@ def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(
         __doc__,
+        seed=0,
         task=list(TASKS),
         algo=["ppo", "apg", "sac", "sb3"],
         seeds=5,

@@ -178,6 +178,7 @@ def main() -> None:
     """Run, print a line for each training, end with one JSON object."""
     options = read_arguments(
         __doc__,
+        seed=0,
         side=SIDES,
         assets=list(SIZES),
         seeds=10,

@@ -200,7 +200,7 @@ def measure_micro(market: MarketTensors, seed: int, turns: Any) -> Figures:
 
 def main() -> None:
     """Measure and print."""
-    options = read_arguments(__doc__, quick=False, rounds=5)
+    options = read_arguments(__doc__, seed=0, quick=False, rounds=5)
     torch.manual_seed(options.seed)
     torch.set_num_threads(1)
     market = make_market(ASSETS, seed=options.seed)
