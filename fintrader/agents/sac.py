@@ -110,6 +110,6 @@ def bound_log_std(raw: Tensor, start: float) -> Tensor:
     `start`."""
     low = -5.0
     high = 1.0
-    position = (math.log(start) - low) / (high - low)
+    position = min(max((math.log(start) - low) / (high - low), 1e-3), 1 - 1e-3)
     offset = math.log(position / (1 - position))
     return low + (high - low) * torch.sigmoid(raw + offset)

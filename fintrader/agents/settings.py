@@ -285,8 +285,8 @@ class TD3(OffPolicySettings):
 class SACBase(OffPolicySettings):
     """Settings that SAC and REDQ share."""
 
-    noise: Annotated[float, Field(ge=0.01, le=2.5)] = 0.3
-    """Standard deviation of the policy at the start."""
+    noise: PositiveFloat = 0.3
+    """Standard deviation of the policy at the start, at least 0.007 and at most 2.7."""
     alpha: PositiveFloat | Literal["auto"] = "auto"
     """Temperature: the price of a nat of entropy, in scaled rewards. `auto`: 0.1 at the start, then
     moved so that the entropy meets its target."""

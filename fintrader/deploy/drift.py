@@ -73,7 +73,7 @@ def measure(
             "nothing can be compared yet: fewer than two bars of the account are recorded"
         )
     env = bundle.env
-    if equity[0] > 0.0:  # the twin begins with the account's capital
+    if equity[0] > 0.0 and not env.initial_shares:  # the twin begins with the account's capital
         env = env.model_copy(update={"initial_cash_usd": float(equity[0])})
     result, noted = shadow_backtest(bundle.policy, market, env, limits)
     terms = env.model_copy(update={"benchmark": bundle.benchmark})

@@ -218,22 +218,26 @@ class Runner:
         self._begin()
         for bar in self._iterate_bars():
             moment = int(self.grid.minutes[bar]) + self.length
-            if self.until is not None and moment > self.until and self._has_ended():
+            if self._is_over(moment):
                 return
             self.clock.sleep_until(
                 moment + int(self.settings.grace_seconds * SECOND_NS), self._look
             )
-            if self.stopped:
+            if self.stopped or self._is_over(moment):
                 return
             self._process_bar(bar)
         self._pursue()
         self.journal.write(DeploymentEnd(), at=self.clock.now())
 
-    def _has_ended(self) -> bool:
-        """Check at the end of the time that was set whether the loop may end. With real money it goes
-        on until a flatten is over, and cancels other orders, since the consent has ended."""
+    def _is_over(self, moment: int) -> bool:
+        """Check before a bar that closes at `moment` whether the loop ends. With real money the loop
+        lasts to the end of the consent, and then until a flatten is over; it cancels other
+        orders."""
+        if self.until is None or moment <= self.until:
+            return False
         if self.accounts.cap_usd is None:
             return True
+        self.clock.sleep_until(self.until, self._look)
         if self.execution is not None and not self.flatten.is_on:
             now = self.clock.now()
             self.execution.stop(now, "the consent has ended", keeps_stops=True)

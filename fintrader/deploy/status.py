@@ -128,12 +128,17 @@ class Status:
             return {}
         limits = self.started.limits
         equity = decision.equity
-        peak, opening = decision.limits_from or (decision.peak, decision.peak)
+        losses: dict[str, tuple[float, float]] = {}
+        if decision.limits_from is not None:
+            peak, opening = decision.limits_from
+            losses = {
+                "Loss of the day": (max(1 - equity / opening, 0.0), limits.day_loss),
+                "Loss from the peak": (max(1 - equity / peak, 0.0), limits.drawdown),
+            }
         held = [abs(n) * decision.prices.get(name, 0.0) for name, n in self.held.items()]
         largest = max(held, default=0.0)
         return {
-            "Loss of the day": (max(1 - equity / opening, 0.0), limits.day_loss),
-            "Loss from the peak": (max(1 - equity / peak, 0.0), limits.drawdown),
+            **losses,
             "Turnover of the day": (decision.traded / equity, limits.turnover),
             "All positions": (sum(held) / equity, limits.gross),
             "Largest position": (largest / equity, limits.weight),

@@ -93,6 +93,11 @@ def open_source(settings: DataSettings, cache: Path | None) -> Feed:
     if isinstance(source, VendorSettings):
         if cache is None:
             raise DataError(f"bars of {source.kind} pass through the store; build with a cache")
+        if settings.hours == "extended":
+            raise DataError(
+                f"data.hours: bars from {source.kind} are kept in regular hours only; set it to"
+                " regular"
+            )
         assert settings.start is not None  # `DataSettings` requires it
         tickers, listed = _tickers(settings, settings.start)
         days = CalendarDays(settings.calendar, settings.start, settings.end)

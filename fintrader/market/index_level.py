@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fintrader.market")
 
+_LATE_HOUR = 18
+"""Local hour from which a daily close may be stamped with the midnight of another zone."""
 EQUAL_WEIGHT = "equal-weight index of the universe"
 
 
@@ -42,7 +44,9 @@ def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
     stamps = table["when"].dt.tz_localize(None).to_numpy().astype("datetime64[D]")
     if stamps[-1] < grid.dates[0]:
         log.warning("%s: ends before the market begins, on %s", file, stamps[-1])
-    if (table["when"] == table["when"].dt.normalize()).all():
+    is_daily = bool((np.diff(stamps) > np.timedelta64(0)).all())
+    is_midnight = (table["when"] == table["when"].dt.normalize()).all()
+    if is_midnight or (is_daily and (table["when"].dt.hour < _LATE_HOUR).all()):
         before = np.searchsorted(stamps, grid.dates, side="left") - 1
         close = _known(values, before)
         if before[0] < 0 and "open" in table and stamps[0] == grid.dates[0]:
@@ -50,9 +54,10 @@ def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
         level = close[grid.session]
         today = np.searchsorted(stamps, grid.dates, side="right") - 1
         level[grid.first_bar[1:] - 1] = _known(values, today)
-    elif (np.diff(stamps) > np.timedelta64(0)).all():
+    elif is_daily:
         raise DataError(
-            f"{file}: has one close a day, with a time; give days like 2024-05-02 (data.benchmark)"
+            f"{file}: has one close a day, late in the evening, which may be the next day's; give"
+            " days like 2024-05-02 (data.benchmark)"
         )
     else:
         moments = table["when"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()

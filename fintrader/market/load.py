@@ -152,8 +152,9 @@ def _detect_settings(
         "path": path,
         "calendar": found.calendar,
         "bar_minutes": DAY_MINUTES if is_day else found.bar_minutes,
-        "hours": found.hours,
     }
+    if "bar_minutes" not in values:  # hours are those of the bars as they are
+        detected["hours"] = found.hours
     settings = validate(DataSettings, merge_values(detected, values), "settings")
     guesses = tuple(
         f"guessed {one.setting} {one.value} ({one.why})"

@@ -112,10 +112,6 @@ class DataSettings(Settings):
             raise ValueError(
                 f"start: {source.kind} is asked for bars from this day on; set it, like 2024-01-02"
             )
-        if isinstance(source, VendorSettings) and self.path is None and self.hours == "extended":
-            raise ValueError(
-                f"hours: bars from {source.kind} are kept in regular hours only; set it to regular"
-            )
         if isinstance(source, CcxtSettings) and "calendar" not in self.model_fields_set:
             raise ValueError(
                 "pairs trade around the clock: set calendar to 24/7, or to an exchange's to keep"

@@ -457,7 +457,7 @@ class Orchestrator:
             self.launcher.measure_capacity(), len(self.running), self.settings.at_once or 0
         )
         is_hopeless = self.finished or failed >= under_way + FAILURES_ALLOWED
-        if 0 < failed == len(applied) and is_hopeless and not self.pending:
+        if 0 < failed == len(applied) and is_hopeless and (self.finished or not self.pending):
             last = applied[-1].result
             raise TournamentError(
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} (see"

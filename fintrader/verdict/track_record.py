@@ -468,6 +468,9 @@ def match_periods(theirs: pd.Series, dates: pd.DatetimeIndex, name: str) -> pd.S
     edges = pd.DatetimeIndex([dates[0] - before, *dates])
     row = days.searchsorted(edges, side="right")
     away = np.abs((edges - days[np.maximum(row - 1, 0)]).to_numpy())
-    is_near = away <= max(step, pd.Timedelta(days=3 if gap.days < 14 else 5)).to_timedelta64()
+    nearest = max(step, pd.Timedelta(days=3 if gap.days < 14 else 5))
+    pause = max(nearest, pd.Timedelta(days=10))  # an exchange's longest holidays
+    is_inner = (edges > days[0]) & (edges < days[-1])
+    is_near = away <= np.where(is_inner, pause.to_timedelta64(), nearest.to_timedelta64())
     at = np.where(is_near, np.append(1.0, (1 + theirs).cumprod())[row], np.nan)
     return pd.Series(np.where(np.diff(row), at[1:] / at[:-1] - 1, np.nan), dates)

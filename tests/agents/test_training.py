@@ -10,6 +10,7 @@ from gymnasium.vector import AutoresetMode
 
 from fintrader.agents import PPO, SAC, Budget, NetworkSettings, make_agent, train, training
 from fintrader.agents.checkpoint import read_tensors
+from fintrader.agents.sac import bound_log_std
 from fintrader.agents.training import multiply_at
 from fintrader.envs.trading import EnvSettings, TradingEnv
 from fintrader.errors import CheckpointError, ConfigError, TrainingError
@@ -354,10 +355,11 @@ def test_a_precision_stays_within_the_block_that_set_it():
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-@pytest.mark.parametrize("noise", [0.005, 3.0])
-def test_a_deviation_that_cannot_be_bounded_is_refused(noise):
-    with pytest.raises(ConfigError, match="noise"):
-        SAC(noise=noise)
+@pytest.mark.parametrize("noise", [0.001, 30.0])
+def test_a_deviation_beyond_the_bounds_is_bounded(noise):
+    deviation = bound_log_std(torch.zeros(()), noise).exp()
+    assert math.exp(-5) < deviation < math.e
+    assert deviation == pytest.approx(min(max(noise, math.exp(-5)), math.e), rel=0.01)
 
 
 def test_the_first_step_is_warm_up_even_without_any():

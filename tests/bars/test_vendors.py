@@ -15,7 +15,7 @@ from fintrader.bars.sources.vendor import CalendarDays, VendorFeed
 from fintrader.bars.sources.vendor_settings import AlpacaSettings, YahooSettings
 from fintrader.bars.sources.yahoo import Yahoo
 from fintrader.config import validate
-from fintrader.errors import ConfigError, DataError
+from fintrader.errors import DataError
 from fintrader.market import bar_source
 from fintrader.market.build import build_market, make_market
 from fintrader.market.inspect import dry_run, quality_report
@@ -466,7 +466,8 @@ def test_calendars_of_one_city_have_bars_of_their_own(tmp_path):
         assert (own.objects.url == regular.objects.url) == is_same
 
 
-def test_a_vendor_has_no_extended_hours():
+def test_a_vendor_has_no_extended_hours(tmp_path):
     values = {"source": {"kind": "alpaca"}, "start": "2016-01-04", "hours": "extended"}
-    with pytest.raises(ConfigError, match="regular hours only; set it to regular"):
-        validate(DataSettings, values, "test")
+    settings = validate(DataSettings, values, "test")
+    with pytest.raises(DataError, match="regular hours only; set it to regular"):
+        bar_source.open_source(settings, tmp_path)

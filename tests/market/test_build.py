@@ -420,8 +420,10 @@ def test_a_day_in_utc_is_that_day_in_new_york(tmp_path):
     grid = session_grid("XNAS", dt.date(2016, 1, 4), dt.date(2016, 1, 8))
     level = file_benchmark(str(tmp_path / "idx.csv"), grid)[0].reshape(5, 390)
     assert level[1].tolist() == [103.0] * 389 + [104.0]
-    index.assign(ts=index.ts.str.replace("T00", "T16")).to_csv(tmp_path / "late.csv", index=False)
-    with pytest.raises(DataError, match="one close a day, with a time"):
+    index.assign(ts=index.ts.str.replace("T00", "T21")).to_csv(tmp_path / "close.csv", index=False)
+    assert (file_benchmark(str(tmp_path / "close.csv"), grid)[0] == level.flatten()).all()
+    index.assign(ts=index.ts.str.replace("T00", "T01")).to_csv(tmp_path / "late.csv", index=False)
+    with pytest.raises(DataError, match="one close a day, late in the evening"):
         file_benchmark(str(tmp_path / "late.csv"), grid)
 
 
