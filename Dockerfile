@@ -28,8 +28,7 @@ FROM build AS build-cpu
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
 # The packages before the source, so that a change of the source builds in seconds.
-RUN mkdir -p fintrader app/fintrader_app/views configs \
-    && touch fintrader/__init__.py app/fintrader_app/__init__.py app/fintrader_app/views/__init__.py \
+RUN python -c "import pathlib, tomllib; tool = tomllib.loads(pathlib.Path('pyproject.toml').read_text())['tool']['setuptools']; places = tool['package-dir'] | {'fintrader_app.views': 'app/fintrader_app/views'}; [pathlib.Path(places.get(name, name.replace('.', '/'))).mkdir(parents=True, exist_ok=True) for name in tool['packages']]" \
     && pip install -c constraints.txt -c constraints-image.txt ".[$EXTRAS]" "ray[default]" \
     && pip uninstall -y fintrader
 COPY fintrader fintrader
@@ -40,8 +39,7 @@ RUN pip install --no-deps . \
 
 FROM build AS build-cuda
 RUN pip install -c constraints.txt torch
-RUN mkdir -p fintrader app/fintrader_app/views configs \
-    && touch fintrader/__init__.py app/fintrader_app/__init__.py app/fintrader_app/views/__init__.py \
+RUN python -c "import pathlib, tomllib; tool = tomllib.loads(pathlib.Path('pyproject.toml').read_text())['tool']['setuptools']; places = tool['package-dir'] | {'fintrader_app.views': 'app/fintrader_app/views'}; [pathlib.Path(places.get(name, name.replace('.', '/'))).mkdir(parents=True, exist_ok=True) for name in tool['packages']]" \
     && pip install -c constraints.txt -c constraints-image.txt ".[$EXTRAS]" "ray[default]" \
     && pip uninstall -y fintrader
 COPY fintrader fintrader

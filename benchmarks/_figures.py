@@ -30,6 +30,7 @@ from benchmarks._records import (
 )
 from fintrader.config import read_yaml
 from fintrader.metrics import FEWEST_SESSIONS, TRADING_DAYS
+from fintrader.numerals import significance
 from fintrader.results.formatting import PAPER_COLUMNS, format_title, verdict_words
 from fintrader.verdict.alpha import level_of_look
 
@@ -170,10 +171,11 @@ def luck(records: Records) -> str:
 
 def _explain_levels(verdicts: str) -> list[str]:
     """State the levels at which verdicts were recorded where a first look has another one today."""
-    today = f"{level_of_look(1):.3g}"
+    today = significance(level_of_look(1))
+    # Verdicts of before stated levels as shares, and looks as words.
     found = re.findall(r"at\s+a\s+level\s+of\s+([\d.]+),\s+(\w+)\s+look", verdicts)
-    stated = dict(sorted(found, reverse=True))
-    if today in stated:
+    stated = {significance(float(level)): look for level, look in sorted(found, reverse=True)}
+    if not stated or today in stated:
         return []
     levels = joined(f"{level} at a {look} look" for level, look in stated.items())
     return [f"The level was {levels}; today a first look has {today}."]

@@ -4,7 +4,7 @@
 
 Charts of plotly are drawn by Chromium on the path, through playwright, because pages that show
 notebooks run no scripts. The first picture of a notebook also stands at its top. Needs the extra
-`notebooks`, and playwright.
+`notebooks`, playwright and pillow.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ class MetricFamily:
     labels: tuple[str, ...] = ("run",)
 
 
+_LAST_TURN = "fintrader_last_reconcile_timestamp_seconds"
 CATALOGUE: dict[str, MetricFamily] = {
     "fintrader_pods": MetricFamily(
         "gauge",
@@ -72,9 +73,7 @@ CATALOGUE: dict[str, MetricFamily] = {
     "fintrader_reconcile_seconds": MetricFamily(
         "histogram", "Time a turn of the reconcile loop takes"
     ),
-    "fintrader_last_reconcile_timestamp_seconds": MetricFamily(
-        "gauge", "When the last turn ended, Unix time"
-    ),
+    _LAST_TURN: MetricFamily("gauge", "When the last turn ended, Unix time"),
     "fintrader_gpu_memory_used_bytes": MetricFamily(
         "gauge", "Memory in use on a GPU of this machine", ("gpu",)
     ),
@@ -155,7 +154,7 @@ class Watch:
                 for best in leaderboard.rows[:1]
             ),
             ("fintrader_leaderboard_rows", (), len(leaderboard.rows)),
-            ("fintrader_last_reconcile_timestamp_seconds", (), self.last_turn),
+            (_LAST_TURN, (), self.last_turn),
         ]
 
     def _count_results(self, orchestrator: Orchestrator) -> None:
@@ -274,9 +273,10 @@ class Endpoint:
         for gpu, used, total in read_gpu_memory():
             families["fintrader_gpu_memory_used_bytes"].add_metric((gpu,), used)
             families["fintrader_gpu_memory_total_bytes"].add_metric((gpu,), total)
-        for watch in list(self._watches.values()):
+        for run, watch in list(self._watches.items()):
             for name, labels, value in watch.list_samples():
-                families[name].add_metric(labels, value)
+                if name != _LAST_TURN or run in self._racing:  # one that is over owes no turns
+                    families[name].add_metric(labels, value)
         return families.values()
 
     def find_problem(self) -> str:

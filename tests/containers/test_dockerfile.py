@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -100,3 +102,18 @@ def test_every_package_of_the_image_has_a_version():
     for requirement in wanted:
         match = re.match(r"[A-Za-z0-9_.-]+", requirement)
         assert re.sub(r"[-_.]+", "-", match[0]).lower() in {*ours, *image}, f"pin {match[0]}"
+
+
+def test_the_layer_before_the_source_holds_a_folder_for_each_package(tmp_path):
+    """pip refuses a package without its folder."""
+    text = (ROOT / "pyproject.toml").read_text()
+    (tmp_path / "pyproject.toml").write_text(text)
+    for stage in ("build-cpu", "build-cuda"):
+        (step,) = [text for text in parse(TEXT).stage(stage).all("RUN") if "mkdir" in text]
+        command = step.partition("&&")[0].replace("python", sys.executable, 1)
+        subprocess.run(["/bin/sh", "-ec", command], cwd=tmp_path, check=True)
+    tool = tomllib.loads(text)["tool"]["setuptools"]
+    for name in tool["packages"]:
+        parent, _, last = name.rpartition(".")
+        place = tool["package-dir"].get(parent, parent.replace(".", "/"))
+        assert (tmp_path / tool["package-dir"].get(name, f"{place}/{last}".lstrip("/"))).is_dir()

@@ -168,8 +168,10 @@ def test_every_family_of_the_catalogue_is_told(race, tmp_path, monkeypatch):
     with closing(Endpoint()) as endpoint:
         with endpoint.observe("run", settings()) as watch:
             race("run", how={"watch": watch})
-        samples = scrape(endpoint)
+            samples = scrape(endpoint)
+        after = {name for name, _ in scrape(endpoint)}
     told = {name for name, _ in samples}
+    assert told - after == {"fintrader_last_reconcile_timestamp_seconds"}  # no turn is due
     for name, metric in CATALOGUE.items():
         suffix = {"counter": "_total", "histogram": "_count", "info": "_info", "gauge": ""}[
             metric.kind
