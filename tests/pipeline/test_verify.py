@@ -535,11 +535,11 @@ def test_what_reads_a_run_imports_nothing_and_what_acts_on_it_names_the_code(
     for words in READING:
         fintrader(*(word.format(run=run) for word in words))
         assert "sprung" not in caplog.text, words
-    named = "imports trap_of_a_run:feature, trap_of_a_run:launcher, trap_of_a_run:reward; read that"
+    named = "trap_of_a_run:feature, trap_of_a_run:launcher, trap_of_a_run:reward"
     for act in ("backtest", "paper", check_replay):
         caplog.clear()
         with contextlib.suppress(KeyError, FintraderError):
             act(run, None) if callable(act) else fintrader(act, str(run))
         before, sprung, _ = caplog.text.partition("sprung")
-        assert f"{config} {named}" in before, act
+        assert f"importing {named}, as {config} asks" in before, act
         assert sprung or act is check_replay, act  # which has found that the settings are others
