@@ -113,7 +113,7 @@ def judge(
 
 
 def _carry_over(verdict: Verdict, result: BacktestResult) -> Verdict:
-    """Conclude anew with what a backtest's result knows of its policy, bars and account."""
+    """Conclude a verdict again, with a backtest's caveats, notice, ruin and seen bars."""
     from fintrader.backtesting.data_caveats import list_data_caveats  # loads torch
 
     known = result.provenance

@@ -41,7 +41,9 @@ def write_site(run: Run, out: Path) -> Path:
     written = ["index.html", *(name for names in pages.values() for name in names)]
     foreign = [name for name in written if (out / name).exists()]
     if foreign and not (out / MARK).is_file():
-        raise UnsafePathError(f"{out} has a {foreign[0]} that is no export; choose another --out")
+        raise UnsafePathError(
+            f"{out} has a {foreign[0]} that no export wrote; choose another --out"
+        )
     view = BacktestView.of(next(iter(backtests.values())))
     page = Page(run.name)
     page.add_header(run.name, present_verdict(view))

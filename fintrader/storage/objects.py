@@ -57,7 +57,7 @@ R = TypeVar("R")
 EXCLUSIVE = frozenset({"file", "memory", "s3", "s3a", "gs", "gcs"})
 """Protocols whose `create` is one atomic operation (on S3, if the server knows `If-None-Match`)."""
 PARALLEL = 16
-"""Most requests at once."""
+"""Largest number of requests at once."""
 PATIENCE_SECONDS = 30.0
 """Seconds for which an unreachable store is retried, on top of its client's own retries."""
 _OFFLINE_WORDS = (
@@ -245,7 +245,6 @@ class ObjectStore:
         refuse_irregular(path)
         make_folder(path.parent)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-        full = StorageFullError(f"{path.parent}: the disk is full; free some space and try again")
         try:
             temporary.touch()  # a folder without rights is no fault of the store
 
@@ -265,12 +264,13 @@ class ObjectStore:
                 raise self.build_damage_error(name)
             move(temporary, path)
             return True
-        except StorageFullError:  # nothing was written to the store
-            raise full from None
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise full from None
-            raise
+        except (StorageFullError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # Nothing was written to the store: it is this disk that is full.
+            raise StorageFullError(
+                f"{path.parent}: the disk is full; free some space and try again"
+            ) from None
         finally:
             temporary.unlink(missing_ok=True)
 

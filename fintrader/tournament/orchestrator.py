@@ -152,7 +152,7 @@ class Orchestrator:
         applied = list_applied(self.log.records)
         self._announced = set(applied)
         pods = self.settings.pods
-        # A result that is gone for good keeps no place.
+        # A lost result of a pod that is no longer wanted keeps no position.
         logged = [pod for pod in applied if pod in results or int(pod[1:]) < pods]
         self.pending = PendingResults(self.scheduler, logged)
         for pod in self.log.order(results):

@@ -1,4 +1,4 @@
-"""Default work of a pod: make the learner, inherit, train, evaluate. Learners are in
+"""Standard training of a pod: make the learner, inherit, train, evaluate. Learners are in
 `fusion/learners.py` and `folds.py`."""
 
 from __future__ import annotations

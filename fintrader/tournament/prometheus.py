@@ -275,7 +275,7 @@ class Endpoint:
             families["fintrader_gpu_memory_total_bytes"].add_metric((gpu,), total)
         for run, watch in list(self._watches.items()):
             for name, labels, value in watch.list_samples():
-                if name != _LAST_TURN or run in self._racing:  # one that is over owes no turns
+                if name != _LAST_TURN or run in self._racing:  # a search that has ended makes none
                     families[name].add_metric(labels, value)
         return families.values()
 

@@ -44,7 +44,7 @@ def test_every_link_leads_to_a_page_of_the_folder_and_nothing_foreign_is_replace
     assert (mine / "index.html").read_text() == "mine"
     (tmp_path / "sheets").mkdir()
     (tmp_path / "sheets" / "tear_sheet-train.pdf").write_text("mine")
-    with pytest.raises(UnsafePathError, match=r"has a tear_sheet-train\.pdf that is no export"):
+    with pytest.raises(UnsafePathError, match=r"has a tear_sheet-train\.pdf that no export wrote"):
         write_site(run, tmp_path / "sheets")
     with pytest.raises(RunError, match="no backtest yet"):
         write_site(Run(run.folder.root.parent / "started"), tmp_path / "started")
