@@ -135,8 +135,9 @@ def find(market: str | None, data_hash: str | None, roots: Sequence[Path]) -> Ma
             )
         return found
     raise NotThereError(
-        f"the market file {name} is not in the cache folder; run the command of this run again to"
-        " build it anew"
+        f"the market file {name} is neither in data/tensors where the app was started, nor in"
+        " data/tensors next to the runs; start the app where the run was made, or run its command"
+        " again without --cache"
     )
 
 
