@@ -218,7 +218,7 @@ class BacktestAccount:
         """Return the holdings `[N]` that an action asks for, before volume and cash limit them;
         `exact`: not rounded to whole shares."""
         want = np.zeros((1, self.held.size))
-        row = flatten_action(action)[None]
+        row = self._lay_out(action)
         rules = self._rules._replace(is_whole=False) if exact else self._rules
         kernel.size_desired(row, self._buffers, self._prices, rules, want)
         asked: Array = want[0]
@@ -233,7 +233,7 @@ class BacktestAccount:
     def set_resting_orders(self, action: Action) -> Array:
         """Return the resting orders `[R, N]` that an action would give, without placing them."""
         before = self.resting.copy()
-        row = flatten_action(action)[None]
+        row = self._lay_out(action)
         kernel.set_resting_orders(row, self._buffers, self._prices, self._rules)
         orders = self.resting.copy()
         self.resting[:] = before
@@ -284,6 +284,16 @@ class BacktestAccount:
         count_cancelled.py_func(self.bar, side, asset, left, self._prices, self._log)
         self._log.filled[side, asset] = 0.0
 
+    def _lay_out(self, action: Action) -> Float32:
+        """Lay an action out as a row `[1, A]`. Raises BacktestError for one of another length,
+        which compiled code would read past its end."""
+        row = flatten_action(action)[None]
+        if row.shape[1] != self.layout.num_actions:
+            raise BacktestError(
+                f"an action has {self.layout.num_actions} numbers here, not {row.shape[1]}"
+            )
+        return row
+
     def act(
         self, action: Action | Holdings | RestingOrders | None, bars: int | None = None
     ) -> bool:
@@ -303,11 +313,7 @@ class BacktestAccount:
         elif isinstance(action, Holdings):
             want[:] = action.shares
         else:
-            row = flatten_action(action)[None]
-            if row.shape[1] != self.layout.num_actions:
-                raise BacktestError(
-                    f"an action has {self.layout.num_actions} numbers here, not {row.shape[1]}"
-                )
+            row = self._lay_out(action)
         wait = self.settings.decision_interval if bars is None else bars
         stop = min(self.bar + wait, self._end)
         self._make_room(1, stop - self.bar)

@@ -45,8 +45,9 @@ def test_a_clean_market_is_clean(action):
 
 def test_an_action_of_another_width_is_refused():
     account = BacktestAccount(make_market(90, 4, seed=1), EnvSettings(action="limit"))
-    with pytest.raises(BacktestError, match="an action has 8 numbers here, not 4"):
-        account.act(torch.zeros(4))
+    for door in (account.act, account.holdings, account.set_resting_orders):
+        with pytest.raises(BacktestError, match="an action has 8 numbers here, not 4"):
+            door(torch.zeros(4))
 
 
 @pytest.mark.parametrize("where", ["feature f1", "context c0", "benchmark"])
