@@ -91,10 +91,10 @@ class Limits:
         """Record the equity, and return the reason for a halt; empty without one. session: a number
         that identifies the exchange's session, such as its open in ns."""
         if session != self.session:
-            self.opening_usd = self.last_usd or equity
+            self.opening_usd = self.last_usd if self.last_usd > 0.0 else equity
             self.session = session
             self.traded_usd = 0.0
-        self.opening_usd = self.opening_usd or equity
+        self.opening_usd = self.opening_usd if self.opening_usd > 0.0 else equity
         self.last_usd = equity
         self.peak_usd = max(self.peak_usd, equity)
         if not self.settings.enforced or self.halted:

@@ -292,7 +292,7 @@ class Accounts:
         self._first_usd *= change.factor
         self._peak_usd *= change.factor
         self._equity_usd *= change.factor
-        self.outside_usd += change.outside_usd
+        self.outside_usd = max(self.outside_usd + change.outside_usd, 0.0)
         self.limits.scale(change.factor)
 
     def restore(self, simulated: SimulatedBroker) -> None:

@@ -49,6 +49,24 @@ _FEWEST = 8
 """Fewest sessions of a backtest to compare days with."""
 
 
+def _read_gains(journal: Journal) -> tuple[NDArray[np.int64], Array]:
+    """Read the bars and the equity, USD, of an account's curve without the jumps of deposits and
+    withdrawals. An emptied account begins anew with its next money."""
+    curve = journal.read_curve()
+    bars = np.array([bar for bar, _ in curve], dtype=np.int64)
+    equity = np.array([usd for _, usd in curve])
+    begin = 0
+    for move in journal.entries(CapitalMove):
+        kinds: tuple[type[BarDecision | Mark], ...] = (BarDecision, Mark)
+        later = [one.body.bar for kind in kinds for one in journal.entries(kind, after=move.seq)]
+        first = min(later, default=1 << 62)
+        if move.body.factor > 0.0:
+            equity[bars >= first] /= move.body.factor
+        else:
+            begin = min((bar for bar, usd in curve if bar >= first and usd > 0.0), default=1 << 62)
+    return bars[bars >= begin], equity[bars >= begin]
+
+
 def measure(
     journal: Journal, bundle: Bundle, market: MarketTensors, limits: LimitSettings
 ) -> DriftReport:
@@ -56,13 +74,7 @@ def measure(
 
     Raises DeployError while fewer than two bars of the account are known.
     """
-    curve = journal.read_curve()
-    bars = np.array([bar for bar, _ in curve], dtype=np.int64)
-    equity = np.array([usd for _, usd in curve])
-    for move in journal.entries(CapitalMove):  # deposits are no gain
-        kinds: tuple[type[BarDecision | Mark], ...] = (BarDecision, Mark)
-        later = [one.body.bar for kind in kinds for one in journal.entries(kind, after=move.seq)]
-        equity[bars >= min(later, default=1 << 62)] /= move.body.factor or 1.0
+    bars, equity = _read_gains(journal)
     minutes = market.minutes.numpy()
     inside = np.isin(bars, minutes)
     bars = bars[inside]

@@ -153,7 +153,7 @@ class RecentMarket:
         self._is_described = False
         self._window: SessionGrid
         self._days_open = np.empty(0)
-        self._stop = self._taken = self._look_at = 0
+        self._stop = self._taken = self._look_at = self._since = 0
 
     def _count_needed_sessions(self) -> int:
         try:
@@ -179,27 +179,35 @@ class RecentMarket:
             market, row = self._build_window(grid, bar, self.sessions)
             self._description = replace(market.description, windows=None)
             self._is_described = True
+        self._since = since
         if self._is_plain:
             self._open_window(grid, bar)
             self._extend(bar + 1 - self._first)
             if self._recent.is_whole:
                 return self._lay_out(grid, bar, since)
-        market, row = self._build_window(grid, bar, self.sessions)
+        market, row = self._build_window(grid, bar, self._count_sessions(grid, bar))
         self._add_turbulence(market.context.numpy(), market.session.numpy(), grid, bar, row)
         return market, row
 
+    def _count_sessions(self, grid: SessionGrid, bar: int) -> int:
+        """Count the sessions before that of `bar` which the market needs: those of the features, or
+        more if the bar that begins at `_since` lies before them."""
+        at = min(int(np.searchsorted(grid.minutes, self._since)), bar) if self._since else bar
+        return max(self.sessions, int(grid.session[bar] - grid.session[at]))
+
     def _open_window(self, grid: SessionGrid, bar: int) -> None:
         """Lay out all that stays the same in a session."""
+        sessions = self._count_sessions(grid, bar)
         session = int(grid.session[bar])
-        first = session - self.sessions
+        first = session - sessions
         if first < 0:
-            raise self._miss_sessions(grid, session, self.sessions)
+            raise self._miss_sessions(grid, session, sessions)
         days = grid.dates[[first, session]]
         if np.array_equal(days, self._days_open):
             return
         self._days_open = days
         self._window = window = grid.cut(first, session)
-        oldest = max(session - self.history_sessions, 0)
+        oldest = min(max(session - self.history_sessions, 0), first)
         self.history.needed = int(grid.minutes[grid.first_bar[oldest]])
         asked = self._asked
         self._first = int(grid.first_bar[first])

@@ -232,17 +232,27 @@ class Runner:
     def _is_over(self, moment: int) -> bool:
         """Check before a bar that closes at `moment` whether the loop ends. With real money the loop
         lasts to the end of the consent, and then until a flatten is over; it cancels other
-        orders."""
+        orders, except for stops, and waits until the broker confirms it."""
         if self.until is None or moment <= self.until:
             return False
         if self.accounts.cap_usd is None:
             return True
         self.clock.sleep_until(self.until, self._look)
         if self.execution is not None and not self.flatten.is_on:
-            now = self.clock.now()
-            self.execution.stop(now, "the consent has ended", keeps_stops=True)
-            self.clock.sleep_until(now + _FRESH, self._look)
+            self.execution.stop(self.clock.now(), "the consent has ended", keeps_stops=True)
+        least = self.clock.now() + _FRESH  # a request may come in the last moments
+        while not (self.stopped or self.flatten.is_on) and self._has_open_orders(least):
+            self.clock.sleep_until(self.clock.now() + _ASK_SOON, self._look)
         return not self.flatten.is_on
+
+    def _has_open_orders(self, least: int) -> bool:
+        """Report whether an execution is open, before the moment `least`, ns; after it, whether an
+        order that is no stop is open."""
+        if self.execution is None:
+            return False
+        reports = self.execution.reports.values()
+        is_open = any(not report.is_over and report.stop_usd is None for report in reports)
+        return is_open or self.clock.now() < least
 
     def _iterate_bars(self) -> Iterator[int]:
         """Yield the bars to wake at: live every bar, in a replay those of decisions and each
@@ -546,7 +556,11 @@ class Runner:
 
     def _may_send(self, execution: Execution, now: int) -> bool:
         """Read splits and the account again before sending orders that were decided some time ago;
-        a flatten's orders are sent even if that fails."""
+        a flatten's orders are sent even if that fails. With real money no other order is sent after
+        the end of the consent."""
+        is_real = self.accounts.cap_usd is not None and self.until is not None
+        if is_real and self.until is not None and now > self.until and not self.flatten.is_on:
+            return False
         is_fresh = now - self._read_at < _FRESH
         if self.simulated is not None or is_fresh or not execution.is_due(now):
             return True

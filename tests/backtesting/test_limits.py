@@ -98,6 +98,15 @@ def test_an_empty_account_halts_and_a_deposit_is_no_gain():
     assert "since the session before" in limits.watch(0, 9e4)
 
 
+def test_a_deposit_after_debts_is_no_loss():
+    limits = Limits(LimitSettings())
+    limits.watch(0, 1e5)
+    assert limits.watch(0, -1e3) == "nothing is left in the account"
+    limits.resume()
+    assert limits.watch(1, 1e5) == ""
+    assert limits.watch(2, 1e5) == ""
+
+
 def test_a_session_across_midnight_is_one():
     """The same bars at other hours of UTC."""
     market = make_market(60, 3, gaps=False)

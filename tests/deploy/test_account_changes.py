@@ -9,12 +9,13 @@ import pytest
 
 pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install 'fintrader[alpaca]'")
 
-from fintrader.backtesting.limits import LimitSettings
+from fintrader.backtesting.limits import Limits, LimitSettings
 from fintrader.bars.corporate_actions import Action
 from fintrader.deploy import control, runner, status
+from fintrader.deploy.accounts import Accounts
 from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.deployment import report_drift
-from fintrader.deploy.entries import Adoption, Alert, BarDecision, Halt, Resumption
+from fintrader.deploy.entries import Adoption, Alert, BarDecision, CapitalMove, Halt, Resumption
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.reconcile import expect_holdings
 from fintrader.errors import DataError, DeployError, EnvError
@@ -603,6 +604,56 @@ def test_a_flatten_outlives_the_consent_and_orders_do_not(desk, monkeypatch):
     desk.live(3, cap_usd=10_000.0)  # the stock trades after the end
     assert desk.server.positions == {}
     assert desk.news("flat")
+
+
+def test_orders_end_after_the_consent_also_when_the_broker_is_away(desk, monkeypatch):
+    monkeypatch.setattr(runner, "refuse_real_money", lambda is_wanted: None)
+    desk.server.positions.clear()
+    desk.server.pace = dict.fromkeys(desk.server.prices, (0.0,))
+    until = int(desk.market.minutes[3]) + 15 * MINUTE
+    desk.at[until - 2 * MINUTE] = lambda: setattr(desk.server, "outage", "503")
+    desk.at[until + 10 * MINUTE] = lambda: setattr(desk.server, "outage", "")
+    desk.live(3, adopt=False, cap_usd=10_000.0)
+    assert desk.server.orders
+    assert {order["status"] for order in desk.server.orders.values()} == {"canceled"}
+
+
+def test_no_order_is_sent_after_the_consent(desk, monkeypatch):
+    """The feed's last answer takes two minutes."""
+    monkeypatch.setattr(runner, "refuse_real_money", lambda is_wanted: None)
+    desk.server.positions.clear()
+    until = int(desk.market.minutes[3]) + 15 * MINUTE
+    desk.action = lambda now: -1.0 if now >= until else 1.0
+    sent = []
+    desk.server.witness = lambda order: sent.append(desk.runner.clock.now())
+
+    def slow_down():
+        poll = desk.runner.feed.poll
+
+        def answer(since, now):
+            desk.runner.clock._now = until + 2 * MINUTE
+            return poll(since, now)
+
+        desk.runner.feed.poll = answer
+
+    desk.at[until] = slow_down
+    desk.live(3, adopt=False, cap_usd=10_000.0)
+    with desk.journal() as journal:
+        decisions = [entry.body for entry in journal.entries(BarDecision)]
+    assert decisions[-1].bar == int(desk.market.minutes[3])
+    assert decisions[-1].orders
+    assert sent
+    assert max(sent) <= until
+
+
+def test_cash_beyond_the_cap_is_never_negative():
+    """Withdrawn twice, as where a restart reads a booking of the last decision again."""
+    accounts = Accounts.__new__(Accounts)
+    accounts._first_usd = accounts._peak_usd = accounts._equity_usd = 5e3
+    accounts.limits = Limits(LimitSettings())
+    accounts.outside_usd = 1e3
+    accounts.move(CapitalMove("a withdrawal", 1.0, -2e3))
+    assert accounts.outside_usd == 0.0
 
 
 def test_a_deposit_above_the_cap_is_no_loss(desk, monkeypatch):

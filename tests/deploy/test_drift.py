@@ -11,7 +11,7 @@ from fintrader.deploy.broker import OrderReport
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.drift_page import find_heading, render_drift
 from fintrader.deploy.drift_report import PSI_NOTABLE, read_account, read_report
-from fintrader.deploy.entries import BarDecision
+from fintrader.deploy.entries import BarDecision, CapitalMove
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import order_id
 from fintrader.deploy.recorder import Recorder
@@ -71,6 +71,34 @@ def test_the_twin_begins_with_the_accounts_capital(made):
     assert richer.env.initial_cash_usd == 5e6
     report = measured(home, richer)
     assert report.equity.largest_difference_usd == 0.0
+
+
+def test_an_emptied_account_is_compared_from_its_next_money_on(made, monkeypatch):
+    home, bundle, _ = made
+    read = Journal.read_curve
+
+    def emptied(self):
+        curve = read(self)
+        place = len(curve) // 2
+        nothing = range(place, place + len(curve) // 4)
+        return [(bar, 0.0 if at in nothing else usd) for at, (bar, usd) in enumerate(curve)]
+
+    monkeypatch.setattr(Journal, "read_curve", emptied)
+    with Journal(home / JOURNAL, reading=True) as journal:
+        curve = emptied(journal)
+        bars = {bar for bar, _ in curve[len(curve) // 2 :]}
+        entries = [one for one in journal.entries(BarDecision) if one.body.bar in bars]
+        move = replace(entries[0], body=CapitalMove("a withdrawal", 0.0), seq=entries[0].seq - 1)
+    known = Journal.entries
+    monkeypatch.setattr(
+        Journal,
+        "entries",
+        lambda self, kind, **how: [move] if kind is CapitalMove else known(self, kind, **how),
+    )
+    report = measured(home, bundle)
+    assert report.equity.first_usd > 0.0
+    assert np.isfinite(report.equity.difference_bps)
+    assert min(report.daily.account_return) > -0.5
 
 
 def test_the_recorded_market_is_the_one_that_was_built(made):

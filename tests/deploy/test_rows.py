@@ -286,3 +286,17 @@ def test_the_sessions_kept_do_not_grow(tmp_path):
         rooms = {len(rows.ts) for rows in live.fast.history._rows.values()}
         assert max(rooms) < 4 * 26 * live.fast.history_sessions
     assert len(sizes) == 1
+
+
+def test_an_old_bar_lengthens_the_window(tmp_path):
+    """A shadow whose last decision is older than what the features read."""
+    live = Live(tmp_path, settings(source=FAULTY, features=EVERY))
+    begin = 26 * (live.fast.history_sessions + 1)
+    live.receive(begin)
+    since = int(live.grid.minutes[begin])
+    for bar in range(begin, begin + 26 * (live.fast.sessions + 4), 26):
+        if bar > begin:
+            live.receive(bar)
+        market, row = live.fast.at(live.grid, bar, since)
+        assert int(market.minutes[row - (bar - begin)]) == since
+        live.fast.find_faults(live.grid, bar)
