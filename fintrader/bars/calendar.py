@@ -80,6 +80,12 @@ class SessionGrid:
         return np.searchsorted(self.session, np.arange(self.num_sessions + 1))
 
     @cached_property
+    def ends(self) -> Array:
+        """`[T]` int64: end of each bar's last minute, nanoseconds since 1970 UTC."""
+        minute = np.searchsorted(self.bar_of_minute, np.arange(self.num_bars), side="right") - 1
+        return np.asarray(self.exchange_minutes[minute] + MINUTE_NS)
+
+    @cached_property
     def times(self) -> pd.DatetimeIndex:
         """`[T]`: start of each bar, in the exchange's time zone."""
         import pandas as pd
@@ -144,6 +150,16 @@ class SessionGrid:
             minute[(minute < 0) | (minute >= len(self._bar_at))] = -1
         return np.asarray(self._bar_at[minute])
 
+    def start_short_bars(self, ts: Array, minutes: int) -> Array:
+        """Return `[R]` int64: starts of bars whose starts `ts` were computed as their ends less
+        `minutes`. The last bar before a close or a break may be shorter: a bar that ends together
+        with one of the grid begins no earlier than that one."""
+        if self.num_bars == 0:
+            return ts
+        end = ts + minutes * MINUTE_NS
+        at = np.minimum(np.searchsorted(self.ends, end), self.num_bars - 1)
+        return np.where(self.ends[at] == end, np.maximum(ts, self.minutes[at]), ts)
+
     def early_or_late(self, ts: Array) -> Array:
         """Return `[R]` bool: True for times in extended hours, before the open or after the close
         of a session; all False for a calendar without known extended hours."""
@@ -174,6 +190,8 @@ def session_grid(
     calendar: str, start: dt.date, end: dt.date, bar_minutes: int = 1, hours: Hours = "regular"
 ) -> SessionGrid:
     """Return the grid of all sessions from `start` to `end`, both included.
+
+    Bars begin at the open and again after a lunch break, unless they are as long as the session.
 
     With `extended` hours the grid also holds the minutes before the open and after the close. With
     `clock` hours every bar begins at a multiple of its length after midnight, so that the first bar
@@ -210,8 +228,16 @@ def session_grid(
         minutes = (bars[:, None] + np.arange(0, step, MINUTE_NS)).ravel()
         begin = open_ = open_ - since_midnight(open_, zone) % step
     at = np.searchsorted(minutes, begin)
-    session = np.repeat(np.arange(len(at)), np.diff(at, append=len(minutes)))
-    is_first = (np.arange(len(minutes)) - at[session]) % bar_minutes == 0
+    lengths = np.diff(at, append=len(minutes))
+    session = np.repeat(np.arange(len(at)), lengths)
+    number = np.arange(len(minutes)) - at[session]
+    if hours == "regular" and bar_minutes < lengths.max():
+        has_break = resume < close
+        after = np.searchsorted(minutes, resume[has_break])
+        stops = at[has_break] + lengths[has_break]
+        for first, stop in zip(after.tolist(), stops.tolist(), strict=True):
+            number[first:stop] -= number[first]
+    is_first = number % bar_minutes == 0
     return SessionGrid(
         calendar=calendar,
         bar_minutes=bar_minutes,

@@ -20,6 +20,7 @@ import pandas as pd
 
 from fintrader.bars.bars import DAY_MINUTES, MINUTE_NS, PRICES, Array, Bars, bar_length, concat
 from fintrader.bars.calendar import (
+    Hours,
     SessionGrid,
     day_starts,
     find_exchange_timezone,
@@ -123,7 +124,7 @@ class Detection:
     bar_minutes: int = 1
     """Length of the bars in minutes. Daily bars have the length of a whole session."""
     session_minutes: int = 390
-    hours: str = "regular"
+    hours: Hours = "regular"
     extended: bool = False
     spans: list[tuple[int, int]] = field(default_factory=list)
     """First and last time of each part of the data that was read, nanoseconds since 1970. They are
@@ -658,8 +659,8 @@ def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
             found.hours = "clock"
             found.note("hours", "clock", "sure", f"bars begin at multiples of {step} minutes")
             return on_clock
-    begin = session_grid(*days).minutes
-    edges = np.concatenate([begin, begin + step * MINUTE_NS, grid.close])
+    whole = session_grid(*days)
+    edges = np.concatenate([whole.minutes, whole.ends])
     if ((grid.locate(bars.ts) >= 0) & ~np.isin(bars.ts, edges)).mean() > 0.1:
         raise BarError(
             f"{found.path}: bars of {step} minutes begin within those of {found.calendar}, as at"
@@ -975,8 +976,11 @@ def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:
     """Return the faults at which a build of these bars would stop."""
     gate = Gate(grid, ["conflicting_duplicate"])
     late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
+    dates = grid.dates[0].item(), grid.dates[-1].item()
+    own = session_grid(found.calendar, *dates, found.bar_minutes, found.hours) if late else grid
     for one in bars.by_symbol().values():
-        one = replace(one, ts=day_starts(found.calendar, "UTC", one.ts - late))
+        ts = own.start_short_bars(one.ts - late, found.bar_minutes) if late else one.ts
+        one = replace(one, ts=day_starts(found.calendar, "UTC", ts))
         one, _ = clean(gate.drop_waived_duplicates(one))
         days = split_by_day(one, grid)
         if late and has_opening_prints(days):

@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fintrader.bars.bars import MINUTE_NS, Array, Bars
-from fintrader.bars.calendar import SessionGrid, night_borders
+from fintrader.bars.calendar import SessionGrid, night_borders, to_wall
 from fintrader.bars.clean import merge_rows
 from fintrader.errors import BarError
 
@@ -124,6 +124,8 @@ def split_by_day(bars: Bars, grid: SessionGrid) -> BarsByDay:
     day = np.flatnonzero(stop - start >= 2)
     is_counted = np.ones(len(ts), dtype=bool)
     is_counted[start[start < len(ts)]] = False
+    # A bar that is stamped with its end may be shorter before a close or a break.
+    is_counted &= ~np.isin(ts, _find_pauses(grid))
     if int((grid.close - grid.open).sum()) > len(grid.exchange_minutes) * MINUTE_NS:
         # leave out steps over a lunch break: they need not be multiples of the bars' length
         minute = np.searchsorted(grid.exchange_minutes, ts)
@@ -141,6 +143,13 @@ def split_by_day(bars: Bars, grid: SessionGrid) -> BarsByDay:
         steps=steps[(steps > 0) & (steps <= 720)],
         num_single_bars=int(np.count_nonzero(ts[start[single]] == grid.open[single])),
     )
+
+
+def _find_pauses(grid: SessionGrid) -> Array:
+    """Return the times, in nanoseconds, at which trading ends, for the day or for a break."""
+    minutes = grid.exchange_minutes
+    is_last = np.append(np.diff(minutes) > MINUTE_NS, True)
+    return np.asarray(minutes[is_last] + MINUTE_NS)
 
 
 class Votes(NamedTuple):
@@ -299,6 +308,7 @@ class SessionEvidence:
             return days
         subject = f"{bars.origin}: the bars of {bars.symbols[0]}"
         self._refuse_length(days, subject)
+        self._refuse_crossing(days, subject)
         votes = label_votes(days)
         self._refuse_label(votes, days.step, subject)
         moved = measure_displacements(days)
@@ -348,6 +358,27 @@ class SessionEvidence:
                 f"{subject} stand {length} minutes apart, so they are bars of {length} minutes"
                 + ("" if fits else f", which cannot be spread over bars of {grid}")
                 + f"; set {' and '.join(settings)}, or keep only bars of one length"
+            )
+
+    def _refuse_crossing(self, days: BarsByDay, subject: str) -> None:
+        """Raise BarError if more than 10 % of the bars end within a later bar of the grid, which
+        would show their closes before they are known."""
+        minutes = self.minutes or days.minutes or 1
+        if minutes == 1 or self.grid.bar_minutes >= self._whole:
+            return
+        ends = days.ts + minutes * MINUTE_NS
+        ends[:-1] = np.minimum(ends[:-1], days.ts[1:])
+        begin = self.grid.locate(days.ts)
+        last = self.grid.locate(ends - MINUTE_NS)
+        is_across = (begin >= 0) & (last > begin)
+        if is_across.mean() > 0.1:
+            at = int(is_across.argmax())
+            first, until = (to_wall(np.array([ns]), "UTC")[0] for ns in (days.ts[at], ends[at]))
+            raise BarError(
+                f"{subject} do not begin with those of the market: one from {first:%H:%M} to"
+                f" {until:%H:%M} UTC ends within a later one, and its close would be known too"
+                " early; correct data.source.timezone or data.calendar, set data.hours to clock if"
+                " bars begin at full hours, or get shorter bars"
             )
 
     def _refuse_label(self, votes: Votes, step: int, subject: str) -> None:

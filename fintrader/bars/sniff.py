@@ -46,6 +46,7 @@ from fintrader.bars.sources.presets import (
     plain,
     split_words,
 )
+from fintrader.bars.sources.typed import INDEX
 from fintrader.errors import BarError
 
 _HEAD_BYTES = 1 << 17
@@ -402,7 +403,7 @@ def _name_columns(lines: Sequence[list[str]], layout: Layout) -> list[str]:
 
 def _find_decimal(rows: Sequence[Sequence[str]]) -> str:
     """Return the decimal sign, point or comma, of the numbers in the `rows` below the first one."""
-    stripped = ([cell.strip().rstrip("KMBT% ") for cell in row] for row in rows[1:50])
+    stripped = ([cell.strip().rstrip("KMBT% ") for cell in row] for row in rows[1:500])
     columns = [*itertools.zip_longest(*stripped, fillvalue="")]
     body = [*itertools.chain.from_iterable(columns)]
     if any(re.fullmatch(r"-?\d{1,3}(,\d{2,3})+(,\d{3}|\.\d+)", cell) for cell in body):
@@ -635,6 +636,8 @@ def _find_closes(table: pd.DataFrame, layout: Layout) -> Roles:
     symbol; return an empty dict for any other table. Raises BarError if another column has
     numbers of rows."""
     counter = ""
+    if INDEX in table and _counts_rows(table[INDEX]):  # pandas stores an index as the last column
+        table = table.drop(columns=INDEX)
     if _counts_rows(table.iloc[:, 0]):
         counter = str(table.columns[0])  # reading ignores a column without a name
         table = table.iloc[:, 1:]

@@ -7,7 +7,7 @@ import io
 import itertools
 import logging
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -138,6 +138,21 @@ def equal_weight(
     return level
 
 
+def _read_times(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Read times; texts with several offsets from UTC, as before and after a clock change, become
+    UTC, unless they are all midnights, which are days without a zone."""
+    import pandas as pd
+
+    offset = r"\s*(Z|[+-]\d\d:?\d\d)$"
+    text = column.astype(str)
+    found = text.str.extract(offset)[0]
+    if not pd.api.types.is_string_dtype(column) or found.isna().any() or found.nunique() < 2:
+        return pd.to_datetime(column)
+    wall = pd.to_datetime(text.str.replace(offset, "", regex=True))
+    is_day = (wall == wall.dt.normalize()).all()
+    return wall if is_day else pd.to_datetime(column, utc=True)
+
+
 def read_level(path: str, calendar: str, setting: str, known_at: str = TRUSTED) -> pd.DataFrame:
     """Read the file's table in order of time. `when`: each row's time in the calendar's zone;
     `known`: the time at which its values became known (`FeatureSettings.known_at`). Raises
@@ -157,6 +172,8 @@ def read_level(path: str, calendar: str, setting: str, known_at: str = TRUSTED) 
     when = next(
         (name for name in ("ts", "time", "timestamp", "datetime", "date") if name in table), None
     )
+    if when is not None and table.empty:
+        raise DataError(f"{name}: holds no row; give a file with closes ({setting})")
     lag = lag_ns(known_at)
     known = when if lag is not None else known_at
     if when is None or "close" not in table or known not in table:
@@ -169,7 +186,7 @@ def read_level(path: str, calendar: str, setting: str, known_at: str = TRUSTED) 
         try:
             if pd.api.types.is_numeric_dtype(table[column]):
                 raise ValueError("numbers; write days like 2024-05-02, or times with a zone")
-            times = pd.to_datetime(table[column])
+            times = _read_times(table[column])
             if times.dt.tz is None or (times == times.dt.normalize()).all():
                 times = times.dt.tz_localize(None).dt.tz_localize(zone)  # days of any zone
             moments[kind] = times.dt.tz_convert(zone)

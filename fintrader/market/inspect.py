@@ -38,7 +38,7 @@ from fintrader.errors import BarError, DataError, StorageError
 from fintrader.files import unseal, write_json, write_text
 from fintrader.market.bar_source import open_bar_store, open_daily, open_source
 from fintrader.market.build import RECORD, lay_grid, market_path
-from fintrader.market.reading import read_daily
+from fintrader.market.reading import read_daily, start_short_bars
 from fintrader.market.settings import DataSettings, factor_column
 from fintrader.progress import SILENT, Progress
 from fintrader.records import to_json
@@ -262,7 +262,8 @@ def examine(feed: Feed, settings: DataSettings, *, now: float | None = None) -> 
     actions, _ = add_announced(load_actions(settings.actions), feed.actions)
     other = open_daily(settings)
     daily = None if other is None else read_daily(other, symbols)
-    faults = find_faults(read(), grid, actions=actions, daily=daily, now=now)
+    placed = (start_short_bars(bars, grid, settings) for bars in read())
+    faults = find_faults(placed, grid, actions=actions, daily=daily, now=now)
     dates = tuple(str(day) for day in grid.dates)
     minutes = grid.session_minutes
     early = np.flatnonzero(minutes < minutes.max())
@@ -274,7 +275,9 @@ def examine(feed: Feed, settings: DataSettings, *, now: float | None = None) -> 
         bar_minutes=grid.bar_minutes,
         minutes=tuple(minutes.tolist()),
         early_closes=tuple(dates[session] for session in early),
-        coverage=tuple(_measure_coverage(bars, grid) for bars in read()),
+        coverage=tuple(
+            _measure_coverage(start_short_bars(bars, grid, settings), grid) for bars in read()
+        ),
         kinds=dict(sorted(Counter(fault.kind for fault in faults).items())),
         faults=tuple(faults),
     )
@@ -360,7 +363,12 @@ def _lay_grid(parts: Iterable[Bars], settings: DataSettings, now: float | None) 
             f"{longest.origin}: every bar is in the future; check the times and"
             " data.source.timezone"
         )
-    return lay_grid(settings, (min(edges), max(edges)), bar_length(longest.sorted()))
+    source = settings.source
+    if isinstance(source, FilesSettings) and source.label == "end":
+        minutes = source.bar_minutes  # ends of short bars hide the usual length
+    else:
+        minutes = bar_length(longest.sorted())
+    return lay_grid(settings, (min(edges), max(edges)), minutes)
 
 
 def _measure_coverage(bars: Bars, grid: SessionGrid) -> tuple[float | None, ...]:

@@ -7,6 +7,7 @@ for each symbol. Every form becomes a long table, which is then read like a file
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,10 @@ Values: TypeAlias = Mapping[str, Any]
 """Settings by name, as a call or a file gives them."""
 
 ORIGIN = "the DataFrame"
+_CLOCK = r":|\d[ T]\d{3,6}(?!\d)|^\d{12}(\d\d)?$"
+"""Pattern of a text with a time of day, as in 2024-01-02 09:30, 20240102 0930, 20240102093000."""
+_ISO = r"\d{4}-\d\d-\d\d[ T]\d\d:"
+"""Pattern of a time that is read without a detection of its format."""
 
 
 @check_keywords
@@ -199,8 +204,9 @@ def _build_from_frames(bars: Any, reading: Values, values: Values) -> MarketTens
         raise BarError(f"{ORIGIN} holds no bar; check the range it was loaded for")
     times = table[source.names["ts"]]
     is_text = not pd.api.types.is_datetime64_any_dtype(times) and not _carries_zone(times)
-    days = _are_whole_days(times) or (is_text and ":" not in str(times.iloc[0]))
-    if days or (is_text and not zoned):
+    first = str(times.iloc[0])
+    days = _are_whole_days(times) or (is_text and not re.search(_CLOCK, first))
+    if days or (is_text and not (zoned and re.match(_ISO, first))):
         known: dict[str, object] = {} if days else dict(reading)
         with TemporaryDirectory() as folder:
             path = Path(folder) / "DataFrame.csv"

@@ -128,6 +128,15 @@ def carry_extras(bars: Bars, known_at: Mapping[str, str]) -> Bars:
     return replace(bars, extras=extras)
 
 
+def start_short_bars(bars: Bars, grid: SessionGrid, settings: DataSettings) -> Bars:
+    """Move the starts of bars of files that are stamped with their ends, where a bar is shorter
+    than the others (`SessionGrid.start_short_bars`)."""
+    source = settings.source
+    if not isinstance(source, FilesSettings) or source.label != "end":
+        return bars
+    return replace(bars, ts=grid.start_short_bars(bars.ts, source.bar_minutes))
+
+
 def delay_extras(bars: SymbolBars, settings: DataSettings, grid: SessionGrid) -> SymbolBars:
     """Show each extra column as it was known at the close of each bar (`features.known_at`), NaN
     before the first known value.
@@ -230,6 +239,7 @@ class Reader:
             margin = 6 * 60 * MINUTE_NS  # faults outside start and end do not count
             minutes = self.grid.exchange_minutes
             bars = bars.take((bars.ts >= minutes[0] - margin) & (bars.ts <= minutes[-1] + margin))
+        bars = start_short_bars(bars, self.grid, self.settings)
         days = self.evidence.examine(bars)
         if self.is_end_labelled and has_opening_prints(days):
             bars, counts["opening_print"] = merge_opening_prints(bars, days)

@@ -4,7 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fintrader.bars.calendar import session_date, session_grid
+from fintrader.bars.bars import MINUTE_NS
+from fintrader.bars.calendar import (
+    find_exchange_timezone,
+    session_date,
+    session_grid,
+    to_wall,
+)
 from fintrader.errors import BarError, DataError
 from fintrader.market.build import make_market
 from tests.bars.tables import file_settings, minute_table, write_csv
@@ -87,6 +93,26 @@ def test_a_lunch_break_has_no_minutes():
     grid = session_grid("XHKG", dt.date(2019, 7, 2), dt.date(2019, 7, 2))
     assert grid.num_bars == 330  # 09:30-12:00 and 13:00-16:00
     assert int(np.diff(grid.minutes).max()) == 61 * 60_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("calendar", "minutes", "starts", "last_end"),
+    [
+        ("XTKS", 60, "09:00 10:00 11:00 12:30 13:30 14:30", "15:00"),
+        ("XHKG", 60, "09:30 10:30 11:30 13:00 14:00 15:00", "16:00"),
+        ("XTKS", 300, "09:00", "15:00"),
+        ("XNAS", 60, "09:30 10:30 11:30 12:30 13:30 14:30 15:30", "16:00"),
+    ],
+)
+def test_bars_begin_anew_after_a_lunch_break(calendar, minutes, starts, last_end):
+    grid = session_grid(calendar, dt.date(2019, 7, 2), dt.date(2019, 7, 2), minutes)
+    assert " ".join(grid.times.strftime("%H:%M")) == starts
+    ends = to_wall(grid.ends, find_exchange_timezone(calendar)).strftime("%H:%M")
+    assert ends[-1] == last_end
+    if starts == "09:00 10:00 11:00 12:30 13:30 14:30":
+        assert " ".join(ends) == "10:00 11:00 11:30 13:30 14:30 15:00"
+        moved = grid.start_short_bars(grid.ends - 60 * MINUTE_NS, 60)
+        assert (moved == grid.minutes).all()
 
 
 def test_the_exchange_has_its_own_date():

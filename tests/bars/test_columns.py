@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 
 from fintrader.bars.detect import detect
@@ -422,3 +423,8 @@ def test_numbers_of_rows_are_no_symbol_next_to_closes(tmp_path):
     table.reset_index().rename_axis("id").to_csv(tmp_path / "closes.csv")
     with pytest.raises(BarError, match=r"column 'id' counts rows.*; remove it"):
         detect(str(tmp_path / "closes.csv"))
+    table = table.reset_index(names="date")
+    table.index = table.index.astype("int64")  # stored as the last column, without a name
+    table.to_parquet(tmp_path / "closes.parquet", index=True)
+    assert "__index_level_0__" in pq.read_schema(tmp_path / "closes.parquet").names
+    assert detect(str(tmp_path / "closes.parquet")).symbols == ("X", "Y")

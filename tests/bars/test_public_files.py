@@ -402,6 +402,20 @@ def test_spaces_may_part_thousands_before_a_decimal_comma(days, write, assert_ma
     assert_market(write(text, sep=";"), shifted.round(2))
 
 
+def test_a_decimal_comma_may_show_late(days, write, assert_market):
+    """Prices like 1,234 for sixty rows, and then one like 1,2."""
+    small = days.copy()
+    for name in PRICES:
+        small[name] = (1 + days[name] / 1000).round(3)
+        small.loc[small.index < 60, name] += 0.001 * (small[name] * 100 % 1 < 1e-6)
+    text = small.astype(str)
+    assert (text.close[:60].str.len() == 5).all()
+    text[PRICES] = text[PRICES].apply(lambda column: column.str.replace(".", ","))
+    text.loc[70, "close"] = "1,1"
+    small.loc[70, "close"] = 1.1
+    assert_market(write(text, sep=";"), small)
+
+
 def test_midnight_in_a_zone_prefers_its_calendar(write):
     table = walk_on("BVMF", dt.date(2025, 6, 23), 22, 390, "America/Sao_Paulo")
     table["ts"] = table.ts.dt.normalize().dt.tz_localize("America/Sao_Paulo")
@@ -644,10 +658,12 @@ def test_more_ways_to_write_times_are_known(written, tmp_path, write):
     slow_but(
         0,
         1,
-        3,
+        2,
+        4,
         every=[
             "Date (UTC),Open (USD),High (USD),Low (USD),Close (USD),Volume (shares)",
             "Date,Open,High,Low,Close,Volume\nYYYY-MM-DD,USD,USD,USD,USD,shares",
+            "Date [UTC],Open [USD],High [USD],Low [USD],Close [USD],Volume [shares]",
             "DATES,PX_OPEN,PX_HIGH,PX_LOW,PX_LAST,PX_VOLUME",
             "日期,开盘价(元),最高价(元),最低价(元),收盘价(元),成交量(股)",
             "Date/Time,Open,High,Low,Latest,Number of Shares",

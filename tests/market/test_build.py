@@ -438,6 +438,21 @@ def test_a_close_within_the_day_is_known_at_its_end(tmp_path):
     assert level[1].tolist() == [known + half // 2 for half in range(1, 13)] + [known + 7]
 
 
+@pytest.mark.parametrize("clock", ["00:00:00", "16:00:00"])
+def test_a_series_may_cross_a_clock_change(clock, tmp_path):
+    days = pd.date_range("2016-03-01", "2016-03-31", freq="B").strftime(f"%Y-%m-%d {clock}")
+    offsets = ["-05:00" if day < "2016-03-13" else "-04:00" for day in days]
+    close = np.arange(float(len(days))) + 100
+    table = pd.DataFrame({"date": days.str.cat(offsets), "close": close})
+    table.to_csv(tmp_path / "idx.csv", index=False)
+    grid = session_grid("XNAS", dt.date(2016, 3, 2), dt.date(2016, 3, 31), 390)
+    level = file_benchmark(str(tmp_path / "idx.csv"), grid)[0]
+    assert level.tolist() == close[[day[:10] != "2016-03-25" for day in days]][1:].tolist()
+    table[:0].to_csv(tmp_path / "empty.csv", index=False)
+    with pytest.raises(DataError, match="holds no row"):
+        file_benchmark(str(tmp_path / "empty.csv"), grid)
+
+
 def test_a_series_whose_times_are_numbers_is_refused(tmp_path, caplog):
     days = pd.DataFrame({"ts": [1451606400, 1451865600], "close": [100.0, 101.0]})
     days.to_csv(tmp_path / "idx.csv", index=False)

@@ -8,12 +8,14 @@ import torch
 
 from fintrader import EnvSettings
 from fintrader.backtesting.lookahead import lookahead
-from fintrader.bars.calendar import session_grid
+from fintrader.bars.calendar import find_exchange_timezone, session_grid, to_wall
 from fintrader.bars.detect import detect
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.errors import BarError, ConfigError, DataError
+from fintrader.market.bar_source import open_source
 from fintrader.market.build import build_market
 from fintrader.market.config_path import choose_config_path
+from fintrader.market.inspect import examine
 from fintrader.market.load import load_market
 from fintrader.market.settings import read_settings
 from fintrader.market.starter import write_config
@@ -627,3 +629,68 @@ def test_dates_that_end_with_the_year_carry_no_zone(days):
 def test_ends_of_bars_a_millisecond_early_are_ends(long, expected):
     early = long.assign(Date=long["Date"] + pd.Timedelta(minutes=1, milliseconds=-1))
     assert_same_market(load_market(early, label="end", **SETTINGS), expected)
+
+
+def _hours(calendar, label, sessions=40):
+    """Bars of an hour of two symbols, as vendors write them, by the exchange's clock: the last one
+    before a close or a break may be shorter. Also the grid's bar and the close of each."""
+    grid = session_grid(calendar, dt.date(2021, 3, 1), dt.date(2021, 6, 1), 60)
+    grid = grid.cut(0, sessions - 1)
+    stamps = grid.minutes if label == "start" else grid.ends
+    zone = find_exchange_timezone(calendar)
+    random = np.random.default_rng(3)
+    tables = []
+    for name in ("AAA", "BBB"):
+        close = 100 * np.exp(random.normal(0, 0.005, grid.num_bars).cumsum())
+        prices = dict.fromkeys(("open", "high", "low", "close"), close.round(4))
+        volume = random.integers(1000, 9000, grid.num_bars)
+        ts = to_wall(stamps, zone)
+        tables.append(pd.DataFrame({"ts": ts, "symbol": name, **prices, "volume": volume}))
+    return pd.concat(tables), grid
+
+
+@pytest.mark.parametrize("label", ["start", "end"])
+@pytest.mark.parametrize("calendar", ["XNAS", "XTKS", "XHKG"])
+def test_short_last_hours_are_bars_of_their_own(calendar, label, tmp_path):
+    table, grid = _hours(calendar, label)
+    zone = find_exchange_timezone(calendar)
+    told = {"calendar": calendar, **WINDOWS}
+    source = {"kind": "files", "label": label, "bar_minutes": 60, "timezone": zone}
+    source["columns"] = {"symbol": "symbol"}
+    table.to_csv(tmp_path / "hours.csv", index=False)
+    files = {"path": str(tmp_path / "hours.csv"), "bar_minutes": 60, "source": source, **told}
+    length = {"bar_minutes": 60}  # with ends, a short bar before lunch makes steps irregular
+    for market in (
+        load_market(table, timezone=zone, label=label, source=length, **length, **told),
+        load_market(files, cache=tmp_path / "tensors"),
+    ):
+        assert market.num_bars == grid.num_bars
+        for column, name in enumerate(("AAA", "BBB")):
+            own = table[table.symbol == name]
+            shown = market.close[:, column].numpy()
+            np.testing.assert_allclose(shown, own.close.to_numpy(), rtol=1e-6)
+            np.testing.assert_allclose(market.volume[:, column].numpy(), own.volume.to_numpy())
+    report = examine(open_source(read_settings(files, {}), None), read_settings(files, {}))
+    assert min(share for row in report.coverage for share in row) == 1.0
+
+
+def test_hours_that_end_within_later_bars_are_refused(tmp_path):
+    """Bars of full hours in Tokyo, whose sessions go on at 12:30."""
+    grid = session_grid("XTKS", dt.date(2021, 3, 1), dt.date(2021, 6, 1), 60, "clock").cut(0, 39)
+    ts = to_wall(grid.minutes, "Asia/Tokyo")
+    close = 100 + np.arange(len(ts)) / 100
+    prices = dict.fromkeys(("open", "high", "low", "close"), close)
+    table = pd.DataFrame({"ts": ts, "symbol": "AAA", **prices, "volume": 100})
+    told = {"timezone": "Asia/Tokyo", "calendar": "XTKS", **WINDOWS}
+    with pytest.raises(BarError, match=r"ends within a later one.*set data.hours to clock"):
+        load_market(table, **told)
+    market = load_market(table, hours="clock", **told)
+    np.testing.assert_allclose(market.close[:, 0].numpy(), close, rtol=1e-6)
+
+
+@pytest.mark.parametrize("pattern", ["%Y%m%d %H%M", "%Y%m%d%H%M%S", "%d/%m/%Y %H:%M"])
+def test_times_of_any_pattern_may_have_a_zone(pattern):
+    table, grid = _hours("XNAS", "start")
+    table["ts"] = pd.to_datetime(table["ts"]).dt.strftime(pattern)
+    market = load_market(table, timezone=ZONE, **WINDOWS)
+    assert (market.minutes.numpy() == grid.minutes).all()

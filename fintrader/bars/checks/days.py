@@ -190,11 +190,15 @@ def _trace_moves(
     around and 0 without a bar; the place of each row, `[R]`; and the first place of each session,
     `[S + 1]`.
     """
-    minutes = grid.session_minutes
-    begin = np.concatenate([[0], np.cumsum(-(-minutes // length))])
-    session = grid.session[at]
-    minute = np.searchsorted(grid.exchange_minutes, bars.ts, side="right") - 1
-    place = begin[session] + (minute - (np.cumsum(minutes) - minutes)[session]) // length
+    if length == grid.bar_minutes:  # bars begin anew after a lunch break
+        begin = grid.first_bar
+        place = at
+    else:
+        minutes = grid.session_minutes
+        begin = np.concatenate([[0], np.cumsum(-(-minutes // length))])
+        session = grid.session[at]
+        minute = np.searchsorted(grid.exchange_minutes, bars.ts, side="right") - 1
+        place = begin[session] + (minute - (np.cumsum(minutes) - minutes)[session]) // length
     # a return over missing bars belongs to no single place: there take close / open of the bar
     before = np.where(np.diff(place, prepend=-9) == 1, np.roll(bars.close, 1), bars.open)
     before[first] = bars.open[first]

@@ -25,7 +25,7 @@ from fintrader.bars.sources.cells import Column, check_zones_alike, convert_tabl
 from fintrader.bars.sources.layout import FilesSettings, column_names, split_sum
 from fintrader.bars.sources.listing import BarFile, find_file_kind, list_bar_files
 from fintrader.bars.sources.presets import SPELLINGS, plain
-from fintrader.bars.sources.typed import TableError, open_typed
+from fintrader.bars.sources.typed import INDEX, TableError, open_typed
 from fintrader.errors import BarError
 from fintrader.storage.objects import open_file_system
 
@@ -229,7 +229,7 @@ def wide_columns(settings: FilesSettings, present: list[str]) -> dict[str, dict[
     by_symbol: dict[str, dict[str, str]] = {}
     for column in present:
         match = re.fullmatch(body, column)
-        if match and column not in (settings.names.get("ts"), settings.names.get("date")):
+        if match and column not in (INDEX, settings.names.get("ts"), settings.names.get("date")):
             symbol = match["symbol"].upper() if settings.uppercase else match["symbol"]
             own = roles[match.groupdict().get("field", "")]
             by_symbol.setdefault(symbol, {}).update(dict.fromkeys(own, column))

@@ -151,7 +151,7 @@ ZONES = dict(
     )
 )
 """Abbreviation of a zone in the name of a column of times -> its zone."""
-IN_BRACKETS = rf"[(（]({MONEY}|{_COUNTS}|{'|'.join(ZONES)})[)）]"
+IN_BRACKETS = rf"[(（\[]({MONEY}|{_COUNTS}|{'|'.join(ZONES)})[)）\]]"
 """Pattern of a unit or a zone in brackets after a column's name, as in `Volume (shares)`. Other
 words in brackets change the meaning of the column, as in `High (52w)`."""
 _VOLUME_OF_MONEY = rf"vol.*[(（]({MONEY})[)）]$"
@@ -167,7 +167,8 @@ def plain(column: object) -> str:
 
 @lru_cache(maxsize=4096)
 def _plain(name: str) -> str:
-    name = name.strip().strip("<>[]*#\"'").lower()
+    name = re.sub(r"(?<=\w)\s*\[([^\[\]]+)\]$", r" (\1)", name.strip())  # as in "Close [USD]"
+    name = name.strip("<>[]*#\"'").lower()
     name = re.sub(r"^(\d+[a-z]?\.\s*|\$)", "", name)  # as in "1. open" and "$open"
     if not re.match(_VOLUME_OF_MONEY, name):
         name = re.sub(rf"(?<=\w)\s*{IN_BRACKETS}$", "", name)
