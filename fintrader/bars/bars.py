@@ -181,9 +181,10 @@ def concat(parts: Sequence[Bars]) -> Bars:
 
 
 def bar_length(bars: Bars, default: int = 1) -> int:
-    """Bar length in minutes: the most frequent step between consecutive bars of a symbol if no step
-    is shorter or more than 70 % of the steps are multiples of it, else 1; `default` where no symbol
-    has two bars within a day. The bars must be sorted."""
+    """Bar length in minutes: the most frequent step between consecutive bars of a symbol if more
+    than 70 % of the steps are multiples of it, or more than half equal it and none is shorter, else
+    1; `default` where no symbol has two bars within a day. If the step is at most half a day,
+    longer ones do not count. The bars must be sorted."""
     steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
     steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
     if len(steps) == 0:
@@ -191,5 +192,6 @@ def bar_length(bars: Bars, default: int = 1) -> int:
     usual = int(np.bincount(steps).argmax())
     if usual <= DAY_MINUTES // 2:
         steps = steps[steps <= DAY_MINUTES // 2]  # without the nights
-    is_least = usual == steps.min()  # steps over a lunch break need not be multiples
+    # steps over a lunch break need not be multiples
+    is_least = usual == steps.min() and np.mean(steps == usual) > 0.5
     return usual if is_least or np.mean(steps % usual == 0) > 0.7 else 1

@@ -150,15 +150,26 @@ class SessionGrid:
             minute[(minute < 0) | (minute >= len(self._bar_at))] = -1
         return np.asarray(self._bar_at[minute])
 
+    @cached_property
+    def pauses(self) -> Array:
+        """`[P]` int64: times at which trading ends, for the day or for a break, nanoseconds since
+        1970 UTC."""
+        is_last = np.append(np.diff(self.exchange_minutes) > MINUTE_NS, True)
+        return np.asarray(self.exchange_minutes[is_last] + MINUTE_NS)
+
     def start_short_bars(self, ts: Array, minutes: int) -> Array:
         """Return `[R]` int64: starts of bars whose starts `ts` were computed as their ends less
-        `minutes`. The last bar before a close or a break may be shorter: a bar that ends together
-        with one of the grid begins no earlier than that one."""
-        if self.num_bars == 0:
-            return ts
+        `minutes`, in the order of `ts`.
+
+        The last bar before a close or a break may be shorter: a bar that ends together with one of
+        the grid begins no earlier than that one, and a bar that ends after a pause begins no
+        earlier than the pause.
+        """
         end = ts + minutes * MINUTE_NS
         at = np.minimum(np.searchsorted(self.ends, end), self.num_bars - 1)
-        return np.where(self.ends[at] == end, np.maximum(ts, self.minutes[at]), ts)
+        ts = np.where(self.ends[at] == end, np.maximum(ts, self.minutes[at]), ts)
+        before = np.searchsorted(self.pauses, end) - 1
+        return np.where(before >= 0, np.maximum(ts, self.pauses[np.maximum(before, 0)]), ts)
 
     def early_or_late(self, ts: Array) -> Array:
         """Return `[R]` bool: True for times in extended hours, before the open or after the close
@@ -231,8 +242,8 @@ def session_grid(
     lengths = np.diff(at, append=len(minutes))
     session = np.repeat(np.arange(len(at)), lengths)
     number = np.arange(len(minutes)) - at[session]
-    if hours == "regular" and bar_minutes < lengths.max():
-        has_break = resume < close
+    if hours == "regular":
+        has_break = (resume < close) & (lengths > bar_minutes)
         after = np.searchsorted(minutes, resume[has_break])
         stops = at[has_break] + lengths[has_break]
         for first, stop in zip(after.tolist(), stops.tolist(), strict=True):

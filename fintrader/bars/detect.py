@@ -974,12 +974,12 @@ def _refuse_sums(found: Detection, bars: Bars) -> None:
 
 def _faults(found: Detection, bars: Bars, grid: SessionGrid) -> list[Fault]:
     """Return the faults at which a build of these bars would stop."""
+    dates = grid.dates[0].item(), grid.dates[-1].item()
+    grid = session_grid(found.calendar, *dates, found.bar_minutes, found.hours)
     gate = Gate(grid, ["conflicting_duplicate"])
     late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
-    dates = grid.dates[0].item(), grid.dates[-1].item()
-    own = session_grid(found.calendar, *dates, found.bar_minutes, found.hours) if late else grid
     for one in bars.by_symbol().values():
-        ts = own.start_short_bars(one.ts - late, found.bar_minutes) if late else one.ts
+        ts = grid.start_short_bars(one.ts - late, found.bar_minutes) if late else one.ts
         one = replace(one, ts=day_starts(found.calendar, "UTC", ts))
         one, _ = clean(gate.drop_waived_duplicates(one))
         days = split_by_day(one, grid)

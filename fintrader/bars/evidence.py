@@ -31,6 +31,8 @@ _LONGEST = _HOUR
 """Bars longer than this are too few a day to show where a session begins."""
 _AUCTION = 5 * MINUTE_NS
 """Longest time after the close at which the closing auction's trade is printed."""
+_FEWEST_STEPS = 20
+"""Fewest steps between bars that show their length."""
 _LENGTHS = (2, 3, 4, 5, 6, 10, 12, 13, 15, 20, 26, 30, 39, 60, 65, 78, 90, 120, 130, 180, 195, 240)
 _JUMP = 4.0
 """Least ratio of the volume at the open to that of the bar before, for symbols that trade before
@@ -60,12 +62,12 @@ class BarsByDay:
 
     @cached_property
     def minutes(self) -> int | None:
-        """Length of the bars in minutes; None where there are fewer than 20 steps.
+        """Length of the bars in minutes; None where there are fewer than `_FEWEST_STEPS` steps.
 
         The most frequent step, if it makes up 80 % of all steps and no step is below half of it;
         otherwise the largest usual length of which at least 99.5 % of the steps are multiples.
         """
-        if len(self.steps) < 20:
+        if len(self.steps) < _FEWEST_STEPS:
             return None
         counts = np.bincount(self.steps)
         usual = int(counts.argmax())
@@ -124,13 +126,17 @@ def split_by_day(bars: Bars, grid: SessionGrid) -> BarsByDay:
     day = np.flatnonzero(stop - start >= 2)
     is_counted = np.ones(len(ts), dtype=bool)
     is_counted[start[start < len(ts)]] = False
-    # A bar that is stamped with its end may be shorter before a close or a break.
-    is_counted &= ~np.isin(ts, _find_pauses(grid))
     if int((grid.close - grid.open).sum()) > len(grid.exchange_minutes) * MINUTE_NS:
         # leave out steps over a lunch break: they need not be multiples of the bars' length
         minute = np.searchsorted(grid.exchange_minutes, ts)
         is_counted[1:] &= np.diff(minute) == np.diff(ts) // MINUTE_NS
-    steps = (np.diff(ts) // MINUTE_NS)[is_counted[1:]]
+    between = np.diff(ts, prepend=ts[:1]) // MINUTE_NS
+    # A bar that is stamped with its end may be shorter before a close or a break.
+    at_pause = np.isin(ts, grid.pauses)
+    usual = np.bincount(between[is_counted & ~at_pause & (between >= 0) & (between <= 720)])
+    if usual.sum() >= _FEWEST_STEPS and usual.argmax() * MINUTE_NS <= _LONGEST:
+        is_counted &= ~(at_pause & (between < usual.argmax()))
+    steps = between[is_counted]
     single = np.flatnonzero(stop - start == 1)
     return BarsByDay(
         bars=bars,
@@ -143,13 +149,6 @@ def split_by_day(bars: Bars, grid: SessionGrid) -> BarsByDay:
         steps=steps[(steps > 0) & (steps <= 720)],
         num_single_bars=int(np.count_nonzero(ts[start[single]] == grid.open[single])),
     )
-
-
-def _find_pauses(grid: SessionGrid) -> Array:
-    """Return the times, in nanoseconds, at which trading ends, for the day or for a break."""
-    minutes = grid.exchange_minutes
-    is_last = np.append(np.diff(minutes) > MINUTE_NS, True)
-    return np.asarray(minutes[is_last] + MINUTE_NS)
 
 
 class Votes(NamedTuple):
@@ -377,8 +376,9 @@ class SessionEvidence:
             raise BarError(
                 f"{subject} do not begin with those of the market: one from {first:%H:%M} to"
                 f" {until:%H:%M} UTC ends within a later one, and its close would be known too"
-                " early; correct data.source.timezone or data.calendar, set data.hours to clock if"
-                " bars begin at full hours, or get shorter bars"
+                " early; correct data.source.timezone or data.calendar (24/5 and 24/7 begin bars at"
+                " midnight in UTC), set data.hours to clock if bars begin at full hours by the"
+                " exchange's clock, or get shorter bars"
             )
 
     def _refuse_label(self, votes: Votes, step: int, subject: str) -> None:

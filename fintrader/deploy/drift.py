@@ -84,6 +84,9 @@ def measure(
         raise DeployError(
             "nothing can be compared yet: fewer than two bars of the account are recorded"
         )
+    if at[0] > 0:  # the account was emptied, and began anew
+        market = market.window(int(at[0]), market.num_bars)
+        at -= at[0]
     env = bundle.env
     if equity[0] > 0.0 and not env.initial_shares:  # the twin begins with the account's capital
         env = env.model_copy(update={"initial_cash_usd": float(equity[0])})

@@ -59,7 +59,8 @@ class Recorder:
         """Make the grid around the bar that begins at `first`, to `last` or some days beyond `now`;
         return the bar's number.
 
-        Raises DeployError where the calendar has too few sessions before it.
+        Raises DeployError where the calendar has too few sessions before it, or a bar's length of
+        time contains a lunch break.
         """
         calendar = self.data.calendar
         day = session_date(calendar, first)
@@ -72,6 +73,13 @@ class Recorder:
         bar = min(int(np.searchsorted(wide.minutes, first)), wide.num_bars - 1)
         begins = wide.dates[max(wide.session[bar] - self.rows.history_sessions, 0)].item()
         self.grid = session_grid(calendar, begins, end, self.data.bar_minutes, self.data.hours)
+        begin = self.grid.minutes
+        is_over_next = (begin[:-1] + self.length > begin[1:]) & (np.diff(self.grid.session) == 0)
+        if is_over_next.any() or (self.grid.ends > begin + self.length).any():
+            raise DeployError(
+                f"bars of {self.data.bar_minutes} minutes of {calendar} are longer than its lunch"
+                " break, and such bars cannot be deployed; train on bars of at most 60 minutes"
+            )
         for symbol, close in self.bundle.record.last_close.items():
             self.rows.history.carry(symbol, int(self.grid.minutes[0]) - MINUTE_NS, close)
         self.rows.level = self._level(self.grid)

@@ -70,6 +70,7 @@ from fintrader.storage.lease import StoreLease
 
 BEAT_SECONDS = 10.0
 _ASK_SOON = 5 * SECOND_NS
+_HOUR_NS = 3600 * SECOND_NS
 _DAY_NS = 86_400 * SECOND_NS
 _LAST_DAYS = 5
 """Days before the end of a consent in which each session is followed by an alert."""
@@ -238,21 +239,34 @@ class Runner:
         if self.accounts.cap_usd is None:
             return True
         self.clock.sleep_until(self.until, self._look)
-        if self.execution is not None and not self.flatten.is_on:
-            self.execution.stop(self.clock.now(), "the consent has ended", keeps_stops=True)
+        self._end_orders(self.clock.now())
         least = self.clock.now() + _FRESH  # a request may come in the last moments
+        told = self.clock.now()
         while not (self.stopped or self.flatten.is_on) and self._has_open_orders(least):
-            self.clock.sleep_until(self.clock.now() + _ASK_SOON, self._look)
+            now = self.clock.now()
+            if now >= told + _HOUR_NS:
+                told = now
+                text = "the consent has ended, but the broker does not confirm that all orders have"
+                self._record_news("consent", text, now, is_repeated=True)
+            self.clock.sleep_until(now + _ASK_SOON, self._look)
         return not self.flatten.is_on
 
+    def _end_orders(self, now: int) -> None:
+        """Cancel the orders, except for stops, unless a flatten goes on."""
+        if self.execution is not None and not self.flatten.is_on:
+            self.execution.stop(now, "the consent has ended", keeps_stops=True)
+
+    def _has_lapsed(self, now: int) -> bool:
+        """Report whether real money was traded with a consent that has ended."""
+        return self.accounts.cap_usd is not None and self.until is not None and now > self.until
+
     def _has_open_orders(self, least: int) -> bool:
-        """Report whether an execution is open, before the moment `least`, ns; after it, whether an
-        order that is no stop is open."""
+        """Before the moment `least`, ns, report whether there is an execution; after it, whether
+        any of its orders is open, except for stops at the broker."""
         if self.execution is None:
             return False
-        reports = self.execution.reports.values()
-        is_open = any(not report.is_over and report.stop_usd is None for report in reports)
-        return is_open or self.clock.now() < least
+        now = self.clock.now()
+        return now < least or not self.execution.is_at_rest(now)
 
     def _iterate_bars(self) -> Iterator[int]:
         """Yield the bars to wake at: live every bar, in a replay those of decisions and each
@@ -304,7 +318,7 @@ class Runner:
             self._start_session(bar, now)
             self.recorder.receive(self.feed, now)
             now = self.clock.now()  # a feed may take its time
-            if self._is_due(bar):
+            if self._is_due(bar) and not self._has_lapsed(now):
                 self._decide(bar, now)
             elif self.clock.live and not self._ends_session(bar):
                 self._check_limits(bar, now)
@@ -556,11 +570,7 @@ class Runner:
 
     def _may_send(self, execution: Execution, now: int) -> bool:
         """Read splits and the account again before sending orders that were decided some time ago;
-        a flatten's orders are sent even if that fails. With real money no other order is sent after
-        the end of the consent."""
-        is_real = self.accounts.cap_usd is not None and self.until is not None
-        if is_real and self.until is not None and now > self.until and not self.flatten.is_on:
-            return False
+        a flatten's orders are sent even if that fails."""
         is_fresh = now - self._read_at < _FRESH
         if self.simulated is not None or is_fresh or not execution.is_due(now):
             return True
@@ -746,6 +756,8 @@ class Runner:
             self._raise_unless_flattening(error, now)
 
     def _step(self, execution: Execution, now: int) -> None:
+        if self._has_lapsed(now):
+            self._end_orders(now)
         open_before = [name for name, report in execution.reports.items() if not report.is_over]
         try:
             over = execution.step(now, sends=self._may_send(execution, now))

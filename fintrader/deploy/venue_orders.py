@@ -91,6 +91,9 @@ class VenueExecution(Execution):
         env = account.settings
         return lay_out_orders(orders, column, env, age=env.decision_interval)
 
+    def is_at_rest(self, now: int) -> bool:
+        return super().is_at_rest(now) and not self._make_stops(now)
+
     def is_due(self, now: int) -> bool:
         """Check for orders that may be sent now; always true with stops, since a fill may need
         another stop."""

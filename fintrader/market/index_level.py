@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fintrader.bars.bars import MINUTE_NS, Array
+from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid, find_exchange_timezone
 from fintrader.config import strip_folders
 from fintrader.errors import DataError
@@ -63,12 +63,11 @@ def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
         moments = table["when"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
         starts = moments.astype("datetime64[ns]").astype(np.int64)
         steps, counts = np.unique(np.diff(starts), return_counts=True)
-        session = np.maximum(np.searchsorted(grid.begin, starts, side="right") - 1, 0)
-        close = grid.end[session]
         known = starts + steps[counts.argmax()]
-        known = np.where(starts < close, np.minimum(known, close), known)
-        ends = np.minimum(grid.minutes + grid.bar_minutes * MINUTE_NS, grid.end[grid.session])
-        level = _known(values, np.searchsorted(known, ends, side="right") - 1)
+        after = np.searchsorted(grid.pauses, starts, side="right")
+        pauses = np.append(grid.pauses, known.max())
+        known = np.minimum(known, pauses[after])  # a bar may be shorter before a pause
+        level = _known(values, np.searchsorted(known, grid.ends, side="right") - 1)
     if np.isnan(level).any():
         raise DataError(
             f"{file}: begins after the market's first bar ({grid.dates[0]}); give a benchmark that"
@@ -143,7 +142,7 @@ def _read_times(column: pd.Series[Any]) -> pd.Series[Any]:
     UTC, unless they are all midnights, which are days without a zone."""
     import pandas as pd
 
-    offset = r"\s*(Z|[+-]\d\d:?\d\d)$"
+    offset = r"(?<=:\d\d)(?:\.\d+)?\s*(Z|[+-]\d\d:?\d\d)$"
     text = column.astype(str)
     found = text.str.extract(offset)[0]
     if not pd.api.types.is_string_dtype(column) or found.isna().any() or found.nunique() < 2:

@@ -364,8 +364,9 @@ def _lay_grid(parts: Iterable[Bars], settings: DataSettings, now: float | None) 
             " data.source.timezone"
         )
     source = settings.source
-    if isinstance(source, FilesSettings) and source.label == "end":
-        minutes = source.bar_minutes  # ends of short bars hide the usual length
+    files = source if isinstance(source, FilesSettings) and source.label == "end" else None
+    if files is not None and "bar_minutes" in files.model_fields_set:
+        minutes = files.bar_minutes  # ends of short bars hide the usual length
     else:
         minutes = bar_length(longest.sorted())
     return lay_grid(settings, (min(edges), max(edges)), minutes)

@@ -144,8 +144,7 @@ def delay_extras(bars: SymbolBars, settings: DataSettings, grid: SessionGrid) ->
     Raises DataError where a column of times holds none.
     """
     extras = dict(bars.extras)
-    ends = grid.minutes[bars.first : bars.stop] + grid.bar_minutes * MINUTE_NS
-    ends = np.minimum(ends, grid.end[bars.session])
+    ends = grid.ends[bars.first : bars.stop]
     for name, when in settings.features.known_at.items():
         if name in extras:
             lag = ft.lag_ns(when)

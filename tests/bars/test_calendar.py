@@ -109,10 +109,25 @@ def test_bars_begin_anew_after_a_lunch_break(calendar, minutes, starts, last_end
     assert " ".join(grid.times.strftime("%H:%M")) == starts
     ends = to_wall(grid.ends, find_exchange_timezone(calendar)).strftime("%H:%M")
     assert ends[-1] == last_end
-    if starts == "09:00 10:00 11:00 12:30 13:30 14:30":
-        assert " ".join(ends) == "10:00 11:00 11:30 13:30 14:30 15:00"
-        moved = grid.start_short_bars(grid.ends - 60 * MINUTE_NS, 60)
-        assert (moved == grid.minutes).all()
+
+
+@pytest.mark.parametrize("calendar", ["XTKS", "XHKG", "XSHG", "XNAS"])
+def test_short_bars_that_are_stamped_with_ends_begin_with_the_grids(calendar):
+    grid = session_grid(calendar, dt.date(2019, 7, 2), dt.date(2019, 7, 3), 60)
+    moved = grid.start_short_bars(grid.ends - 60 * MINUTE_NS, 60)
+    assert (moved == grid.minutes).all()
+    late = np.sort(np.append(grid.ends, grid.close + 5 * MINUTE_NS))  # a print after the close
+    moved = grid.start_short_bars(late - 60 * MINUTE_NS, 60)
+    assert (np.diff(moved) > 0).all()
+    assert (moved[grid.locate(moved) >= 0] == grid.minutes).all()
+
+
+def test_the_bars_of_a_session_do_not_depend_on_the_range():
+    """Sessions of Tokyo have 330 minutes from November 2024 on."""
+    day = dt.date(2024, 6, 3)
+    alone = session_grid("XTKS", day, day, 300)
+    wide = session_grid("XTKS", day, dt.date(2025, 1, 31), 300)
+    assert (wide.cut(0, 0).minutes == alone.minutes).all()
 
 
 def test_the_exchange_has_its_own_date():

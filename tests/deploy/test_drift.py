@@ -99,6 +99,9 @@ def test_an_emptied_account_is_compared_from_its_next_money_on(made, monkeypatch
     assert report.equity.first_usd > 0.0
     assert np.isfinite(report.equity.difference_bps)
     assert min(report.daily.account_return) > -0.5
+    assert report.equity.twin_usd == pytest.approx(
+        report.equity.first_usd * (1 + report.equity.twin_return), rel=1e-9
+    )
 
 
 def test_the_recorded_market_is_the_one_that_was_built(made):

@@ -238,3 +238,17 @@ def test_a_stop_below_which_the_price_has_fallen_before_it_is_placed_sells_at_th
     desk.step(20)
     assert desk.venue.held(desk.symbol) == 0.0
     assert "rejected" in [report.state for report in desk.journal.orders().values()]
+
+
+@each_venue
+def test_shares_of_a_cancelled_ask_get_a_stop_before_orders_are_at_rest(desk):
+    """As at the end of a consent."""
+    desk.decide(*ASK_AND_STOP)
+    desk.step(3)
+    assert not desk.execution.is_at_rest(desk.venue.now)
+    desk.execution.stop(desk.venue.now, "the consent has ended", keeps_stops=True)
+    for _ in range(20):
+        if desk.execution.is_at_rest(desk.venue.now):
+            break
+        desk.step()
+    assert desk.venue.offered(desk.symbol) == desk.venue.held(desk.symbol) == 100.0

@@ -453,6 +453,29 @@ def test_a_series_may_cross_a_clock_change(clock, tmp_path):
         file_benchmark(str(tmp_path / "empty.csv"), grid)
 
 
+def test_a_day_with_its_year_last_has_no_offset(tmp_path):
+    days = pd.date_range("2015-11-02", "2016-03-31", freq="B")
+    close = np.arange(float(len(days))) + 100
+    table = pd.DataFrame({"date": days.strftime("%m-%d-%Y"), "close": close})
+    table.to_csv(tmp_path / "idx.csv", index=False)
+    grid = session_grid("XNAS", dt.date(2016, 2, 26), dt.date(2016, 3, 2), 390)
+    level = file_benchmark(str(tmp_path / "idx.csv"), grid)[0]
+    assert level.tolist() == close[days.isin(grid.dates)].tolist()
+
+
+@pytest.mark.parametrize("minutes", [60, 120, 240])
+def test_a_level_at_lunch_is_known_in_the_afternoon(minutes, tmp_path):
+    grid = session_grid("XTKS", dt.date(2019, 7, 2), dt.date(2019, 7, 3), minutes)
+    times = pd.date_range("2019-07-01 09:00", "2019-07-03 15:00", freq="15min", tz="Asia/Tokyo")
+    level = np.arange(float(len(times))) + 100
+    table = pd.DataFrame({"ts": times.map(pd.Timestamp.isoformat), "close": level})
+    table.to_csv(tmp_path / "idx.csv", index=False)
+    shown = file_benchmark(str(tmp_path / "idx.csv"), grid)[0]
+    ends = pd.DatetimeIndex(grid.ends, tz="UTC")
+    known = times.tz_convert("UTC") + pd.Timedelta("15min")
+    assert shown.tolist() == [level[known <= end].max() for end in ends]
+
+
 def test_a_series_whose_times_are_numbers_is_refused(tmp_path, caplog):
     days = pd.DataFrame({"ts": [1451606400, 1451865600], "close": [100.0, 101.0]})
     days.to_csv(tmp_path / "idx.csv", index=False)

@@ -650,7 +650,7 @@ def _hours(calendar, label, sessions=40):
 
 
 @pytest.mark.parametrize("label", ["start", "end"])
-@pytest.mark.parametrize("calendar", ["XNAS", "XTKS", "XHKG"])
+@pytest.mark.parametrize("calendar", ["XNAS", "XTKS", "XHKG", "XSHG"])
 def test_short_last_hours_are_bars_of_their_own(calendar, label, tmp_path):
     table, grid = _hours(calendar, label)
     zone = find_exchange_timezone(calendar)
@@ -670,6 +670,11 @@ def test_short_last_hours_are_bars_of_their_own(calendar, label, tmp_path):
             shown = market.close[:, column].numpy()
             np.testing.assert_allclose(shown, own.close.to_numpy(), rtol=1e-6)
             np.testing.assert_allclose(market.volume[:, column].numpy(), own.volume.to_numpy())
+    guessed = load_market(table.assign(ts=table.ts.dt.tz_localize(zone)), label=label, **told)
+    if (calendar, label) != ("XTKS", "end"):  # there as many steps are half an hour long
+        assert torch.equal(guessed.close, market.close)
+    found = detect(str(tmp_path / "hours.csv"), known={"timezone": zone})
+    assert (found.bar_minutes, found.source.get("label", "start")) == (60, label)
     report = examine(open_source(read_settings(files, {}), None), read_settings(files, {}))
     assert min(share for row in report.coverage for share in row) == 1.0
 
@@ -686,6 +691,14 @@ def test_hours_that_end_within_later_bars_are_refused(tmp_path):
         load_market(table, **told)
     market = load_market(table, hours="clock", **told)
     np.testing.assert_allclose(market.close[:, 0].numpy(), close, rtol=1e-6)
+
+
+def test_days_of_any_pattern_may_have_a_zone():
+    table, _ = _hours("XNAS", "start")
+    table = table.groupby("symbol").nth(range(0, 280, 7))
+    days = pd.to_datetime(table.ts)
+    market = load_market(table.assign(ts=days.dt.strftime("%d %m %Y")), timezone=ZONE, **WINDOWS)
+    assert market.num_bars == 40
 
 
 @pytest.mark.parametrize("pattern", ["%Y%m%d %H%M", "%Y%m%d%H%M%S", "%d/%m/%Y %H:%M"])
