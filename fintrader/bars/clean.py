@@ -265,7 +265,8 @@ def refuse_bad_values(bars: Bars, *, zoned: bool = True) -> None:
     for name in PRICES:
         why = "is no price ({} such); correct the rows or remove them"
         refuse(name, getattr(bars, name), _SMALLEST, _LARGEST, why)
-    why = "is no volume ({} such); correct the rows or remove them"
+    why = "is no volume ({} such); correct the rows, remove them, or read no volumes"
+    why += " (data.source.columns: {{volume: null}}, or --volume none)"
     refuse("volume", bars.volume, 0.0, _LARGEST, why)
     most = float(np.finfo(np.float64).max)
     for name, values in bars.extras.items():

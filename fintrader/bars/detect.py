@@ -198,7 +198,7 @@ def detect(
         proposal = find_calendar(bars, tried, step, found.spans)
         proposal = _prefer(midnight, proposal, found, bars, step)
         if layout.zoned:
-            _refuse_local(found, bars, step, proposal.best)
+            _refuse_local(found, bars, step, proposal.best, layout.example)
     else:
         proposal = propose(bars, (calendar,), tried, step, found.spans)
     found.calendar = proposal.best.calendar
@@ -472,7 +472,9 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
     found.whole &= len(spans) == len(files)
     if not parts:
         raise BarError(f"{found.path}: no row has a price; check the files")
-    bars = concat(parts).sorted()
+    bars = concat(parts)
+    _refuse_evenings(found, bars)
+    bars = bars.sorted()
     if bars.contradictions().mean() > 0.3:
         raise BarError(
             f"{found.path}: most rows have the time of another, different row; if a column"
@@ -493,6 +495,22 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
     found.note("symbols", len(symbols), "sure", shorten_list(found.symbols))
     found.spans = _join_spans(spans, found.whole)
     return bars
+
+
+def _refuse_evenings(found: Detection, bars: Bars) -> None:
+    """Raise BarError if the times of a symbol, in the order of the rows, go back by less than a day
+    on at least half of its days, as where evening bars have the date of the next trading day."""
+    for name, one in bars.by_symbol().items():
+        steps = np.diff(one.ts)
+        is_back = (steps < 0) & (steps > -_DAY)
+        days = len(np.unique(one.ts // _DAY))
+        if days >= 5 and days / 2 <= is_back.sum() < len(steps) / 4:
+            row = one.describe_row(int(is_back.argmax()) + 1, zoned=False)
+            raise BarError(
+                f"{row}: the times of {name} go back {is_back.sum()} times in {days} days, as where"
+                " bars of the evening have the date of the next trading day; write the date on"
+                " which each bar began"
+            )
 
 
 def _refuse_periods(
@@ -661,12 +679,14 @@ def _grid(found: Detection, bars: Bars, step: int) -> SessionGrid:
             return on_clock
     whole = session_grid(*days)
     edges = np.concatenate([whole.minutes, whole.ends])
-    if ((grid.locate(bars.ts) >= 0) & ~np.isin(bars.ts, edges)).mean() > 0.1:
+    is_odd = (grid.locate(bars.ts) >= 0) & ~np.isin(bars.ts, edges)
+    if is_odd.mean() > 0.1:
+        clock = str(bars.ts[is_odd.argmax()].astype("datetime64[ns]"))[11:16]
         raise BarError(
             f"{found.path}: bars of {step} minutes begin within those of {found.calendar}, as at"
-            f" {str(bars.ts[0].astype('datetime64[ns]'))[11:16]} UTC; get shorter ones, or name the"
-            " calendar with --calendar and the zone of naive times with --zone; 24/5 and 24/7 begin"
-            " bars at midnight in UTC, FX at 17:00 in New York"
+            f" {clock} UTC; get shorter ones, or name the calendar with --calendar and the zone of"
+            " naive times with --zone; 24/5 and 24/7 begin bars at midnight in UTC, FX at 17:00 in"
+            " New York"
         )
     return grid
 
@@ -719,20 +739,24 @@ def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) 
         )
 
 
-def _refuse_local(found: Detection, bars: Bars, step: int, own: Hypothesis) -> None:
+def _refuse_local(found: Detection, bars: Bars, step: int, own: Hypothesis, example: str) -> None:
     """Raise BarError for times that are written as UTC, but fit the sessions of an exchange far
     better as its local times. `step`: length of the bars in minutes; `own`: the best hypothesis for
-    times in UTC."""
+    times in UTC; `example`: a time as it is written, empty for numbers."""
     if own.filled > _NEVER_CLOSED or step >= DAY_MINUTES - 60:
         return
     best = find_calendar(bars, ZONES, step, found.spans).best
     is_home = best.zone == find_exchange_timezone(best.calendar) and best.calendar not in OPEN
     if is_home and best.filled > 0.95 and best.cost < own.cost / 2:
+        pattern = "epoch_local"
+        if example:
+            pattern = re.sub(r"\d{4}-\d\d-\d\d", "%Y-%m-%d", example, count=1)
+            pattern = re.sub(r"\d\d:\d\d:\d\d", "%H:%M:%S", pattern, count=1)
+            pattern = f"'{re.sub(r'(?<=%S[.])[0-9]+', '%f', pattern)}'"
         raise BarError(
             f"{found.path}: its times are written as UTC, but fit the sessions of {best.calendar}"
             f" by the clock of {best.zone}; if they are local: --zone {best.zone} --time-format"
-            " epoch_local for numbers, or '%Y-%m-%d %H:%M:%S+00:00' as they are written; if not,"
-            " name the calendar with --calendar"
+            f" {pattern}; if not, name the calendar with --calendar"
         )
 
 
@@ -889,7 +913,7 @@ def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool, fits_
     if not given and has_late_ends:
         found.decide("label", "end", "sure", "times lie just before the ends of minutes")
         return
-    if not given and fits_late:
+    if not given and fits_late and 2 * votes.start <= votes.days:
         said = f"more rows lie in the sessions of {found.calendar} one bar earlier; --label start"
         found.decide("label", "end", "assumed", said)
         return

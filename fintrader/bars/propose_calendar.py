@@ -10,6 +10,7 @@ clearly more than the best are refuted by the data.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -36,6 +37,8 @@ USUAL = split_words(
 )
 """Calendars that are tried first, the more common ones in front. XBOM has the sessions of India's
 NSE."""
+_PAIR = r"(?:(?:USD|EUR|GBP|JPY|CHF|AUD|NZD|CAD|SEK|NOK|DKK|SGD|HKD|CNH|PLN|MXN|ZAR)[/_.-]?){2}"
+"""Pattern of a pair of currencies, which trade on weekdays, also when CMES has a holiday."""
 RARER = split_words(
     "XEUR XPAR XMIL XMAD XSWX XSTO XOSL XCSE XHEL XWBO XDUB XWAR XPRA XBUD XMOS XJSE XMEX XBUE"
     " XSGO XSES XBKK XIDX XKLS XPHS XNZE XKAR XCBF"
@@ -135,7 +138,7 @@ def find_calendar(
 
     Parameters and errors are those of `propose`.
     """
-    usual = propose(bars, USUAL, zones, step, spans)
+    usual = propose(bars, _list_usual(bars), zones, step, spans)
     is_daily = step >= DAY_MINUTES - 60
     fits = usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY
     if fits and usual.best.calendar not in OPEN:
@@ -159,6 +162,12 @@ def find_calendar(
     always = propose(bars, ("24/7",), zones, step, spans)
     is_always = _trades_at_weekends(bars) if is_daily else always.best.filled > _AROUND_THE_CLOCK
     return replace(always, refuted=usual.best) if is_always else usual
+
+
+def _list_usual(bars: Bars) -> list[str]:
+    """List the usual calendars that the names of the bars do not rule out."""
+    is_money = all(re.fullmatch(_PAIR, name, re.IGNORECASE) for name in bars.symbols)
+    return [one for one in USUAL if not (is_money and one == "CMES")]
 
 
 def _compare_rarer(

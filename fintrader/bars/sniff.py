@@ -161,6 +161,8 @@ class Layout:
     """Name of a setting -> reason for its value. The reason for a guess begins with `guess:`."""
     zoned: bool = False
     """True if each time contains its zone, or counts from 1970 in UTC."""
+    example: str = ""
+    """A time as it is written, if it contains its zone as text."""
     zone: str | None = None
     """Zone that the file names for times without an offset; None if it names no zone."""
     whole_days: bool = False
@@ -266,7 +268,7 @@ def _find_known_columns(table: pd.DataFrame, layout: Layout) -> Roles:
     elif symbol is not None:
         layout.values["symbol"] = symbol
     for role, column in asked.items():
-        if column not in there and (role, column) != ("volume", "none"):
+        if column not in there and (role, column) not in (("volume", "none"), ("volume", None)):
             counted = "columns without names, " if is_nameless else ""
             raise BarError(
                 f"{layout.name}: no column {column!r}; it has {counted}{', '.join(there)}; correct"
@@ -327,7 +329,9 @@ def _read_csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
     if _names_fields(rows[above - 1], width) and above:
         above -= 1
     remarks = next((number for number, line in enumerate(lines) if line[0] != "#"), 0)
-    above = max(above, remarks * (not _holds_numbers(rows[remarks], _find_decimal(rows))))
+    decimal = _find_decimal(rows)
+    above = max(above, remarks * (not _holds_numbers(rows[remarks], decimal)))
+    above = max(above, _find_below_empty(rows, decimal))
     if 0 < above <= _MOST_ABOVE:
         # `skip_rows` includes empty lines, because readers count them, too.
         layout.note("skip_rows", numbered[above][0], f"the table begins below {lines[0][:40]!r}")
@@ -346,6 +350,15 @@ def _read_csv_head(file: BarFile, layout: Layout) -> pd.DataFrame:
         layout.values |= {"header": header, "skip_rows": numbered[above + names][0]}
         layout.notes["header"] = "several lines of names, or two that are alike"
     return pd.DataFrame(whole, columns=header)
+
+
+def _find_below_empty(rows: Sequence[list[str]], decimal: str) -> int:
+    """Return the number of the row below the last row of empty cells above the names, 0 without
+    one: spreadsheets write titles with as many cells as the table."""
+    head = rows[: _MOST_ABOVE + 1]
+    first = next((number for number, row in enumerate(head) if _holds_numbers(row, decimal)), 0)
+    empty = (number for number, row in enumerate(head) if not any(map(str.strip, row)))
+    return max((number + 1 for number in empty if number + 1 < first), default=0)
 
 
 def _names_fields(row: Sequence[str], width: int) -> bool:
@@ -1281,6 +1294,7 @@ def _set_times(
         _count_epoch(layout)
     elif carries_zone(cells):
         layout.zoned = True
+        layout.example = str(next(iter(cells), ""))
     elif _list_date_formats(cells) or _list_fitting(days, "%Y-%m-%d"):
         _set_formats(days, None, layout)
     else:

@@ -1450,3 +1450,85 @@ def test_codes_and_clocks_do_not_make_a_comma_a_decimal_sign(days, write):
     assert "decimal" not in detect(write(text)).source
     with pytest.raises(BarError, match="name the sign"):
         detect(write(text.assign(volume=7)))
+
+
+def test_titles_with_as_many_cells_as_the_table_stand_above_an_empty_row(
+    days, tmp_path, assert_market
+):
+    """As Bloomberg's sheets, written to CSV."""
+    body = days[["ts", "close", "volume"]].to_csv(index=False, header=False)
+    head = "Start Date,2015/1/1,\nEnd Date,2017/12/31,\n,,\n,,\nDates,PX_LAST,PX_VOLUME\n"
+    path = tmp_path / "AAA.csv"
+    path.write_text(head + body)
+    closes = days.assign(open=days.close)
+    assert_market(path, closes)
+
+
+def test_a_clock_behind_a_hyphen_is_no_offset(tmp_path, assert_market):
+    table = walk_on("XSHG", dt.date(2024, 1, 8), 20, 15, "Asia/Shanghai")
+    times = table.ts.dt.strftime("%Y/%m/%d-%H:%M")
+    path = write_csv(tmp_path, table.assign(ts=times), "AAA.csv")
+    found = detect(str(path))
+    assert (found.calendar, found.bar_minutes) == ("XSHG", 15)
+    assert_market(path, table)
+
+
+def test_evenings_with_the_date_of_the_next_day_are_refused(tmp_path):
+    """As China's futures: 21:00 stands before 09:00 and has its date."""
+    table = walk_on("XSHG", dt.date(2024, 1, 8), 20, 15, "Asia/Shanghai")
+    evening = table[table.ts.dt.hour >= 14].copy()
+    evening["ts"] += pd.Timedelta(hours=7)
+    both = pd.concat([evening, table]).assign(day=lambda rows: rows.ts.dt.date)
+    both = both.sort_values("day", kind="stable").drop(columns="day")
+    with pytest.raises(BarError, match=r"go back \d+ times in \d+ days"):
+        detect(str(write_csv(tmp_path, both, "RB.csv")))
+
+
+def test_hours_that_run_past_the_close_of_currencies_are_starts(tmp_path):
+    """A feed whose weeks go from 22:00 to 22:00 in UTC, an hour late in summer."""
+    ts = pd.date_range("2024-01-07 22:00", "2024-10-25", freq="1h")
+    late = ts + pd.Timedelta(hours=2)
+    ts = ts[(late.dayofweek < 5)]
+    close = 1.1 + np.random.default_rng(0).normal(0, 1e-3, len(ts)).cumsum()
+    prices = dict.fromkeys(PRICES, close.round(5))
+    table = pd.DataFrame({"time": ts.strftime("%Y-%m-%dT%H:%M:%SZ"), **prices, "volume": 0.0})
+    found = detect(str(write_csv(tmp_path, table, "GBPUSD.csv")))
+    assert (found.calendar, found.source.get("label")) == ("FX", None)
+
+
+def test_a_split_of_fifty_is_one_however_many_shares_trade(days, tmp_path):
+    """As Samsung's, which changed hands ten times as often on its first day."""
+    table = days.assign(volume=1e6 * np.random.default_rng(0).uniform(0.8, 1.2, len(days)))
+    table.loc[40:, PRICES] /= 50
+    table.loc[40, "volume"] *= 250
+    found = detect(str(write_csv(tmp_path, table, "AAA.csv")))
+    assert any("50 to 1" in one.value or "50 to 1" in one.why for one in found.findings)
+
+
+def test_the_remedy_for_local_times_written_as_utc_is_one(tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 1, 8), 60, 60, "America/New_York")
+    table["ts"] = table.ts.dt.strftime("%Y-%m-%dT%H:%M:%S.000000Z")
+    path = str(write_csv(tmp_path, table, "AAA.csv"))
+    with pytest.raises(BarError, match="written as UTC") as refused:
+        detect(path)
+    pattern = str(refused.value).partition("--time-format '")[2].partition("'")[0]
+    known = {"timezone": "America/New_York", "time_format": pattern}
+    assert detect(path, known=known).calendar == "XNAS"
+
+
+def test_volumes_that_are_none_may_be_left_out(days, write):
+    path = write(days.assign(volume=1e100))
+    with pytest.raises(BarError, match="--volume none"):
+        detect(path)
+    assert not detect(path, known={"columns": {"volume": None}}).has_volume
+
+
+def test_days_of_currencies_are_none_of_futures(write):
+    """Dukascopy's days, which begin at 22:00 in UTC, also on Good Friday and Christmas."""
+    ts = pd.date_range("2023-02-03 22:00", "2024-01-30 22:00")
+    is_rest = ts.dayofweek.isin([4, 5]) | ts.strftime("%m-%d").isin(["12-24", "12-31", "07-03"])
+    close = 1.1 + np.where(is_rest, 0, np.random.default_rng(0).normal(0, 1e-3, len(ts))).cumsum()
+    table = pd.DataFrame({"Gmt time": ts.strftime("%d.%m.%Y %H:%M:%S.000")})
+    table = table.assign(**dict.fromkeys(PRICES, close.round(5)), Volume=~is_rest * 5e4)
+    table["high"] += 0.001 * ~is_rest
+    assert detect(write(table, "EURUSD.csv")).calendar == "24/5"

@@ -20,6 +20,8 @@ from fintrader.results.market_description import Fault
 
 _SPLITS: tuple[float, ...] = (1.25, 1.5, 2, 2.5, *range(3, 9), 10, 12, 15, 20, 25, 30, 40, 50)
 """Usual ratios of splits, new shares for one old share."""
+_BEYOND_NEWS = float(np.log(9.5))
+"""Size of a log return overnight beyond which no news explains it, however many shares trade."""
 _AROUND = 20
 """Number of days before and after a day from which its usual move and volume are taken."""
 _FEWEST = 5
@@ -151,7 +153,7 @@ def _find_night_faults(days: Days, night: Array, declared: Events) -> Iterator[F
         if abs(move + within) < 0.5 * abs(move):  # only the open was off, or the day reversed it
             continue
         split = _name_split(days, day, move, _split_at(days, day, declared))
-        if split and activity < 3:
+        if split and (activity < 3 or abs(move) > _BEYOND_NEWS):
             yield split
         elif 0.08 < abs(move) < np.log(SCALE_JUMP) and size[day] > 8 * usual and activity < 1.8:
             yield days.report_fault("quiet_jump", day, f"{np.expm1(move):+.1%}", 1)
