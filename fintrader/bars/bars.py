@@ -182,8 +182,8 @@ def concat(parts: Sequence[Bars]) -> Bars:
 
 def bar_length(bars: Bars, default: int = 1) -> int:
     """Bar length in minutes: the most frequent step between consecutive bars of a symbol if more
-    than 70 % of the steps are multiples of it, or more than half equal it and none is shorter, else
-    1; `default` where no symbol has two bars within a day. If the step is at most half a day,
+    than 70 % of the steps are multiples of it, or if 30 % equal it and the others are longer by 40
+    % at least, else 1; `default` where no symbol has two bars within a day. If the step is at most half a day,
     longer ones do not count. The bars must be sorted."""
     steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
     steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
@@ -193,5 +193,7 @@ def bar_length(bars: Bars, default: int = 1) -> int:
     if usual <= DAY_MINUTES // 2:
         steps = steps[steps <= DAY_MINUTES // 2]  # without the nights
     # steps over a lunch break need not be multiples
-    is_least = usual == steps.min() and np.mean(steps == usual) > 0.5
+    is_least = (
+        np.mean(steps == usual) > 0.3 and steps[steps != usual].min(initial=720) > 1.4 * usual
+    )
     return usual if is_least or np.mean(steps % usual == 0) > 0.7 else 1

@@ -498,13 +498,17 @@ def _sample(found: Detection, files: list[BarFile], zoned: bool) -> Bars:
 
 
 def _refuse_evenings(found: Detection, bars: Bars) -> None:
-    """Raise BarError if the times of a symbol, in the order of the rows, go back by less than a day
-    on at least half of its days, as where evening bars have the date of the next trading day."""
-    for name, one in bars.by_symbol().items():
-        steps = np.diff(one.ts)
-        is_back = (steps < 0) & (steps > -_DAY)
-        days = len(np.unique(one.ts // _DAY))
-        if days >= 5 and days / 2 <= is_back.sum() < len(steps) / 4:
+    """Raise BarError if on at least half of a symbol's days the rows begin in the evening and go on
+    with earlier times of the same date: such evenings have the date of the next trading day."""
+    ordered = bars.take(np.argsort(bars.symbol, kind="stable"))
+    for name, one in ordered.by_symbol().items():
+        date = one.ts // _DAY
+        first = np.append(True, np.diff(date) != 0)
+        begin = np.maximum.accumulate(np.where(first, np.arange(len(one)), 0))
+        is_back = (np.diff(one.ts) < 0) & ~first[1:] & (one.ts[begin[1:]] % _DAY >= _EVENING)
+        days = len(np.unique(date))
+        is_rising = (np.diff(one.ts) < 0).mean() < 0.5 if len(one) > 1 else False
+        if days >= 5 and is_rising and days / 2 <= is_back.sum():
             row = one.describe_row(int(is_back.argmax()) + 1, zoned=False)
             raise BarError(
                 f"{row}: the times of {name} go back {is_back.sum()} times in {days} days, as where"
@@ -907,13 +911,25 @@ def _length(found: Detection, looked: list[BarsByDay]) -> None:
     found.note("bar_minutes", length, "given" if "bar_minutes" in found.known else sure, said)
 
 
+def _begins_at_open(days: BarsByDay) -> bool:
+    """Report whether, in one season of at least five openings after a pause, half of them have a
+    bar at that moment: its time is then no end. Where sessions touch, an end is also an open."""
+    fresh = np.append(True, days.open[1:] > days.close[:-1] + _HOUR)
+    _, there = days.find_bars(days.open)
+    for clock in np.unique(days.open % _DAY):
+        is_seen = fresh & (days.open % _DAY == clock)
+        if is_seen.sum() >= 5 and there[is_seen].mean() >= 0.5:
+            return True
+    return False
+
+
 def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool, fits_late: bool) -> None:
     votes = sum_votes(map(label_votes, looked))
     given = found.known.get("label")
     if not given and has_late_ends:
         found.decide("label", "end", "sure", "times lie just before the ends of minutes")
         return
-    if not given and fits_late and 2 * votes.start <= votes.days:
+    if not given and fits_late and not any(map(_begins_at_open, looked)):
         said = f"more rows lie in the sessions of {found.calendar} one bar earlier; --label start"
         found.decide("label", "end", "assumed", said)
         return

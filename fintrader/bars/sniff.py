@@ -358,7 +358,9 @@ def _find_below_empty(rows: Sequence[list[str]], decimal: str) -> int:
     head = rows[: _MOST_ABOVE + 1]
     first = next((number for number, row in enumerate(head) if _holds_numbers(row, decimal)), 0)
     empty = (number for number, row in enumerate(head) if not any(map(str.strip, row)))
-    return max((number + 1 for number in empty if number + 1 < first), default=0)
+    below = max((number + 1 for number in empty if number + 1 < first), default=0)
+    is_named = any(len(_FIELDS.intersection(map(plain, row))) > 1 for row in head[:below])
+    return 0 if is_named else below
 
 
 def _names_fields(row: Sequence[str], width: int) -> bool:

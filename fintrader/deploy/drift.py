@@ -49,9 +49,9 @@ _FEWEST = 8
 """Fewest sessions of a backtest to compare days with."""
 
 
-def _read_gains(journal: Journal) -> tuple[NDArray[np.int64], Array]:
+def _read_gains(journal: Journal) -> tuple[NDArray[np.int64], Array, bool]:
     """Read the bars and the equity, USD, of an account's curve without the jumps of deposits and
-    withdrawals. An emptied account begins anew with its next money."""
+    withdrawals; True if it was emptied, after which it begins anew with its next money."""
     curve = journal.read_curve()
     bars = np.array([bar for bar, _ in curve], dtype=np.int64)
     equity = np.array([usd for _, usd in curve])
@@ -64,7 +64,7 @@ def _read_gains(journal: Journal) -> tuple[NDArray[np.int64], Array]:
             equity[bars >= first] /= move.body.factor
         else:
             begin = min((bar for bar, usd in curve if bar >= first and usd > 0.0), default=1 << 62)
-    return bars[bars >= begin], equity[bars >= begin]
+    return bars[bars >= begin], equity[bars >= begin], begin > 0
 
 
 def measure(
@@ -74,7 +74,7 @@ def measure(
 
     Raises DeployError while fewer than two bars of the account are known.
     """
-    bars, equity = _read_gains(journal)
+    bars, equity, is_anew = _read_gains(journal)
     minutes = market.minutes.numpy()
     inside = np.isin(bars, minutes)
     bars = bars[inside]
@@ -84,10 +84,11 @@ def measure(
         raise DeployError(
             "nothing can be compared yet: fewer than two bars of the account are recorded"
         )
-    if at[0] > 0:  # the account was emptied, and began anew
-        market = market.window(int(at[0]), market.num_bars)
-        at -= at[0]
     env = bundle.env
+    if is_anew:
+        start = int(at[0] - at[0] % env.decision_interval)  # the twin decides at the first bar
+        market = market.window(start, market.num_bars)
+        at -= start
     if equity[0] > 0.0 and not env.initial_shares:  # the twin begins with the account's capital
         env = env.model_copy(update={"initial_cash_usd": float(equity[0])})
     result, noted = shadow_backtest(bundle.policy, market, env, limits)

@@ -246,7 +246,7 @@ class Runner:
             now = self.clock.now()
             if now >= told + _HOUR_NS:
                 told = now
-                text = "the consent has ended, but the broker does not confirm that all orders have"
+                text = "the consent has ended, but orders are open, or shares are without a stop"
                 self._record_news("consent", text, now, is_repeated=True)
             self.clock.sleep_until(now + _ASK_SOON, self._look)
         return not self.flatten.is_on
@@ -346,7 +346,7 @@ class Runner:
     def _report(self, now: int) -> None:
         if self.accounts.cap_usd is not None and self.until is not None:
             days = (self.until - now) // _DAY_NS
-            if days < _LAST_DAYS:
+            if 0 <= days < _LAST_DAYS:
                 text = f"the consent lapses on {format_moment(self.until)}"
                 self._record_news("consent", f"{text}; positions then stay", now)
         try:

@@ -92,7 +92,7 @@ class VenueExecution(Execution):
         return lay_out_orders(orders, column, env, age=env.decision_interval)
 
     def is_at_rest(self, now: int) -> bool:
-        return super().is_at_rest(now) and not self._make_stops(now)
+        return super().is_at_rest(now) and not any(self._size_free(one, now) for one in self.stops)
 
     def is_due(self, now: int) -> bool:
         """Check for orders that may be sent now; always true with stops, since a fill may need
@@ -183,15 +183,21 @@ class VenueExecution(Execution):
         held = expect_holdings(self._journal).shares.get(symbol, 0.0)
         return held + sum(report.shares - report.filled for report in sales)
 
+    def _size_free(self, symbol: str, now: int) -> float:
+        """Size a sale of the held shares that no open sale offers, 0 if they are too few."""
+        free = self._count_free(symbol, now)
+        if free <= SAME_SHARES:
+            return 0.0
+        return self._broker.size_sale(symbol, free, self._newest.prices[symbol])
+
     def _make_stops(self, now: int) -> list[OrderSlot]:
         """Make stops for shares that have none, or market sales where a stop was reached. Bids next
         to which the venue takes no stop end first."""
         made = []
         for symbol, price in self.stops.items():
-            free = self._count_free(symbol, now)
-            if free <= SAME_SHARES:
+            size = self._size_free(symbol, now)
+            if self._count_free(symbol, now) <= SAME_SHARES:
                 continue
-            size = self._broker.size_sale(symbol, free, self._newest.prices[symbol])
             bids = [one for one in self._list_open(symbol) if one.is_asked and not one.is_sale]
             name = order_id(self.sender, self._newest.decision, symbol) + STOP
             if self._journal.last(OrderReport, name):

@@ -63,10 +63,10 @@ def file_benchmark(path: str, grid: SessionGrid) -> tuple[Array, str]:
         moments = table["when"].dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
         starts = moments.astype("datetime64[ns]").astype(np.int64)
         steps, counts = np.unique(np.diff(starts), return_counts=True)
+        session = np.maximum(np.searchsorted(grid.begin, starts, side="right") - 1, 0)
+        close = grid.end[session]
         known = starts + steps[counts.argmax()]
-        after = np.searchsorted(grid.pauses, starts, side="right")
-        pauses = np.append(grid.pauses, known.max())
-        known = np.minimum(known, pauses[after])  # a bar may be shorter before a pause
+        known = np.where(starts < close, np.minimum(known, close), known)
         level = _known(values, np.searchsorted(known, grid.ends, side="right") - 1)
     if np.isnan(level).any():
         raise DataError(

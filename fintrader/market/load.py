@@ -45,7 +45,7 @@ Values: TypeAlias = Mapping[str, Any]
 """Settings by name, as a call or a file gives them."""
 
 ORIGIN = "the DataFrame"
-_CLOCK = r":|(\d{8}|\d{4}-\d\d-\d\d)[ T]\d{3,6}(?!\d)|^\d{12}(\d\d)?$"
+_CLOCK = r":|(\d{8}|\d+[-/.](\d\d?|[A-Za-z]{3})[-/.]\d+)[ T]\d{3,6}(?!\d)|^\d{12}(\d\d)?$"
 """Pattern of a text with a time of day, as in 2024-01-02 09:30, 20240102 0930, 20240102093000."""
 _ISO = r"\d{4}-\d\d-\d\d[ T]\d\d:"
 """Pattern of a time that is read without a detection of its format."""

@@ -364,7 +364,7 @@ MARKETS = {
         13,
         every=[
             *((name, 0.0) for name in MARKETS),
-            *((name, 0.45 if "hour" in name else 0.6) for name in MARKETS if SURE in MARKETS[name]),
+            *((name, 0.6) for name in MARKETS if SURE in MARKETS[name]),
         ],
     ),
 )

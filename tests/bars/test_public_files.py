@@ -1532,3 +1532,43 @@ def test_days_of_currencies_are_none_of_futures(write):
     table = table.assign(**dict.fromkeys(PRICES, close.round(5)), Volume=~is_rest * 5e4)
     table["high"] += 0.001 * ~is_rest
     assert detect(write(table, "EURUSD.csv")).calendar == "24/5"
+
+
+@pytest.mark.parametrize("calendar", ["FX", "24/5"])
+def test_hours_of_currencies_that_are_stamped_with_ends_are_ends(calendar, tmp_path):
+    table = walk_on(calendar, dt.date(2024, 1, 8), 120, 60, "UTC")
+    table["ts"] = (table.ts + pd.Timedelta(hours=1)).dt.strftime("%Y-%m-%dT%H:%M:%SZ")
+    found = detect(str(write_csv(tmp_path, table, "EURUSD.csv")))
+    assert found.source.get("label") == "end"
+
+
+@pytest.mark.parametrize("order", ["by day", "twice", "as text", "extended last"])
+def test_rows_in_odd_orders_are_no_evenings(order, tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 1, 8), 12, 15, "America/New_York")
+    table = table.assign(day=table.ts.dt.date, symbol="AAA")
+    if order == "by day":
+        both = pd.concat([table, table.assign(symbol="BBB")])
+        table = both.sort_values(["day", "symbol", "ts"])
+    elif order == "twice":
+        table = pd.concat([table, table]).sort_values("day", kind="stable")
+    elif order == "as text":
+        table = table.assign(
+            ts=[f"{ts.month}/{ts.day}/{ts.year} {ts.hour}:{ts:%M}" for ts in table.ts]
+        )
+        table = table.sort_values("ts")
+    else:
+        early = table[table.ts.dt.hour < 12]
+        early = early.assign(ts=early.ts - pd.Timedelta(hours=4), volume=1.0)
+        table = pd.concat([table, early]).sort_values("day", kind="stable")
+    path = str(write_csv(tmp_path, table.drop(columns="day"), "bars.csv"))
+    assert detect(
+        path, known={} if order != "as text" else {"timezone": "America/New_York"}
+    ).symbols
+
+
+@pytest.mark.parametrize("below", [",USD,USD,USD,USD,shares", "source: x,,,,,", ",,,,,"])
+def test_names_above_an_empty_row_are_names(below, days, tmp_path, assert_market):
+    body = days[["ts", *COLUMNS]].to_csv(index=False, header=False)
+    path = tmp_path / "AAA.csv"
+    path.write_text(f"Date,Open,High,Low,Close,Volume\n,,,,,\n{below}\n{body}")
+    assert_market(path)

@@ -20,7 +20,7 @@ from fintrader.results.market_description import Fault
 
 _SPLITS: tuple[float, ...] = (1.25, 1.5, 2, 2.5, *range(3, 9), 10, 12, 15, 20, 25, 30, 40, 50)
 """Usual ratios of splits, new shares for one old share."""
-_BEYOND_NEWS = float(np.log(9.5))
+_BEYOND_NEWS = float(np.log(19))
 """Size of a log return overnight beyond which no news explains it, however many shares trade."""
 _AROUND = 20
 """Number of days before and after a day from which its usual move and volume are taken."""

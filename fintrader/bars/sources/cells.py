@@ -24,7 +24,10 @@ from fintrader.errors import BarError
 
 log = logging.getLogger("fintrader.bars")
 
-_ZONE = r"(?:Z|(?::\d\d|[T ]\d{4}(?:\d\d)?)(?:[.,]\d+)?\s?(?:[AaPp][Mm]\s?)?[+-]\d\d(?::?\d\d)?)$"
+_ZONE = (
+    r"(?:Z|(?::\d\d|[T ]\d{4}(?:\d\d)?)(?:[.,]\d+)?\s?(?:[AaPp][Mm]\s?)?[+-]\d\d(?::?\d\d)?"
+    r"|[T ]\d\d[+-]\d\d:?\d\d)$"
+)
 """Pattern of the end of a time, as text, that contains an offset from UTC after its clock; in
 2014/12/23-13:45 the clock itself follows the sign."""
 EMPTY = ("", "null", "none", "nan", "nat", "na", "n/a", "#n/a", "-", "--", ".")
