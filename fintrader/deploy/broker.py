@@ -86,6 +86,11 @@ class OrderReport:
     """Symbol -> shares that were taken as fees, as crypto exchanges do; `filled` includes them."""
 
     @property
+    def is_standing_stop(self) -> bool:
+        """True for a stop that the venue has, and whose price was not reached."""
+        return bool(self.stop_usd) and self.state == "accepted"
+
+    @property
     def is_over(self) -> bool:
         """True in a final state."""
         return self.state in TERMINAL

@@ -221,8 +221,8 @@ class Execution:
     def is_at_rest(self, now: int) -> bool:
         """Check at `now` (ns) that no order is open or to be sent, except for stops at the venue
         that were not reached."""
-        reports = [slot.report for slot in self._slots.values() if not slot.report.is_over]
-        return all(one.stop_usd and one.state == "accepted" for one in reports)
+        reports = [slot.report for slot in self._slots.values()]
+        return all(one.is_over or one.is_standing_stop for one in reports)
 
     def is_due(self, now: int) -> bool:
         """Check for an unsent order that may be sent now."""

@@ -170,7 +170,8 @@ def require_consent(
     report: DriftReport,
     ask: Ask,
 ) -> Consent:
-    """Return the stored consent if it is still valid, or a new one that is typed now. Raises
+    """Return the stored consent if it is still valid, or a new one that is typed now. A consent
+    that has ended is returned while orders or a flatten are open, which a restart then ends. Raises
     DeployError without one."""
     path = home / CONSENT
     now = dt.datetime.now(dt.UTC)
@@ -187,7 +188,8 @@ def require_consent(
     if path.is_file():
         stored = _read_consent(path)
         same_times = replace(consent, given=stored.given, until=stored.until)
-        if stored == same_times and now < stored.end:
+        place = home.with_name(f"{home.name}-live")
+        if stored == same_times and (now < stored.end or _is_unfinished(place)):
             return stored
     if settings.cap_usd <= 0:
         raise DeployError("real money needs a limit on the amount: --cap-usd AMOUNT")
@@ -217,6 +219,17 @@ def require_consent(
         raise DeployError("that is not the amount; nothing was begun")
     write_bytes(path, seal(to_json(consent), indent=2))
     return consent
+
+
+def _is_unfinished(place: Path) -> bool:
+    """Report whether a deployment has a flatten that has not ended, or open orders, except for
+    stops at the venue."""
+    if not (place / JOURNAL).is_file():
+        return False
+    with Journal(place / JOURNAL, reading=True) as journal:
+        reports = journal.orders().values()
+        is_open = any(not (one.is_over or one.is_standing_stop) for one in reports)
+        return is_open or journal.is_flattening()
 
 
 def _read_consent(path: Path) -> Consent:

@@ -12,6 +12,7 @@ from fintrader.backtesting.limits import LimitSettings
 from fintrader.cli import main
 from fintrader.deploy import broker, control, real_money, status
 from fintrader.deploy.alpaca import AlpacaBroker
+from fintrader.deploy.broker import Order
 from fintrader.deploy.clock import ReplayClock
 from fintrader.deploy.control import JOURNAL, REPORT
 from fintrader.deploy.deployment import describe_alarm
@@ -25,7 +26,7 @@ from fintrader.deploy.drift_report import (
     Surprise,
     read_report,
 )
-from fintrader.deploy.entries import DeploymentStart
+from fintrader.deploy.entries import DeploymentStart, Flattening
 from fintrader.deploy.feed import ReplayFeed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.runner import Connections, Runner
@@ -223,6 +224,30 @@ def test_consent_lapses_and_cannot_be_changed(home, bundle):
     )
     with pytest.raises(DeployError, match="not the account"):
         consent(home, bundle, typed("no", "5000"))
+
+
+@pytest.mark.parametrize("kind", ["order", "flatten", "stop", "nothing"])
+def test_a_restart_after_the_consent_ends_what_is_open(home, bundle, kind):
+    consent(home, bundle, typed(NUMBER, "5000"))
+    path = home / real_money.CONSENT
+    body = json.loads(path.read_text())
+    body.pop("sha256")
+    ended = dt.datetime.now(dt.UTC) - dt.timedelta(hours=1)
+    path.write_bytes(seal(body | {"until": ended.isoformat()}))
+    place = home.with_name(f"{home.name}-live")
+    place.mkdir()
+    with Journal(place / JOURNAL) as journal:
+        if kind == "flatten":
+            journal.write(Flattening(), at=1)
+        elif kind != "nothing":
+            price = 90.0 if kind == "stop" else None
+            order = Order("one", "AAA", -1.0, 1, stop_usd=price)
+            journal.write(order.report("accepted"), at=1)
+    if kind in ("order", "flatten"):
+        assert consent(home, bundle, never).end == ended
+    else:
+        with pytest.raises(DeployError, match="not the account"):
+            consent(home, bundle, typed("no", "5000"))
 
 
 def test_an_amount_must_be_named(home, bundle):

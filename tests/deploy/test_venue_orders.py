@@ -252,3 +252,18 @@ def test_shares_of_a_cancelled_ask_get_a_stop_before_orders_are_at_rest(desk):
             break
         desk.step()
     assert desk.venue.offered(desk.symbol) == desk.venue.held(desk.symbol) == 100.0
+
+
+@each_venue
+def test_the_sale_of_a_reached_stop_is_followed_to_its_end(desk):
+    """A sale that fills in parts is not at rest before all shares are sold."""
+    desk.decide(("-stop", -100.0, "stop", 90.0))
+    desk.step(3)
+    assert desk.execution.is_at_rest(desk.venue.now)
+    desk.venue.server.prices[desk.symbol] = 89.0
+    desk.execution.stop(desk.venue.now, "the consent has ended", keeps_stops=True)
+    for _ in range(30):
+        desk.step()
+        if desk.execution.stops == {desk.symbol: 0.0} and desk.execution.is_at_rest(desk.venue.now):
+            break
+    assert desk.venue.held(desk.symbol) == 0.0
