@@ -315,7 +315,7 @@ class Backtests(Mapping[str, BacktestResult]):
             for window, place in ((self.windows[0], 0), (self.windows[-1], -1))
         )
         sessions = len(result.daily_returns)
-        note = f"; {self.name} {result.note}" if result.note else ""
+        note = f"; {self.name}: {result.note}" if result.note else ""
         counted = ""
         if self.look is not None:
             stricter = significance(level_of_look(self.look + 1))
