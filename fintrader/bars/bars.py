@@ -181,10 +181,10 @@ def concat(parts: Sequence[Bars]) -> Bars:
 
 
 def bar_length(bars: Bars, default: int = 1) -> int:
-    """Bar length in minutes: the most frequent step between consecutive bars of a symbol if more
-    than 70 % of the steps are multiples of it, or if 30 % equal it and the others are longer by 40
-    % at least, else 1; `default` where no symbol has two bars within a day. If the step is at most half a day,
-    longer ones do not count. The bars must be sorted."""
+    """Return the length of the bars in minutes: the most frequent step between bars of a symbol, if
+    more than 70 % of the steps are multiples of it, or 30 % equal it and the others are at least
+    1.4 times as long; else 1. Steps over half a day count only if the most frequent one is such a
+    step. `default`: where no symbol has two bars within a day. The bars must be sorted."""
     steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
     steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
     if len(steps) == 0:

@@ -157,6 +157,13 @@ class SessionGrid:
         is_last = np.append(np.diff(self.exchange_minutes) > MINUTE_NS, True)
         return np.asarray(self.exchange_minutes[is_last] + MINUTE_NS)
 
+    @cached_property
+    def longest_part(self) -> int:
+        """Number of minutes of the longest time without a pause."""
+        minutes = self.exchange_minutes
+        begins = minutes[np.append(True, np.diff(minutes) > MINUTE_NS)]
+        return int((self.pauses - begins).max() // MINUTE_NS)
+
     def start_short_bars(self, ts: Array, minutes: int) -> Array:
         """Return `[R]` int64: starts of bars whose starts `ts` were computed as their ends less
         `minutes`, in the order of `ts`.

@@ -874,7 +874,7 @@ def _sessions_and_label(
         found.note("bar_minutes", "a day", "sure", "times are dates")
         first, last = np.array(span, "datetime64[ns]").astype("datetime64[D]").tolist()
     else:
-        _length(found, looked)
+        _length(found, looked, grid.longest_part)
         _label(found, looked, layout.has_late_ends, fits_late)
         first, last = (session_date(found.calendar, ts) for ts in span)
         wide = sum(float(days.wide.mean()) for days in looked if len(days.session))
@@ -890,10 +890,14 @@ def _sessions_and_label(
     found.note("range", f"{first} to {last}", "sure", f"{len(dates)} sessions of {found.calendar}")
 
 
-def _length(found: Detection, looked: list[BarsByDay]) -> None:
+def _length(found: Detection, looked: list[BarsByDay], longest: int) -> None:
+    """Set the length of the bars, and add the finding about it. `longest`: minutes of a session
+    without a pause, the length of bars of which each fills such a part."""
     lengths = Counter(days.minutes for days in looked if days.minutes)
     steps = (days.step // MINUTE_NS for days in looked)
     usual = lengths.most_common(1)[0][0] if lengths else max(steps, default=1) or 1
+    if not any(len(days.steps) for days in looked) and any(len(days.session) for days in looked):
+        usual = longest
     length = found.known.get("bar_minutes", usual)
     found.bar_minutes = length
     if length > 1:

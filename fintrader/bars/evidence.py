@@ -295,13 +295,14 @@ class SessionEvidence:
         self._whole = int(grid.session_minutes.max())
         self._votes = Votes()
         self._moved = defaultdict[int, Counter[int]](Counter)
-        self._whole_days = self._others = 0
+        self._whole_days = self._split_days = self._others = 0
 
     def examine(self, bars: Bars) -> BarsByDay:
         """Check one symbol's sorted bars and add them to the evidence; return its days. Raises
         BarError if this symbol alone is evidence enough."""
         days = split_by_day(bars, self.grid)
         self._whole_days += days.num_single_bars
+        self._split_days += len(days.session)
         self._others += len(days.steps)
         if not len(days.session):
             return days
@@ -329,6 +330,14 @@ class SessionEvidence:
                 f"these are daily bars, and the market's bars have {self.grid.bar_minutes} minutes:"
                 " a day's close would be known in its first bar; set data.bar_minutes to"
                 f" {self._whole}"
+            )
+
+        longest = self.grid.longest_part
+        if self._split_days >= 10 and not self._others and self.grid.bar_minutes < longest:
+            raise BarError(
+                "these are bars of the parts of a session around its break, and the market's bars"
+                f" have {self.grid.bar_minutes} minutes: a close would be known in its part's first"
+                f" bar; set data.source.bar_minutes and data.bar_minutes to {longest}"
             )
 
     def _refuse_length(self, days: BarsByDay, subject: str) -> None:

@@ -241,11 +241,11 @@ class Runner:
         self.clock.sleep_until(self.until, self._look)
         self._end_orders(self.clock.now())
         least = self.clock.now() + _FRESH  # a request may come in the last moments
-        told = self.clock.now()
+        alerted = self.clock.now()
         while not (self.stopped or self.flatten.is_on) and self._has_open_orders(least):
             now = self.clock.now()
-            if now >= told + _HOUR_NS:
-                told = now
+            if now >= alerted + _HOUR_NS:
+                alerted = now
                 text = "the consent has ended, but orders are open, or shares are without a stop"
                 self._record_news("consent", text, now, is_repeated=True)
             self.clock.sleep_until(now + _ASK_SOON, self._look)

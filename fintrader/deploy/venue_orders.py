@@ -195,9 +195,9 @@ class VenueExecution(Execution):
         to which the venue takes no stop end first."""
         made = []
         for symbol, price in self.stops.items():
-            size = self._size_free(symbol, now)
             if self._count_free(symbol, now) <= SAME_SHARES:
                 continue
+            size = self._size_free(symbol, now)
             bids = [one for one in self._list_open(symbol) if one.is_asked and not one.is_sale]
             name = order_id(self.sender, self._newest.decision, symbol) + STOP
             if self._journal.last(OrderReport, name):

@@ -707,3 +707,25 @@ def test_times_of_any_pattern_may_have_a_zone(pattern):
     table["ts"] = pd.to_datetime(table["ts"]).dt.strftime(pattern)
     market = load_market(table, timezone=ZONE, **WINDOWS)
     assert (market.minutes.numpy() == grid.minutes).all()
+
+
+@pytest.mark.parametrize(("calendar", "minutes"), [("XTKS", 150), ("XSHG", 120)])
+def test_bars_of_half_sessions_are_no_minutes(calendar, minutes, tmp_path):
+    """A bar of the morning and one of the afternoon: no step lies within a part of the session."""
+    grid = session_grid(calendar, dt.date(2021, 3, 1), dt.date(2021, 4, 20), minutes)
+    close = (100 + np.arange(grid.num_bars) / 7).round(4)
+    prices = dict.fromkeys(("open", "high", "low", "close"), close)
+    ts = pd.DatetimeIndex(grid.minutes, tz="UTC")
+    table = pd.DataFrame({"ts": ts, "symbol": "AAA", **prices, "volume": 1000.0})
+    path = tmp_path / "halves.csv"
+    table.to_csv(path, index=False)
+    market = load_market(path, cache=tmp_path / "tensors", **WINDOWS)
+    assert (market.num_bars, market.bar_minutes) == (grid.num_bars, minutes)
+    np.testing.assert_allclose(market.close[:, 0].numpy(), close, rtol=1e-6)
+    source = {"kind": "files", "columns": {"symbol": "symbol"}}
+    told = {"path": str(path), "source": source, "calendar": calendar, "bar_minutes": 30, **WINDOWS}
+    with pytest.raises(BarError, match=f"data.bar_minutes to {minutes}"):
+        load_market(told, cache=tmp_path / "other")
+    source["bar_minutes"] = minutes
+    repaired = load_market({**told, "bar_minutes": minutes}, cache=tmp_path / "other")
+    assert torch.equal(repaired.close, market.close)
