@@ -183,7 +183,7 @@ def concat(parts: Sequence[Bars]) -> Bars:
 def bar_length(bars: Bars, default: int = 1) -> int:
     """Return the length of the bars in minutes: the most frequent step between bars of a symbol, if
     more than 70 % of the steps are multiples of it, or 30 % equal it and the others are at least
-    1.4 times as long; else 1. Steps over half a day count only if the most frequent one is such a
+    1.3 times as long; else 1. Steps over half a day count only if the most frequent one is such a
     step. `default`: where no symbol has two bars within a day. The bars must be sorted."""
     steps = np.diff(bars.ts)[np.diff(bars.symbol) == 0] // MINUTE_NS
     steps = steps[(steps > 0) & (steps <= DAY_MINUTES)]
@@ -194,6 +194,6 @@ def bar_length(bars: Bars, default: int = 1) -> int:
         steps = steps[steps <= DAY_MINUTES // 2]  # without the nights
     # steps over a lunch break need not be multiples
     is_least = (
-        np.mean(steps == usual) > 0.3 and steps[steps != usual].min(initial=720) > 1.4 * usual
+        np.mean(steps == usual) > 0.3 and steps[steps != usual].min(initial=720) > 1.3 * usual
     )
     return usual if is_least or np.mean(steps % usual == 0) > 0.7 else 1

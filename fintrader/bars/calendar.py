@@ -158,11 +158,15 @@ class SessionGrid:
         return np.asarray(self.exchange_minutes[is_last] + MINUTE_NS)
 
     @cached_property
+    def begins(self) -> Array:
+        """`[P]` int64: times at which trading begins, before each of the `pauses`."""
+        is_first = np.append(True, np.diff(self.exchange_minutes) > MINUTE_NS)
+        return self.exchange_minutes[is_first]
+
+    @cached_property
     def longest_part(self) -> int:
         """Number of minutes of the longest time without a pause."""
-        minutes = self.exchange_minutes
-        begins = minutes[np.append(True, np.diff(minutes) > MINUTE_NS)]
-        return int((self.pauses - begins).max() // MINUTE_NS)
+        return int((self.pauses - self.begins).max() // MINUTE_NS)
 
     def start_short_bars(self, ts: Array, minutes: int) -> Array:
         """Return `[R]` int64: starts of bars whose starts `ts` were computed as their ends less

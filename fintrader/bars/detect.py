@@ -43,10 +43,14 @@ from fintrader.bars.evidence import (
 )
 from fintrader.bars.propose_calendar import (
     OPEN,
+    RARER,
+    USUAL,
     ZONES,
     Hypothesis,
     Proposal,
     find_calendar,
+    find_ends,
+    measure_starts,
     move,
     propose,
 )
@@ -124,6 +128,8 @@ class Detection:
     bar_minutes: int = 1
     """Length of the bars in minutes. Daily bars have the length of a whole session."""
     session_minutes: int = 390
+    ends: int | None = None
+    """Length in minutes of long bars whose times are ends (`find_ends`)."""
     hours: Hours = "regular"
     extended: bool = False
     spans: list[tuple[int, int]] = field(default_factory=list)
@@ -197,13 +203,15 @@ def detect(
     if calendar is None:
         proposal = find_calendar(bars, tried, step, found.spans)
         proposal = _prefer(midnight, proposal, found, bars, step)
-        if layout.zoned:
-            _refuse_local(found, bars, step, proposal.best, layout.example)
     else:
         proposal = propose(bars, (calendar,), tried, step, found.spans)
+    if not (layout.whole_days or layout.has_late_ends):
+        proposal, step = _seek_ends(found, bars, calendar, tried, step, proposal)
+    if calendar is None and layout.zoned and found.ends is None:
+        _refuse_local(found, bars, step, proposal.best, layout.example)
     found.calendar = proposal.best.calendar
     if is_naive:
-        if zone is None:
+        if zone is None and found.ends is None:
             _refuse_unplaced(found, bars, step, proposal.best)
         bars = _zone(found, bars, proposal, zone)
     else:
@@ -222,6 +230,40 @@ def detect(
     if found.whole:
         found.note_faults(faults)
     return found
+
+
+def _seek_ends(
+    found: Detection,
+    bars: Bars,
+    calendar: str | None,
+    zones: Sequence[str],
+    step: int,
+    proposal: Proposal,
+) -> tuple[Proposal, int]:
+    """Set `found.ends` if the times are the ends of long bars in some market, and more rows fit
+    them than lie in the sessions of the proposal. Return the proposal and length that then hold."""
+    minutes = found.known.get("bar_minutes")
+    if found.known.get("label") == "start" or step >= DAY_MINUTES - 60:
+        return proposal, step
+    best = proposal.best
+    names = (calendar,) if calendar else USUAL
+    fitting = find_ends(bars, names, zones)
+    if not fitting and not calendar and best.outside > MOST_OUTSIDE:
+        fitting = find_ends(bars, RARER, zones)
+    fitting = [one for one in fitting if minutes in (None, one.minutes)]
+    if not fitting:
+        return proposal, step
+    ends = fitting[0]
+    if best.calendar not in OPEN and ends.share <= measure_starts(
+        bars, best.calendar, best.zone, step
+    ):
+        return proposal, step
+    found.ends = ends.minutes
+    own = propose(bars, (ends.calendar,), (ends.zone,), ends.minutes, found.spans)
+    alike = [one for one in fitting[1:] if one.share > ends.share - 0.01]
+    others = dict.fromkeys(one.calendar for one in alike if one.calendar != ends.calendar)
+    zones = dict.fromkeys(one.zone for one in alike if one.zone != ends.zone)
+    return replace(own, calendars=tuple(others), zones=tuple(zones)), ends.minutes
 
 
 def _round_late_ends(bars: Bars, layout: Layout) -> Bars:
@@ -811,7 +853,9 @@ def _calendar(
     unless the user gave the calendar and the zone is known."""
     is_naive = not (layout.zoned or layout.whole_days)
     is_asked = asked and not (is_naive and found.known.get("timezone", layout.zone) is None)
-    late = found.bar_minutes * MINUTE_NS if found.source.get("label") == "end" else 0
+    # a long bar may begin before its session's part: its last minute lies within
+    late = (1 if found.ends else found.bar_minutes) * MINUTE_NS
+    late *= found.source.get("label") == "end"
     ts = day_starts(found.calendar, "UTC", bars.ts - late)
     # with label `end`, ts is a bar earlier, so the opening print lies before the open
     is_outside = (grid.locate(ts) < 0) & (grid.locate(ts + late) < 0) & ~grid.early_or_late(ts)
@@ -898,7 +942,7 @@ def _length(found: Detection, looked: list[BarsByDay], longest: int) -> None:
     usual = lengths.most_common(1)[0][0] if lengths else max(steps, default=1) or 1
     if not any(len(days.steps) for days in looked) and any(len(days.session) for days in looked):
         usual = longest
-    length = found.known.get("bar_minutes", usual)
+    length = found.known.get("bar_minutes", found.ends or usual)
     found.bar_minutes = length
     if length > 1:
         found.source["bar_minutes"] = length
@@ -908,7 +952,10 @@ def _length(found: Detection, looked: list[BarsByDay], longest: int) -> None:
     sure: Sure = "sure" if len(lengths) == 1 and is_even else "likely"
     said = f"rows are {format_count(usual, 'minute')} apart"
     counts = np.bincount(np.concatenate([days.steps for days in looked]))
-    if counts[length:].any() and counts.argmax() != length:
+    if found.ends:
+        sure = "sure"
+        said = f"the first row of each part of a session lies {length} minutes after its begin"
+    elif counts[length:].any() and counts.argmax() != length:
         sure = "assumed"
         usual = int(counts.argmax())
         said = f"most rows are {usual} minutes apart, but others less (--bar-minutes {usual})"
@@ -932,6 +979,10 @@ def _label(found: Detection, looked: list[BarsByDay], has_late_ends: bool, fits_
     given = found.known.get("label")
     if not given and has_late_ends:
         found.decide("label", "end", "sure", "times lie just before the ends of minutes")
+        return
+    if not given and found.ends:
+        said = "no row lies where trading begins, and one where each part of a session ends"
+        found.decide("label", "end", "sure", said)
         return
     if not given and fits_late and not any(map(_begins_at_open, looked)):
         said = f"more rows lie in the sessions of {found.calendar} one bar earlier; --label start"

@@ -55,6 +55,8 @@ class BarsByDay:
     first: Array
     """`[D]` int64: time of the day's first bar; `last`: of its last bar."""
     last: Array
+    resume: Array
+    """`[D]` int64: time at which the session's last part begins, after its break or at the open."""
     steps: Array
     """`[K]` int64: minutes from each bar to the next one of the same day."""
     num_single_bars: int
@@ -134,18 +136,20 @@ def split_by_day(bars: Bars, grid: SessionGrid) -> BarsByDay:
     # A bar that is stamped with its end may be shorter before a close or a break.
     at_pause = np.isin(ts, grid.pauses)
     usual = np.bincount(between[is_counted & ~at_pause & (between >= 0) & (between <= 720)])
-    if usual.sum() >= _FEWEST_STEPS and usual.argmax() * MINUTE_NS <= _LONGEST:
+    if usual.sum() >= _FEWEST_STEPS:
         is_counted &= ~(at_pause & (between < usual.argmax()))
     steps = between[is_counted]
     single = np.flatnonzero(stop - start == 1)
+    close = grid.close[day]
     return BarsByDay(
         bars=bars,
         ts=ts,
         session=day,
         open=grid.open[day],
-        close=grid.close[day],
+        close=close,
         first=ts[start[day]],
         last=ts[stop[day] - 1],
+        resume=np.maximum(grid.begins[np.searchsorted(grid.pauses, close)], grid.open[day]),
         steps=steps[(steps > 0) & (steps <= 720)],
         num_single_bars=int(np.count_nonzero(ts[start[single]] == grid.open[single])),
     )
@@ -180,9 +184,10 @@ class Votes(NamedTuple):
 
 def label_votes(days: BarsByDay) -> Votes:
     """Count the days that speak for each label, by the bars at the open and the close."""
-    if not days.has_edges:
+    if not days.step or not len(days.session):
         return Votes()
-    return sum_votes([_count_edge_votes(days), _count_volume_votes(days)])
+    edges = _count_edge_votes(days)
+    return sum_votes([edges, _count_volume_votes(days)]) if days.has_edges else edges
 
 
 def sum_votes(votes: Iterable[Votes]) -> Votes:
@@ -200,7 +205,11 @@ def _count_edge_votes(days: BarsByDay) -> Votes:
     """
     step = days.step
     usual = ~days.wide
-    final = days.open + (days.close - MINUTE_NS - days.open) // step * step  # start of the last bar
+    # start of the last bar, where bars begin anew after a break and where they do not
+    finals = [
+        begin + (days.close - MINUTE_NS - begin) // step * step
+        for begin in (days.resume, days.open)
+    ]
     row_open, at_open = days.find_bars(days.open)
     row_before, before = days.find_bars(days.open - step)
     _, after = days.find_bars(days.open + step)
@@ -208,18 +217,24 @@ def _count_edge_votes(days: BarsByDay) -> Votes:
     flat_open = days.has_single_price(row_open)
     flat_before = days.has_single_price(row_before)
     flat_last = days.has_single_price(row_last)
-    late = (days.last == days.close) | (days.last == final + step)
+    late = (days.last == days.close) | _is_any(days.last - step, finals)
     end = usual & ~before & after & late & (~at_open | (flat_open & ~flat_last))
     # no bar at the open or one bar after it, but a full bar at the close: the first bar came later
     end |= usual & ~before & ~at_open & (days.last == days.close) & ~flat_last
     # no bar at the open, and the closing auction's trade after the close
     end |= usual & ~before & ~at_open & after & (days.last > days.close)
-    plain = usual & before & (days.last == final - step)
-    starts = usual & before & ~flat_before & (days.last == final) & flat_last
+    plain = usual & before & _is_any(days.last + step, finals)
+    starts = usual & before & ~flat_before & _is_any(days.last, finals) & flat_last
     early = plain | starts
-    prints = usual & before & flat_before & at_open & ~flat_last & (days.last <= final)
+    is_within = days.last <= np.maximum(*finals)
+    prints = usual & before & flat_before & at_open & ~flat_last & is_within
     proper = usual & at_open & ~end & ~early & (~flat_open | ~late)
     return Votes(*(int(mask.sum()) for mask in (end, proper | prints, early, prints, usual)))
+
+
+def _is_any(ts: Array, moments: list[Array]) -> Array:
+    """Return `[D]` bool: True where a time equals one of the `moments`."""
+    return np.any([ts == moment for moment in moments], axis=0)
 
 
 def _count_volume_votes(days: BarsByDay) -> Votes:

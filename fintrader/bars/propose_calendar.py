@@ -75,6 +75,12 @@ _MOST_AWAY = 0.3
 """Largest share of the volume that may lie before the open and after the close."""
 _AROUND_THE_CLOCK = 0.6
 """Share of all slots above which a market counts as open around the clock."""
+_LONG = 30 * MINUTE_NS
+"""Least length of bars whose ends are sought."""
+_MOST_A_DAY = 30
+"""Largest number of such bars in a day, on average."""
+_EXACT = 0.99
+"""Least share of the rows of such bars that must be ends."""
 _ALIKE = 2.0
 """Costs that differ by no more than this count as equal; the hypothesis with the lower `rank` is
 then chosen."""
@@ -262,6 +268,93 @@ def propose(
     return _choose(hypotheses, is_daily, has_volume)
 
 
+@dataclass(frozen=True)
+class Ends:
+    """A market in which all times are the ends of bars."""
+
+    calendar: str
+    zone: str
+    minutes: int
+    """Length of the bars."""
+    share: float
+    """Share of the rows at such ends, less the share of sessions without rows."""
+
+
+def find_ends(bars: Bars, calendars: Sequence[str], zones: Sequence[str]) -> list[Ends]:
+    """List the markets in which the times of long bars are ends, the best first: nearly each row
+    lies whole bars after trading began, or where it pauses, and nearly each pause has a row. Bars
+    stamped with their starts have rows where trading begins.
+
+    A length of 75 minutes, of which the last bar of a session has 15, is seen in no other way. The
+    times of `bars` were read as if they were UTC; zones: to be tried for them, of which a market's
+    own and UTC count.
+    """
+    wall, rows = np.unique(bars.ts, return_counts=True)
+    if len(wall) > _MOST_A_DAY * len(np.unique(wall // _DAY_NS)):
+        return []
+    found = []
+    for zone in zones:
+        ts = move(wall, zone)
+        for calendar in calendars:
+            home = find_exchange_timezone(calendar)
+            is_home = _list_offsets(zone) == _list_offsets(home)
+            if calendar in OPEN or not (is_home or zone == "UTC"):
+                continue
+            try:
+                fit = _fit_ends(ts, rows, *_list_parts(calendar, ts))
+            except DataError:
+                continue
+            if fit is not None:
+                named = home if is_home else zone
+                found.append((-fit[1], not is_home, Ends(calendar, named, *fit)))
+    return [ends for *_, ends in sorted(found, key=lambda one: one[:2])]
+
+
+def measure_starts(bars: Bars, calendar: str, zone: str, step: int) -> float:
+    """Measure the share of the rows that lie whole bars of `step` minutes after trading began; 0
+    where fewer than half of the times at which it began have a row."""
+    ts = np.sort(move(bars.ts, zone))
+    begins, stops = _list_parts(calendar, ts)
+    at = np.maximum(np.searchsorted(begins, ts, side="right") - 1, 0)
+    offset = ts - begins[at]
+    seen = np.unique(at)
+    is_begun = np.isin(begins[seen], ts)
+    fits = (offset >= 0) & (ts < stops[at]) & (offset % (step * MINUTE_NS) == 0)
+    return float(fits.mean()) if is_begun.mean() >= 0.5 else 0.0
+
+
+def _list_parts(calendar: str, ts: Array) -> tuple[Array, Array]:
+    """Return the times `[P]` at which trading begins, and those at which it ends or pauses, around
+    sorted times `ts` `[U]`. Raises DataError where the calendar does not cover them."""
+    days = [dt.date(1970, 1, 1) + dt.timedelta(int(at) // _DAY_NS) for at in ts[[0, -1]]]
+    _, (_, begin, pause, resume, end, _) = session_edges(calendar, days[0] - _DAY, days[1] + _DAY)
+    has_break = resume > pause
+    begins = np.sort(np.concatenate([begin, resume[has_break]]))
+    return begins, np.sort(np.concatenate([pause, end[has_break]]))
+
+
+def _fit_ends(ts: Array, rows: Array, begins: Array, stops: Array) -> tuple[int, float] | None:
+    """Return the length of the bars in minutes and the share of `Ends`; None where times `ts` `[U]`
+    of `rows` `[U]` rows each are not the ends of bars in the parts of sessions from `begins` to
+    `stops` `[P]`."""
+    at = np.searchsorted(stops, ts)
+    if at[-1] == len(stops):
+        return None
+    offset = ts - begins[at]
+    is_last = ts == stops[at]
+    seen, first = np.unique(at, return_index=True)
+    leads = offset[first[~is_last[first]]]
+    length = stops - begins if not len(leads) else leads
+    lengths, counts = np.unique(length, return_counts=True)
+    usual = int(lengths[counts.argmax()] if len(leads) else lengths[-1])
+    fits = (offset > 0) & (is_last | (offset % max(usual, 1) == 0))
+    share = float(rows[fits].sum() / rows.sum())
+    is_seen = is_last.sum() >= 5 and is_last.sum() >= 0.9 * len(seen)
+    if usual < _LONG or share < _EXACT or not is_seen:
+        return None
+    return usual // MINUTE_NS, share - 1 + len(seen) / int(seen[-1] - seen[0] + 1)
+
+
 def _list_labels(bars: Bars, step: int) -> tuple[bool, ...]:
     """List the possible meanings of the times: False for starts of bars, True for ends.
 
@@ -394,6 +487,7 @@ def _session_masks(calendar: str, first: int, stop: int, step: int) -> tuple[Arr
 
 
 _DAY = dt.timedelta(days=1)
+_DAY_NS = DAY_MINUTES * MINUTE_NS
 
 
 def _mask_slots(spans: Sequence[tuple[Array, Array]], first: int, stop: int) -> Array:
