@@ -1,4 +1,5 @@
-"""The guard of the app's server: it answers to known hosts, and to those who have the token.
+"""The guard of the app's server: it lets a request pass if it asks for a known host and has the
+token.
 
 Another site can point its own name at this machine (DNS rebinding); a browser then takes the app
 for a part of that site. The browser sends that name in `Host`, so the guard compares it with the
@@ -42,8 +43,8 @@ _PAGE = (
     '<body style="font: 16px/1.5 sans-serif; max-width: 40em; margin: 3em auto; padding: 0 1em">'
     "<h1>403: {title}</h1>{text}</body></html>"
 )
-# Its link is for SameSite=Strict: a browser sends no cookie when it comes from another site, but
-# sends it when it comes from this page.
+# The page has a link because of SameSite=Strict: a browser that comes from another site sends no
+# cookie, but one that comes from this page does.
 _NO_TOKEN_PAGE = _PAGE.format(
     title="this page needs the app's token",
     text=(
@@ -218,7 +219,7 @@ class Guard:
     """Passes on requests that ask for a known host and have the token, and refuses all others.
 
     A request has the token in a cookie, in an `Authorization: Bearer` header, or in its address. A
-    browser that opens such an address gets the cookie and is redirected to it without the token.
+    browser that opens such an address gets the cookie and is redirected to the same one without the token.
     """
 
     is_installed = False
@@ -235,7 +236,7 @@ class Guard:
         if scope["type"] == "lifespan" or self._is_health_check(scope):
             await self.app(scope, receive, send)
             return
-        # Taken out of the scope itself: a server writes the address of a websocket to its log.
+        # The scope itself loses the token: a server writes the address of a websocket to its log.
         scope["query_string"], tokens = _split_query(scope["query_string"])
         has_token = any(self._is_token(token) for token in tokens)
         location = self._find_location(scope)
@@ -291,7 +292,7 @@ class Guard:
 
     async def _let_in(self, scope: Scope, send: Send, location: NetworkLocation) -> None:
         """Set the cookie, and redirect to the same address without the token."""
-        # Relative, so that it stays on this host, and below the prefix that a proxy strips.
+        # The target is relative: the browser stays on this host, and below the prefix that a proxy strips.
         target = "./" + quote(scope["path"].rpartition("/")[2])
         if scope["query_string"]:
             target += "?" + scope["query_string"].decode("latin-1")

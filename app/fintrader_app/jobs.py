@@ -6,8 +6,8 @@
 
 A folder that begins with a dot is no run, so the run list does not show it. The process is `python
 -m fintrader_app.jobs run CONFIG`, which outlives the app. It does the work of `fintrader run`, but
-answers SIGINT even where the app's own parent had it ignored, takes SIGTERM for an interrupt, and
-lowers its priority, so that the app stays quick on the same cores.
+reacts to SIGINT even if the app was started with SIGINT ignored, and lowers its priority, so that
+the app stays quick on the same cores.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def start(runs: RunsFolder, name: str, text: str) -> Job:
     Raises RunError when the name is no run's name, or when that run is at work already.
     """
     RunFolder.named(component(name), runs.root)  # raises for a name that no run can have
-    begun = any(job.name == name and job.alive for job in list_jobs(runs))  # may have no lock yet
+    # a run that has just begun may have no lock yet
+    begun = any(job.name == name and job.alive for job in list_jobs(runs))
     if begun or (runs.path(name).is_dir() and is_locked(runs.run(name))):
         raise RunError(
             f"{name} is at work already; open it on the Tournament page, or choose another name"
@@ -78,7 +79,12 @@ def start(runs: RunsFolder, name: str, text: str) -> Job:
         output.flush()
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "fintrader_app.jobs", "run", str(config)],
-            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1"},
+            env={
+                "OMP_NUM_THREADS": "1",
+                **os.environ,
+                "PYTHONUNBUFFERED": "1",
+                "FINTRADER_LOG_FORMAT": "text",  # `explain_end` reads it
+            },
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -108,10 +114,10 @@ def read_job(runs: RunsFolder, name: str) -> Job:
 
 
 def stop(job: Job) -> bool:
-    """Stop a job as Ctrl-C would: it stores its state, and the same command resumes from
-    there.
+    """Stop a job and its pods as Ctrl-C would: the job stores its state, and the same command
+    continues it.
 
-    Returns whether it was alive. Its pods end with it.
+    Returns True if it was alive.
     """
     is_alive = job.alive
     if is_alive:
@@ -159,12 +165,7 @@ def read_log_end(runs: RunsFolder, name: str) -> str:
 
 def main() -> None:
     """Set this process's signals and priority, and run a command of `fintrader`."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, interrupt)
     lower_priority(NICENESS)
     from fintrader.cli import main as command
 

@@ -59,14 +59,15 @@ class Pace:
 
     planned: int | None
     done: int = 0
+    """Pods that have ended, failed ones included."""
     failed: int = 0
     running: int = 0
     best: float | None = None
     elapsed_seconds: float | None = None
     steps_per_second: float | None = None
-    """Env-steps of all finished pods over the wall-clock time in which pods were at work."""
+    """Env-steps of all ended pods over the wall-clock time in which pods were at work."""
     left_seconds: float | None = None
-    """Mean wall-clock seconds a finished pod took, times pods to come, over pods at work."""
+    """Mean wall-clock seconds that an ended pod took, times pods to come, over pods at work."""
 
 
 def count_planned_pods(folder: Folder) -> int | None:
@@ -151,7 +152,7 @@ def select_scored(pods: pd.DataFrame) -> pd.DataFrame:
 
 
 def split_origins(pods: pd.DataFrame) -> Iterator[tuple[str, str, pd.Series[bool]]]:
-    """Split pods by their origin: its name, its colour, and a mask of its pods."""
+    """Yield the name, the colour and a mask of the pods of each origin that occurs."""
     for origin, colour in ORIGINS.items():
         rows = pods["origin"] == origin
         if rows.any():
@@ -208,12 +209,12 @@ def plot_curves(looks: dict[str, pd.DataFrame], column: str) -> go.Figure:
 
 
 _LOOKS = {"return": ("return", ".2%", ".1%"), "score": ("validation score", ".3f", None)}
-"""Column of a look -> title of the axis, format of a value, format of the ticks."""
+"""Column of a validation -> title of the axis, format of a value, format of the ticks."""
 
 
 def draw_looks(folder: Folder, names: Iterable[str], key: str) -> int:
-    """Draw the validation scores of pods during training; return the number of pods that have
-    any."""
+    """Draw the scores and returns of pods in validation during training; return the number of pods
+    that have any."""
     found = {name: rows for name in names if len(rows := load_validation(folder, name))}
     columns = [name for name in _LOOKS if any(rows[name].notna().any() for rows in found.values())]
     if columns:
@@ -437,7 +438,7 @@ def select_best_lines(pods: pd.DataFrame) -> pd.DataFrame:
 
 
 def _draw_edges(pods: pd.DataFrame, place: dict[str, float]) -> go.Scatter:
-    """One segment from each parent to its child."""
+    """Draw a segment from each parent to its child."""
     depth = dict(zip(pods["pod"], pods["generation"], strict=True))
     x: list[float | None] = []
     y: list[float | None] = []
@@ -486,7 +487,7 @@ def assign_rows(pods: pd.DataFrame) -> dict[str, float]:
         order.append(stack.pop())
         stack += children.get(order[-1], [])[::-1]
     leaves = [pod for pod in order if pod not in children]
-    leaves += known - set(order)  # a cycle of parents, which no generator makes
+    leaves += known - set(order)  # parents in a cycle, only in a damaged file
     place = {pod: float(-row) for row, pod in enumerate(leaves)}
     for pod in reversed(order):
         if pod in children:

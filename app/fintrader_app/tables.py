@@ -63,7 +63,7 @@ def table(
     **options: Any,
 ) -> None:
     """Draw `rows`, a styled frame or a frame's data, over the whole width. `right`: columns to
-    align right; `pinned`: a column; `height="few"`: scroll after MOST_ROWS."""
+    align right; `pinned`: a column that stays in view; `height="few"`: scroll after MOST_ROWS."""
     config = {name: TextColumn(alignment="right") for name in right}
     if pinned:
         config[pinned] = TextColumn(pinned=True)
@@ -136,7 +136,7 @@ def select_settings(pods: pd.DataFrame) -> pd.DataFrame:
 
 
 def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
-    """Draw the leaderboard; unless `short`, with six settings."""
+    """Draw the leaderboard and its first six settings; `short`: pods, scores and origins only."""
     if board.empty:
         st.info("No pod has finished yet.", icon=":material/hourglass_empty:")
         return
@@ -158,7 +158,7 @@ def show_board(board: pd.DataFrame, key: str, *, short: bool = False) -> None:
     frame = board.assign(error=errors)[list(config)]
     options: dict[str, Any] = {"column_config": config}
     if short:
-        table(frame.iloc[:, :6], key, height=find_height(min(len(frame), 8)), **options)
+        table(frame.loc[:, :"parent"], key, height=find_height(min(len(frame), 8)), **options)
     else:
         table(frame.join(select_settings(board).iloc[:, :6]), key, **options)
 

@@ -8,10 +8,10 @@ update: play `num_steps` steps with the graph kept, then climb
 
     J = E[Σ_{k<H} γ^k r_{t+k} + γ^H V(s_{t+H})]
 
-by one Adam step of the actor. A step that ends an episode adds γ^k V(final observation) when it was
-truncated and nothing when it was terminated, and starts the discount anew. The value V, fitted to
-TD(λ) targets, estimates the rewards beyond the horizon. `bootstrap: false` leaves V out, `running`
-only at the end of an episode.
+by one Adam step of the actor. A step k that truncates an episode adds γ^(k+1) V(final observation),
+one that terminates it adds nothing; either starts the discount anew. The value V, fitted to TD(λ)
+targets, estimates the rewards beyond the horizon. `bootstrap: false` leaves V out; `running` leaves
+it out at the end of an episode, which `training` then marks as terminated.
 
 Whole shares have no gradient: training runs with fractions of a share, whatever the environment's
 settings are. Differences from the paper: the simulator is a trading account instead of a robot,

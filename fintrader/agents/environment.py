@@ -21,7 +21,7 @@ NO_OWN_GRADIENT = (
     " agent.algo to ppo or sac, or leave out env.traders"
 )
 MAX_CLOCK_BARS = 1 << 24
-"""Largest number of bars that float32 can count exactly."""
+"""Largest number of bars whose numbers float32 holds exactly."""
 
 
 def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> MarketEnv:
@@ -31,7 +31,7 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
 
     With the number, all accounts at a bar share one pass through the networks. Raises ConfigError
     when `env.randomise` is set for several windows, or a gradient is wanted with resting orders or
-    several traders.
+    several traders; EnvError if the variants cannot share the accounts evenly.
     """
     if differentiable and env.settings.orders_rest:
         raise ConfigError(NO_GRADIENT)

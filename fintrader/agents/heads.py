@@ -20,7 +20,7 @@ from fintrader.envs.observation import (
 from fintrader.errors import ConfigError
 
 EXTRA_LATENT_SCALE = 0.25
-"""Scale of the latents that belong to no asset, such as cash. Early exploration only pays costs, so
+"""Scale of the latents that belong to no asset, such as cash (not in an `mlp`). Early exploration only pays costs, so
 an unscaled cash logit runs away before the network has learned which assets to hold."""
 
 
@@ -31,8 +31,8 @@ class ActionHead:
         `a = clip(z, -1, 1)`. For classic environments and for the environment's `trade` actions.
     `aim`
         For target weights. The latents are logits of an *aim* portfolio that includes cash:
-        `a = softmax(scale · z + bias)`, with a bias for cash (`cash_logit`). The environment
-        decides how much of the way is traded at each decision (`env.trade_rate`); below 1,
+        `a = softmax(scale · z + bias)`, with a bias of log N + `cash_logit` for cash. The
+        environment decides how much of the way is traded at each decision (`env.trade_rate`); below 1,
         exploration noise moves the account slowly instead of paying costs every bar.
     `tilt`
         For target weights around the benchmark's, b:
@@ -46,8 +46,8 @@ class ActionHead:
         asset. The aim is clip(z, -1, 1). Without shorts it is clip((1 + z) / 2, 0, 1), because an
         aim that began at 0 would clip away half of the exploration, and soon all of it.
 
-    For the environment's `limit` actions the latents after those of the weights are limit prices
-    (and stops), clipped to [-1, 1]; `quote` actions are prices alone, and `direct`.
+    For the environment's `limit` actions the last latents are limit prices (and stops), clipped to
+    [-1, 1]; `quote` actions are prices alone, and `direct`.
     """
 
     def __init__(self, layout: Layout, settings: ActionHeadSettings) -> None:
@@ -79,16 +79,16 @@ class ActionHead:
         self.targets_weights = self.kind != "direct"
         extra = {"direct": 0, "weights": layout.num_assets, "aim": 1}
         self.extra = extra.get(self.kind, 2 - settings.fully_invested)
-        """Number of latents after those of the actions: cash (`aim`); the trade rate, then cash
-        (`tilt`); the trade rate of each asset (`weights`)."""
+        """Number of latents between those of weights and prices: cash (`aim`); the trade rate, then
+        cash (`tilt`); the trade rate of each asset (`weights`)."""
         self.latents = layout.num_actions + self.extra
         """L: width of the latent."""
         self.out_gain = 0.0 if self.kind == "tilt" else 0.01
         """Gain of an actor's last layer: an untrained `tilt` holds the benchmark."""
 
     def decode(self, obs: Tensor, latent: Tensor, table: MarketTable | None = None) -> Tensor:
-        """Turn raw `obs`, flat `[B, D]` or clocked `[B, A + N + 1]`, and `latent [B, L]` into an
-        action `[B, A]`; clocked observations need `table` `[T, L*W]`, the market's rows."""
+        """Turn raw `obs` and `latent [B, L]` into an action `[B, num_actions]`. `obs`: `[B, D]`, or
+        the private part and the bar's number `[B, P + 1]`, with the market's rows, `table`."""
         if self.kind == "direct":
             return latent.clamp(-1.0, 1.0)
         assert not isinstance(self.layout, FlatLayout)

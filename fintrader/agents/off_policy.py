@@ -117,8 +117,7 @@ class OffPolicyAgent(BaseAgent):
         return self.pause() if self.is_report_due else None
 
     def count_due_updates(self) -> int:
-        """Count the updates that should have been made by now, since the first step; 0 while
-        warming up."""
+        """Count the updates due so far; none is due while warming up."""
         replay = self.replay
         settings = self.settings
         if replay is None or self.is_warming_up or replay.filled < settings.n_steps:

@@ -55,7 +55,7 @@ def draw_actions(obs: Tensor, agent: OnPolicyAgent) -> tuple[Tensor, Tensor, Ten
     mean = look_up_mean(agent, obs)
     if mean is None:
         mean = agent.mean_latent(agent.normalise(obs, acting=True))
-    # Correlated in time, but each alone is N(0, 1): losses use the density of single decisions.
+    # Noise is correlated in time, but each draw is N(0, 1): losses use the density of decisions.
     noise = agent.draw_exploration_noise(mean.shape)
     latent = torch.addcmul(mean, noise, agent.log_std.exp())
     action = agent.head.decode(obs, latent, agent.table)
@@ -191,11 +191,11 @@ class OnPolicyAgent(BaseAgent):
         discounts = (settings.gamma, settings.gae_lambda)
         advantage, target = gae(reward, value, next_value, *ends, *discounts)
         if settings.group_baseline and batch.row_index is not None:
-            games = advantage.view(-1, self.num_traders)  # compared as wholes
+            games = advantage.view(-1, self.num_traders)  # only games are compared
             mean = games.mean(1, keepdim=True)
             bar = batch.row_index[:: self.num_traders]
-            judged = subtract_group_baseline(mean.flatten(), bar, len(batch.rows))
-            advantage = games - mean + judged.unsqueeze(1)
+            relative_mean = subtract_group_baseline(mean.flatten(), bar, len(batch.rows))
+            advantage = games - mean + relative_mean.unsqueeze(1)
         latent = buffer.latent.flatten(0, 1)
         log_prob = buffer.log_prob.flatten(0, 1)
         learned = Rollout(batch, latent, log_prob, advantage.flatten(), target.flatten())
@@ -208,15 +208,15 @@ class OnPolicyAgent(BaseAgent):
         return take_passes(rollout.latent, self, rollout, passes)
 
     def take_steps(
-        self, passes: Iterable[list[Tensor]], take_step: Callable[[Tensor], Scalars]
+        self, passes: Iterable[list[Tensor]], step_on: Callable[[Tensor], Scalars]
     ) -> Scalars:
-        """Call `take_step` on every minibatch, until the policy has moved enough; return means of
-        its metrics."""
+        """Call `step_on` on every minibatch of each pass; stop after a pass that moved the policy
+        enough. Return means of its metrics."""
         sums: Scalars = {}
         taken = 0
         for minibatches in passes:
             for rows in minibatches:
-                step = take_step(rows)
+                step = step_on(rows)
                 sums = {name: sums.get(name, 0.0) + value.detach() for name, value in step.items()}
                 taken += 1
             if self.has_moved_enough(step):

@@ -211,7 +211,8 @@ class PipelinedAgent:
         self.head = agent.head
         self.policy = agent.policy
         self._front = copy.copy(agent)
-        """The side that acts: it shares all but the actor and the random stream with the agent."""
+        """The side that acts, a shallow copy of the agent with its own actor and random stream;
+        attributes that are replaced later are copied over."""
         self._front.actor = copy.deepcopy(agent.actor)
         # Two threads must not draw from one stream.
         self._front.generator = create_generator(agent.seed, "pipeline", device=agent.device)

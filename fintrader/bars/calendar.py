@@ -161,7 +161,7 @@ class SessionGrid:
     def begins(self) -> Array:
         """`[P]` int64: times at which trading begins, before each of the `pauses`."""
         is_first = np.append(True, np.diff(self.exchange_minutes) > MINUTE_NS)
-        return self.exchange_minutes[is_first]
+        return np.asarray(self.exchange_minutes[is_first])
 
     @cached_property
     def longest_part(self) -> int:

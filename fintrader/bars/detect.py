@@ -205,13 +205,12 @@ def detect(
         proposal = _prefer(midnight, proposal, found, bars, step)
     else:
         proposal = propose(bars, (calendar,), tried, step, found.spans)
-    if not (layout.whole_days or layout.has_late_ends):
-        proposal, step = _seek_ends(found, bars, calendar, tried, step, proposal)
-    if calendar is None and layout.zoned and found.ends is None:
+    proposal, step = _seek_ends(found, bars, calendar, tried, step, proposal)
+    if layout.zoned and calendar is None:
         _refuse_local(found, bars, step, proposal.best, layout.example)
     found.calendar = proposal.best.calendar
     if is_naive:
-        if zone is None and found.ends is None:
+        if zone is None:
             _refuse_unplaced(found, bars, step, proposal.best)
         bars = _zone(found, bars, proposal, zone)
     else:
@@ -262,8 +261,8 @@ def _seek_ends(
     own = propose(bars, (ends.calendar,), (ends.zone,), ends.minutes, found.spans)
     alike = [one for one in fitting[1:] if one.share > ends.share - 0.01]
     others = dict.fromkeys(one.calendar for one in alike if one.calendar != ends.calendar)
-    zones = dict.fromkeys(one.zone for one in alike if one.zone != ends.zone)
-    return replace(own, calendars=tuple(others), zones=tuple(zones)), ends.minutes
+    clocks = dict.fromkeys(one.zone for one in alike if one.zone != ends.zone)
+    return replace(own, calendars=tuple(others), zones=tuple(clocks)), ends.minutes
 
 
 def _round_late_ends(bars: Bars, layout: Layout) -> Bars:
@@ -766,6 +765,8 @@ def _refuse_unplaced(found: Detection, bars: Bars, step: int, best: Hypothesis) 
     of an hour that do so and do not fill its sessions exactly. `step`: length of the bars in
     minutes; `best`: the best hypothesis.
     """
+    if found.ends:
+        return
     if found.calendar == "24/7" and best.filled > _NEVER_CLOSED:
         _refuse_shifted(found, bars, step)
     hours = np.bincount(bars.ts // _HOUR % 24, minlength=24) > len(bars) / 1000
@@ -789,7 +790,7 @@ def _refuse_local(found: Detection, bars: Bars, step: int, own: Hypothesis, exam
     """Raise BarError for times that are written as UTC, but fit the sessions of an exchange far
     better as its local times. `step`: length of the bars in minutes; `own`: the best hypothesis for
     times in UTC; `example`: a time as it is written, empty for numbers."""
-    if own.filled > _NEVER_CLOSED or step >= DAY_MINUTES - 60:
+    if own.filled > _NEVER_CLOSED or step >= DAY_MINUTES - 60 or found.ends:
         return
     best = find_calendar(bars, ZONES, step, found.spans).best
     is_home = best.zone == find_exchange_timezone(best.calendar) and best.calendar not in OPEN

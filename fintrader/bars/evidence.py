@@ -234,7 +234,7 @@ def _count_edge_votes(days: BarsByDay) -> Votes:
 
 def _is_any(ts: Array, moments: list[Array]) -> Array:
     """Return `[D]` bool: True where a time equals one of the `moments`."""
-    return np.any([ts == moment for moment in moments], axis=0)
+    return np.asarray(np.any([ts == moment for moment in moments], axis=0))
 
 
 def _count_volume_votes(days: BarsByDay) -> Votes:

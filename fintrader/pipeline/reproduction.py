@@ -22,6 +22,8 @@ from fintrader.results.verify import Check
 
 TOLERANCE = 1e-6
 """Largest relative difference, if code, packages or processor differ from the report's."""
+_NOISE = 1e-9
+"""Largest difference of numbers near zero in that case."""
 Metrics = Mapping[str, Mapping[str, Any]]
 
 
@@ -62,10 +64,11 @@ def check_report(
         else "the same commit, packages and processor as here",
     )
     # No existing market is trusted: the market is built again, in that folder.
-    temporary = tempfile.TemporaryDirectory(prefix="fintrader-reproduce-")
-    with temporary if keep is None else contextlib.nullcontext(keep) as home:
+    with contextlib.ExitStack() as stack:
+        prefix = "fintrader-reproduce-"
+        home = keep or stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix))
 
-        def settings(values: Any) -> RunConfig:
+        def read_settings(values: Any) -> RunConfig:
             places = {"runs_dir": str(home), "cache": str(Path(home) / "tensors")}
             config = read_stored_config(values, where, allow_code=allow_code, **places)
             only = {
@@ -84,8 +87,8 @@ def check_report(
                 merge_values(config.model_dump(mode="json"), changes)
             )
 
-        own = settings(recipe["config"])
-        judged = settings(recipe["backtest"]) if "backtest" in recipe else own
+        own = read_settings(recipe["config"])
+        judged = read_settings(recipe["backtest"]) if "backtest" in recipe else own
         if own.folder.root.exists():
             raise ReportError(
                 f"{own.folder.root} is there already; choose another folder for --keep"
@@ -122,10 +125,10 @@ def read_stored_config(values: Any, where: str, *, allow_code: bool, **places: A
     """
     if not isinstance(values, Mapping):
         raise ReportError(f"{where}: its configuration is damaged; ask for the file again")
-    unknown = sorted(set(values) & {*RESULT_NEUTRAL} - {"name"})
-    if unknown:
+    forbidden = sorted(set(values) & {*RESULT_NEUTRAL} - {"name"})
+    if forbidden:
         raise ReportError(
-            f"{where}: a report must not set {', '.join(unknown)}; ask for the file again"
+            f"{where}: a report must not set {', '.join(forbidden)}; ask for the file again"
         )
     named = list_code(values)
     if named and not allow_code:
@@ -158,7 +161,8 @@ def compare_metrics(
 def _is_close(reported: float | None, reproduced: float | None, tolerance: float) -> bool:
     if reported is None or reproduced is None:
         return reported is reproduced
-    return math.isclose(reported, reproduced, rel_tol=tolerance, abs_tol=tolerance)
+    noise = _NOISE if tolerance else 0.0
+    return math.isclose(reported, reproduced, rel_tol=tolerance, abs_tol=noise)
 
 
 def _describe(metric: str, reported: float | None, reproduced: float | None) -> str:

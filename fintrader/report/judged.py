@@ -27,9 +27,8 @@ from fintrader.verdict.judge import judge_record, look_of, read_trials
 from fintrader.verdict.looks import DAY, count_look
 from fintrader.verdict.track_record import CASH, TrackRecord, make_record
 from fintrader.verdict.verdict import FOREIGN, Verdict
-from fintrader.verdict.weights_account import WeightedAccount
+from fintrader.verdict.weights_account import CAPITAL_USD, WeightedAccount
 
-CAPITAL_USD = 1_000_000.0
 MINUTE = 60_000_000_000
 """In ns. Windows open a minute after midnight, and sessions close a minute before it."""
 

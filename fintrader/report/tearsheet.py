@@ -40,8 +40,7 @@ def tear_sheet_inputs(
     positions = positions.reindex(ends).fillna(0.0)
     positions["cash"] = stored.daily("cash_usd")[strategy].to_numpy()
     positions.index = days
-    trades = stored.select_trades(strategy)
-    trades = trades[trades["kind"] != "split"]
+    trades = stored.select_fills(strategy)
     named = {"amount": "shares", "price": "price_usd", "symbol": "symbol"}
     columns = {name: trades[column].to_numpy() for name, column in named.items()}
     columns["txn_dollars"] = -(trades["shares"] * trades["price_usd"]).to_numpy()

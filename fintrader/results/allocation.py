@@ -27,8 +27,7 @@ def symbol_pnl(stored: StoredBacktest, strategy: str) -> pd.DataFrame:
     ends = stored.ends
     index = stored.minutes[ends]
     own = stored.positions[stored.positions["strategy"] == strategy].astype({"symbol": str})
-    trades = stored.select_trades(strategy)
-    trades = trades[trades["kind"] != "split"].astype({"symbol": str})
+    trades = stored.select_fills(strategy).astype({"symbol": str})
     value = own.assign(usd=own["shares"] * own["price_usd"]).pivot(
         index="minute", columns="symbol", values="usd"
     )

@@ -329,6 +329,11 @@ class StoredBacktest:
         """A strategy's rows of `trades`."""
         return self.trades[self.trades["strategy"] == strategy]
 
+    def select_fills(self, strategy: str) -> pd.DataFrame:
+        """A strategy's rows of `trades`, except splits."""
+        own = self.select_trades(strategy)
+        return own[own["kind"] != "split"]
+
     def weights(self, strategy: str) -> pd.DataFrame:
         """Wide: index `minute` of each session's last bar, one column a symbol ever held at a
         close; 0 where not."""

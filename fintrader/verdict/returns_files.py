@@ -111,7 +111,9 @@ def read_weights(
         )
     rival: Any = benchmark
     if benchmark is None:
-        rival = marks.pct_change(fill_method=None).mean(axis=1).iloc[1:].rename("equal weight")
+        # A return over dates without a price counts at the next price.
+        changes = marks.ffill().pct_change(fill_method=None).where(marks.notna())
+        rival = changes.mean(axis=1).iloc[1:].rename("equal weight")
     elif benchmark in marks:
         rival = to_returns(marks[benchmark].dropna(), "equity", benchmark, []).rename(benchmark)
     elif benchmark != CASH:

@@ -41,10 +41,11 @@ class WeightedAccount:
 def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -> WeightedAccount:
     """Trade target weights at prices; both have one column per symbol and one row per date.
 
-    The weights of a day are known at its close and traded at the next date's price (the second, if
-    they are older than all prices), at `cost_bps` of turnover; between dates positions drift, and
-    cash earns nothing. An account without equity is closed. Raises ReturnsError for a symbol
-    without prices, a weight where there is no price, and weights in per cent.
+    The weights of a day are known at its close and traded at the price of the next date, but never
+    of the first, at `cost_bps` of turnover. A symbol without a price at that date is traded at its
+    next price, and until then marked at its last. Between dates positions drift, and cash earns
+    nothing. An account without equity is closed. Raises ReturnsError for a symbol without prices, a
+    weight before its first price, dates with several prices or too few, and weights in per cent.
     """
     absent = [str(symbol) for symbol in weights if symbol not in prices]
     if absent:
@@ -59,12 +60,18 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
     known = pd.DatetimeIndex(weights.index).normalize()
     first = max(days.searchsorted(known[0], side="right") - 1, 0)
     days = days[first:]
+    if days.has_duplicates:
+        raise ReturnsError(
+            f"prices have several rows on {days[days.duplicated()][0]:%Y-%m-%d}; keep one, such as"
+            " the close"
+        )
     close = prices[symbols].iloc[first:].astype(np.float64)
     if len(close) < 3:
         raise ReturnsError(
             "prices need at least three dates from the first weights on; add later ones"
         )
     marks = close.ffill().to_numpy()
+    is_priced = close.notna().to_numpy()
     due = np.maximum(days.searchsorted(known, side="right"), 1).tolist()
     orders = dict(zip(due, weights.fillna(0.0).to_numpy(np.float64), strict=True))
     size = len(close)
@@ -72,6 +79,7 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
     equity = np.zeros(size)
     equity[0] = CAPITAL_USD
     costs = np.zeros(size)
+    waiting = np.full(len(symbols), np.nan)  # target weights that are not traded yet
     for row in range(1, size):
         held = shares[row - 1]
         gain = np.where(held != 0, held * (marks[row] - marks[row - 1]), 0.0).sum()
@@ -79,21 +87,22 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
         if not equity[row]:
             break
         shares[row] = held
-        target = orders.get(row)
-        if target is None:
-            continue
-        unknown = (target != 0) & ~(marks[row] > 0)
+        waiting = orders.get(row, waiting)
+        unknown = (np.nan_to_num(waiting) != 0) & ~(marks[row] > 0)
         if unknown.any():
             symbol = symbols[int(np.flatnonzero(unknown)[0])]
             raise ReturnsError(
                 f"{symbol} has a weight, but no price by {close.index[row]:%Y-%m-%d}"
             )
+        is_due = is_priced[row] & ~np.isnan(waiting)
+        target = np.where(is_due, waiting, 0.0)
         goal = np.where(target != 0, target * equity[row] / np.where(target, marks[row], 1.0), 0.0)
-        traded = np.abs(np.where(goal != held, (goal - held) * marks[row], 0.0)).sum()
+        traded = np.abs(np.where(is_due & (goal != held), (goal - held) * marks[row], 0.0)).sum()
         costs[row] = min(cost_bps / 1e4 * traded, equity[row])
-        # Costs reduce all positions in proportion.
-        shares[row] = goal * (1 - costs[row] / equity[row])
+        # Costs reduce all traded positions in proportion.
+        shares[row] = np.where(is_due, goal * (1 - costs[row] / equity[row]), held)
         equity[row] -= costs[row]
+        waiting = np.where(is_due, np.nan, waiting)
     dates = days.to_numpy().astype("datetime64[D]")
     names = tuple(map(str, symbols))
     return WeightedAccount(names, dates, shares, np.nan_to_num(marks), equity, costs)

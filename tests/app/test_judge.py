@@ -50,6 +50,14 @@ def test_without_a_file_the_page_asks_for_one(open_page, tmp_path):
     assert "Choose a file" in test.info[0].value.replace("\\", "")
 
 
+def test_a_benchmark_column_may_look_like_a_path(judge_page):
+    test = judge_page((FILE, write(make_returns(edge=0.0005).rename(columns={"SPY": "BTC/USD"}))))
+    box(test, "Column").set_value("mine")
+    box(test, "Benchmark").set_value("BTC/USD")
+    healthy(press(test))
+    assert count_looks() == 1
+
+
 def test_the_page_says_what_the_command_prints(judge_page, tmp_path, monkeypatch, capsys):
     frame = make_returns(edge=0.0005)
     test = judge_page((FILE, write(frame)))

@@ -238,7 +238,12 @@ def test_the_evidence_says_what_was_found_and_what_was_not_asked_for(open_page, 
 
 
 CHOICES = {
-    "backtest": {"run": "demo", "strategy": "best", "beside": "ensemble,benchmark", "part": "risk"},
+    "backtest": {
+        "run": "demo",
+        "strategy": "best",
+        "compared": "ensemble,benchmark",
+        "part": "risk",
+    },
     "pod": {"run": "demo", "pod": "p0002", "pods": "p0001,p0005"},
     "new_run": {"source": "configs/podracer.yaml", "section": "env"},
     "compare": {"runs": "demo,second", "lines": "demo / best,second / benchmark"},
@@ -255,7 +260,7 @@ def test_choices_come_from_the_address_and_stay_in_it(open_page, template, page)
     for key, value in CHOICES[page].items():
         assert test.query_params[key] in (value, [value]), key
     chosen, wanted = {
-        "backtest": lambda: (test.get("button_group")[0].value, "beside"),
+        "backtest": lambda: (test.get("button_group")[0].value, "compared"),
         "pod": lambda: (test.multiselect[0].value, "pods"),
         "new_run": lambda: ([box(test, "Start from").value], "source"),
         "compare": lambda: (test.multiselect[1].value, "lines"),

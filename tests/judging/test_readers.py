@@ -457,6 +457,33 @@ def test_the_first_weights_are_traded_whatever_their_hour(tmp_path):
         assert held.dates[bought] == prices.index[row].to_numpy()
 
 
+def test_a_halted_symbol_is_sold_at_its_next_price(tmp_path):
+    """A sells at 40 after the halt, not at the 100 before it; B, which trades, is bought at once."""
+    days = pd.bdate_range("2021-01-04", periods=40)
+    prices = pd.DataFrame({"A": 100.0, "B": 20.0}, days)
+    prices.iloc[21:, 0] = 40.0
+    prices.iloc[18:21, 0] = np.nan
+    weights = pd.DataFrame({"A": [1.0, 0.0], "B": [0.0, 0.5]}, days[[0, 18]])
+    weights.to_csv(tmp_path / "weights.csv")
+    prices.to_csv(tmp_path / "prices.csv")
+    record = read_weights(tmp_path / "weights.csv", tmp_path / "prices.csv")
+    held = record.holdings
+    assert list(np.flatnonzero(held.changes[:, 0])) == [1, 21]
+    assert list(np.flatnonzero(held.changes[:, 1])) == [1, 19][1:]
+    np.testing.assert_allclose(np.prod(1 + record.returns), 0.4)
+    # The benchmark's half of A falls once, too, at the first price after the halt.
+    np.testing.assert_allclose(record.benchmark[20], -0.3)
+    assert np.count_nonzero(record.benchmark) == 1
+
+
+def test_hourly_prices_are_refused_by_name(tmp_path):
+    hours = pd.date_range("2021-01-04 15:00", periods=200, freq="h")
+    pd.DataFrame({"A": np.linspace(50, 60, 200)}, hours).to_csv(tmp_path / "prices.csv")
+    pd.DataFrame({"A": 1.0}, hours[:1]).to_csv(tmp_path / "weights.csv")
+    with pytest.raises(ReturnsError, match="prices have several rows on 2021-01-05"):
+        read_weights(tmp_path / "weights.csv", tmp_path / "prices.csv")
+
+
 # --- odd files and values -------------------------------------------------------------------------
 
 

@@ -172,6 +172,8 @@ def test_no_text_leaves_the_record():
 def test_numbers_are_compared_as_closely_as_code_and_machine_allow():
     told = {"a": {"x": 1.0, "y": None, "z": 0.0}, "b": {"x": 2.0}}
     found = {"a": {"x": 1.0 + 1e-9, "y": None, "z": 1e-9}, "b": {"x": 2.0, "new": 3.0}}
+    small = ({"a": {"p": 3e-7}}, {"a": {"p": 1e-8}})
+    assert compare_metrics(*small, 1e-6)[1]
     count, differences = compare_metrics(told, found, 0.0)
     assert (count, [line.partition(":")[0] for line in differences]) == (5, ["a x", "a z", "b new"])
     assert compare_metrics(told, found, 1e-6)[1] == ["b new: None in the report, 3.0 here"]

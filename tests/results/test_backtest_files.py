@@ -3,6 +3,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fintrader.backtesting import (
@@ -162,6 +163,15 @@ def test_results_of_different_windows_are_refused(results, tmp_path):
     with pytest.raises(BacktestError, match="no result"):
         write_backtest(tmp_path, {})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_split_is_no_fill(results, tmp_path):
+    stored = write_backtest(tmp_path, results, context=CONTEXT)
+    trades = stored.select_trades("best")
+    halves = pd.concat([trades, trades.head(3).assign(kind="split")])
+    split = StoredBacktest(stored.metrics, {**stored.parts, "trades": halves})
+    assert len(split.select_trades("best")) == len(trades) + 3
+    assert split.select_fills("best").equals(stored.select_fills("best"))
 
 
 def test_report_says_the_trials_first_and_needs_no_network(results, tmp_path):

@@ -232,7 +232,7 @@ def test_report_and_app_draw_the_same_numbers(site, stored, open_page):
     app = {}
     for part, elements in BOTH.items():
         page = "honesty" if part == "honesty" else "backtest"
-        drawn = of_app(open_page(site, page, run="demo", part=part, beside=beside))
+        drawn = of_app(open_page(site, page, run="demo", part=part, compared=beside))
         app |= {element.partition("_")[2]: drawn[element] for element in elements.split()}
     assert set(report) - ALONE == set(app)
     for key, chart in app.items():

@@ -84,7 +84,7 @@ def test_a_run_prints_the_papers_table_of_the_report(template, stored, sections)
 @pytest.mark.slow
 def test_the_app_shows_the_sections_of_the_report(template, stored, sections, open_page):
     view = BacktestView.of(stored)
-    choice = {"run": "demo", "strategy": view.main, "beside": ",".join(view.others)}
+    choice = {"run": "demo", "strategy": view.main, "compared": ",".join(view.others)}
     tests = [open_page(template, "backtest", part=part, **choice) for part in TABS]
     tests.append(open_page(template, "honesty", run="demo"))
     frames = []

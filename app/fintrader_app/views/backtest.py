@@ -127,7 +127,12 @@ def draw_part(
             draw(present_regimes)
         case "weights":
             apart = bar.slider(
-                "Symbols shown apart", 3, 12, figures.APART, key="weights_top", width=SLIDER
+                "Symbols with their own colour",
+                3,
+                12,
+                figures.APART,
+                key="weights_top",
+                width=SLIDER,
             )
             draw(present_positions, apart=apart)
             draw(present_execution)
@@ -150,7 +155,8 @@ def draw_part(
 
 
 def pick_window(view: BacktestView, bar: DeltaGenerator) -> int | None:
-    """Pick the sessions that rolling figures look back over; None where there are too few."""
+    """Pick the number of sessions that rolling figures look back over; None if there are too
+    few."""
     sessions = len(view.stored.ends)
     usual = figures.rolling_sessions(sessions)
     if usual is None:
@@ -174,7 +180,10 @@ def pick_strategies(
     rest = [name for name in stored.strategies if name != main]
     with right:
         key = link_choices(
-            "beside", rest, [name for name in rest if name in DEFAULT_RIVALS] or rest[:3], len(rest)
+            "compared",
+            rest,
+            [name for name in rest if name in DEFAULT_RIVALS] or rest[:3],
+            len(rest),
         )
         chosen = st.pills(
             "Compare with",
@@ -185,7 +194,7 @@ def pick_strategies(
             label_visibility="collapsed",
         )
     others = [name for name in rest if name in (chosen or [])]
-    remember("beside", ",".join(others))
+    remember("compared", ",".join(others))
     return main, others
 
 
@@ -238,7 +247,7 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
 
 
 def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
-    mine = stored.select_trades(main)
+    mine = stored.select_fills(main)
     if mine.empty:
         raise NotThereError(f"{human(main)} made no trade")
     counts = mine["symbol"].astype(str).value_counts()
@@ -296,9 +305,10 @@ def explore_decision(stored: StoredBacktest) -> None:
             " brackets the target weight; blue raised it, red lowered it."
         )
     charts.show(figures.decision_figure(found, k), "decisions_one")
-    fills = stored.select_trades(found.strategy)
-    fills = fills[stored.minutes[fills["decision_bar"]] == found.times[k]]
-    st.caption(f"{format_count(len(fills), 'fill')} of its orders")
+    fills = stored.select_fills(found.strategy)
+    is_own = stored.minutes[fills["decision_bar"]] == found.times[k]
+    fills = fills[is_own & (fills["kind"] == "order")]
+    st.caption(f"Fills of this decision: {len(fills)}")
     if len(fills):
         list_fills(fills, zone)
 

@@ -89,9 +89,9 @@ def judge_file(path: Path, options: JudgeOptions) -> tuple[BacktestView, Hashabl
     given = options.model_dump(exclude_defaults=True)
     words = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     command = shlex.join(["fintrader", "judge", path.name, *words])
-    rival = path.with_name(str(options.benchmark))
-    if rival.is_file():
-        options = options.model_copy(update={"benchmark": str(rival)})
+    rivals = {file.name: str(file) for file in path.parent.iterdir()}
+    rival = rivals.get(str(options.benchmark), options.benchmark)
+    options = options.model_copy(update={"benchmark": rival})
     record = options.read(str(path))
     verdict = judge(record, trials=options.trials, held_out=options.held_out, command=command)
     view = BacktestView.of(tabulate_record(record, verdict, command))

@@ -19,8 +19,8 @@ import yaml
 from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.config import validate
-from fintrader.errors import FintraderError
-from fintrader.results.folders import Folder, NotThereError, RunsFolder
+from fintrader.errors import ConfigError, FintraderError
+from fintrader.results.folders import Folder, RunsFolder
 from fintrader.results.formatting import duration
 from fintrader.results.run import Status, Summary
 from fintrader.yaml_text import parse_yaml
@@ -143,9 +143,8 @@ def offer_search(draft: forms.Draft) -> None:
         "Search algorithms and settings",
         key="new_search",
         icon=":material/manage_search:",
-        help="For markets and rewards whose best settings are not known, as `--search` of"
-        " `fintrader run`: all algorithms race, with step size, discount and noise from wide"
-        " ranges.",
+        help="Use it where good settings are unknown: all algorithms race, with step size, discount"
+        " and noise from wide ranges, as with `fintrader run --search`.",
     )
     if pressed:
         with guarded():
@@ -176,7 +175,7 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
         folder, file = place
         values = parse_yaml(folder.text(file), file) or {}
         if not isinstance(values, dict):
-            raise NotThereError("the configuration must be a mapping of settings")
+            raise ConfigError(f"{file} must be a mapping of settings")
         name = values.get("name") or Path(file).stem
     name = find_unused_name(runs, str(name))
     here = Path.cwd()
@@ -193,7 +192,7 @@ def find_unused_name(runs: RunsFolder, name: str) -> str:
     taken = runs.names()
     if name not in taken:
         return name
-    stem = re.sub(r"-\d+$", "", name)
+    stem = re.sub(r"-\d{1,2}$", "", name)  # four digits are a year
     return next(new for k in count(2) if (new := f"{stem}-{k}") not in taken)
 
 
@@ -225,7 +224,10 @@ def edit(section: str, draft: dict[str, Any], source: str) -> None:
             list_searchable(fields["agent"], draft),
         )
     elif isinstance(draft.get(section), list):
-        st.caption(f"{section} lists several algorithms, which race each other: edit the YAML.")
+        st.caption(
+            f"{section} lists several algorithms, which race each other. To change them, copy the"
+            " YAML to a file, and use `fintrader run FILE`."
+        )
     else:
         forms.draw_group(fields[section], section, draft, f"{key}.{section}")
 

@@ -145,7 +145,7 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
         on_select="rerun",
         # A choice is a row number: another list of runs needs another key.
         key=f"runs_table_{hash(tuple(by_name))}",
-        placeholder="–",
+        placeholder=DASH,
     )
     picked = [chosen[row].name for row in event.selection.rows if row < len(chosen)]
     widget = link_choice("run", list(by_name), prefer_run(chosen))
@@ -369,8 +369,8 @@ def draw_deletion(runs: RunsFolder, run: Summary) -> None:
     if st.button(
         "Delete for good", icon=":material/delete_forever:", disabled=typed.strip() != run.name
     ):
-        jobs.forget(runs, run.name)
         delete_run(runs, run.name)
+        jobs.forget(runs, run.name)
         show_done(f"Deleted: {plain(run.name)}", gone=True)
 
 

@@ -37,7 +37,7 @@ from fintrader_app.tables import show_board, table
 ABOUT = {
     "Failed": "Lost more often than the limit of retries; the time line has the reasons",
     "Best score": "On the validation window, by the tournament's metric",
-    "Env-steps": "Of all finished pods, over the time from the first start to the last end",
+    "Env-steps": "Of all ended pods, over the time in which a pod was at work",
     "Time left": "Estimate: mean time of a pod x pods to come / pods at work",
 }
 MOST_EVENTS = 200
