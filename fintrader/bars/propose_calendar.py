@@ -349,8 +349,10 @@ def _fit_ends(ts: Array, rows: Array, begins: Array, stops: Array) -> tuple[int,
     usual = int(lengths[counts.argmax()] if len(leads) else lengths[-1])
     fits = (offset > 0) & (is_last | (offset % max(usual, 1) == 0))
     share = float(rows[fits].sum() / rows.sum())
-    is_seen = is_last.sum() >= 5 and is_last.sum() >= 0.9 * len(seen)
-    if usual < _LONG or share < _EXACT or not is_seen:
+    if usual < _LONG or share < _EXACT or is_last.sum() < max(5, 0.9 * len(seen)):
+        return None
+    # bars on full hours begin with a shorter one: most of the ends at its multiples are not there
+    if len(ts) < _MOSTLY * np.ceil((stops - begins)[seen] / usual).sum():
         return None
     return usual // MINUTE_NS, share - 1 + len(seen) / int(seen[-1] - seen[0] + 1)
 
