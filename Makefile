@@ -25,12 +25,9 @@ MORE_sb3-contrib = or test_predictors
 export OMP_NUM_THREADS := 1
 # Tests start hundreds of processes, each of which would compile all sources that it imports anew.
 export PYTHONDONTWRITEBYTECODE :=
-# Tests that make numba compile all large kernels: a minute and a half, on which the processes of
-# `pytest` would each begin.
-KERNELS = tests/envs/test_orders.py tests/agents/test_descent.py tests/backtesting/test_account.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-adapters test-library test-gcs test-gpu test-triton test-image test-wheel test-lowest lint types floors kernels pytest app bench notebooks docs clean
+.PHONY: help install run test test-all test-adapters test-library test-gcs test-gpu test-triton test-image test-wheel test-lowest lint types floors pytest app bench notebooks docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -53,8 +50,7 @@ run: install ## Run the quickstart: a synthetic market, a small tournament, an h
 	$(BIN)/fintrader run $(CONFIG)
 
 test: lint floors ## Everything CI checks: format, lint, types, floors, and the quick tests
-	$(MAKE) --no-print-directory -j 2 types kernels
-	$(MAKE) --no-print-directory pytest
+	$(MAKE) --no-print-directory -j 2 types pytest
 
 test-all: lint types floors $(DEV) ## As test, with every test and more examples of each property; before a release
 	FINTRADER_SLOW=1 $(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=thorough
@@ -68,9 +64,6 @@ types: $(DEV) ## mypy strict on fintrader/ and app/
 
 floors: $(DEV) ## import-linter: imports run downward only
 	$(BIN)/lint-imports
-
-kernels: $(DEV) ## Compile what numba compiles for the tests, in one process
-	$(BIN)/python -m pytest -m "not slow" $(KERNELS)
 
 pytest: $(DEV) ## The quick tests alone
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow"

@@ -149,7 +149,25 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+# These make numba compile all large kernels, for more than a minute. All other processes would
+# compile the same again meanwhile, or wait.
+COMPILING = ("envs/test_orders.py", "agents/test_descent.py", "backtesting/test_account.py")
+
+
+@pytest.hookimpl(trylast=True)  # of what is left of the collection
 def pytest_collection_modifyitems(items):
+    """Order tests for two processes, which get a half each: the first compiles the kernels, while
+    the second reads bars, which needs none. Mark tests with `mark_items`."""
+    mark_items(items)
+    compiling = [item for item in items if str(item.path).endswith(COMPILING)]
+    bars = [item for item in items if "bars" in item.path.parts]
+    early = {*compiling, *bars}
+    others = [item for item in items if item not in early]
+    half = max(len(items) // 2 - len(compiling), 0)
+    items[:] = [*compiling, *others[:half], *bars, *others[half:]]
+
+
+def mark_items(items):
     """Slow tests may take an hour: the limit is for what hangs. Without a GPU or the real bars,
     tests that need them skip."""
     gpu = [item for item in items if item.get_closest_marker("gpu")]

@@ -85,6 +85,8 @@ spec:
         env:
         - name: XDG_STATE_HOME
           value: /data/state
+        - name: FINTRADER_HOME
+          value: /data/fintrader
         - name: FINTRADER_CACHE
           value: /data/tensors
         resources:
