@@ -245,24 +245,25 @@ def _seek_ends(
     if found.known.get("label") == "start" or step >= DAY_MINUTES - 60:
         return proposal, step
     best = proposal.best
-    names = (calendar,) if calendar else USUAL
-    fitting = find_ends(bars, names, zones)
-    if not fitting and not calendar and best.outside > MOST_OUTSIDE:
-        fitting = find_ends(bars, RARER, zones)
+    fitting = find_ends(bars, (calendar,) if calendar else USUAL, zones)
+    if not calendar and (fitting or best.outside > MOST_OUTSIDE or best.calendar in RARER):
+        fitting += find_ends(bars, RARER, zones)
     fitting = [one for one in fitting if minutes in (None, one.minutes)]
     if not fitting:
         return proposal, step
-    ends = fitting[0]
+    ends = max(fitting, key=lambda one: one.share)  # the first of equal ones
     if best.calendar not in OPEN and ends.share <= measure_starts(
         bars, best.calendar, best.zone, step
     ):
         return proposal, step
     found.ends = ends.minutes
     own = propose(bars, (ends.calendar,), (ends.zone,), ends.minutes, found.spans)
-    alike = [one for one in fitting[1:] if one.share > ends.share - 0.01]
+    alike = [one for one in fitting if one.share > ends.share - 0.002]
     others = dict.fromkeys(one.calendar for one in alike if one.calendar != ends.calendar)
     clocks = dict.fromkeys(one.zone for one in alike if one.zone != ends.zone)
-    return replace(own, calendars=tuple(others), zones=tuple(clocks)), ends.minutes
+    may_be_sure = own.may_be_sure and ends.share > 0.999
+    own = replace(own, calendars=tuple(others), zones=tuple(clocks), may_be_sure=may_be_sure)
+    return own, ends.minutes
 
 
 def _round_late_ends(bars: Bars, layout: Layout) -> Bars:

@@ -101,6 +101,15 @@ class BarsByDay:
         step = self.step
         return np.asarray((self.first < self.open - step) | (self.last > self.close + step))
 
+    @property
+    def finals(self) -> list[Array]:
+        """Start of each session's last bar `[D]`, where bars begin anew after a break, and where
+        they do not."""
+        return [
+            begin + (self.close - MINUTE_NS - begin) // self.step * self.step
+            for begin in (self.resume, self.open)
+        ]
+
     def find_bars(self, moment: Array) -> tuple[Array, Array]:
         """Find the bar at a time. moment: `[D]` int64. Returns its row `[D]`, and `[D]` bool: True
         if there is a bar at exactly that time."""
@@ -184,10 +193,9 @@ class Votes(NamedTuple):
 
 def label_votes(days: BarsByDay) -> Votes:
     """Count the days that speak for each label, by the bars at the open and the close."""
-    if not days.step or not len(days.session):
-        return Votes()
-    edges = _count_edge_votes(days)
-    return sum_votes([edges, _count_volume_votes(days)]) if days.has_edges else edges
+    if days.has_edges:
+        return sum_votes([_count_edge_votes(days), _count_volume_votes(days)])
+    return _count_long_votes(days) if days.minutes else Votes()
 
 
 def sum_votes(votes: Iterable[Votes]) -> Votes:
@@ -205,11 +213,7 @@ def _count_edge_votes(days: BarsByDay) -> Votes:
     """
     step = days.step
     usual = ~days.wide
-    # start of the last bar, where bars begin anew after a break and where they do not
-    finals = [
-        begin + (days.close - MINUTE_NS - begin) // step * step
-        for begin in (days.resume, days.open)
-    ]
+    finals = days.finals
     row_open, at_open = days.find_bars(days.open)
     row_before, before = days.find_bars(days.open - step)
     _, after = days.find_bars(days.open + step)
@@ -230,6 +234,16 @@ def _count_edge_votes(days: BarsByDay) -> Votes:
     prints = usual & before & flat_before & at_open & ~flat_last & is_within
     proper = usual & at_open & ~end & ~early & (~flat_open | ~late)
     return Votes(*(int(mask.sum()) for mask in (end, proper | prints, early, prints, usual)))
+
+
+def _count_long_votes(days: BarsByDay) -> Votes:
+    """Count votes of days of bars longer than an hour, by their first and last bars alone: beside
+    the session lie other bars of the day, or of another day."""
+    step = days.step
+    end = (days.first == days.open + step) & (days.last == days.close)
+    early = (days.first == days.open - step) & _is_any(days.last + step, days.finals)
+    start = days.first == days.open
+    return Votes(int(end.sum()), int(start.sum()), int(early.sum()), 0, len(days.session))
 
 
 def _is_any(ts: Array, moments: list[Array]) -> Array:

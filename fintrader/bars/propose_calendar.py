@@ -23,8 +23,11 @@ from fintrader.bars.calendar import (
     FX,
     NASDAQ_NIGHT,
     QUARTER_NS,
+    Hours,
     find_exchange_timezone,
+    session_date,
     session_edges,
+    session_grid,
     since_midnight,
 )
 from fintrader.bars.sources.presets import split_words
@@ -81,6 +84,8 @@ _MOST_A_DAY = 30
 """Largest number of such bars in a day, on average."""
 _EXACT = 0.99
 """Least share of the rows of such bars that must be ends."""
+_NEARLY_ALL = 0.9
+"""Least share of such ends at which there must be a row."""
 _ALIKE = 2.0
 """Costs that differ by no more than this count as equal; the hypothesis with the lower `rank` is
 then chosen."""
@@ -311,16 +316,20 @@ def find_ends(bars: Bars, calendars: Sequence[str], zones: Sequence[str]) -> lis
 
 
 def measure_starts(bars: Bars, calendar: str, zone: str, step: int) -> float:
-    """Measure the share of the rows that lie whole bars of `step` minutes after trading began; 0
-    where fewer than half of the times at which it began have a row."""
-    ts = np.sort(move(bars.ts, zone))
-    begins, stops = _list_parts(calendar, ts)
-    at = np.maximum(np.searchsorted(begins, ts, side="right") - 1, 0)
-    offset = ts - begins[at]
-    seen = np.unique(at)
-    is_begun = np.isin(begins[seen], ts)
-    fits = (offset >= 0) & (ts < stops[at]) & (offset % (step * MINUTE_NS) == 0)
-    return float(fits.mean()) if is_begun.mean() >= 0.5 else 0.0
+    """Measure the share of the rows at which bars of `step` minutes begin in a market, at its open
+    and after its breaks or at full hours, less the share of sessions without rows; 0 where fewer
+    than half of the times at which such bars first begin have a row."""
+    ts = move(bars.ts, zone)
+    first, last = (session_date(calendar, int(at)) for at in (ts.min(), ts.max()))
+    shares = [0.0]
+    every: tuple[Hours, ...] = ("regular", "clock")
+    for hours in every:
+        grid = session_grid(calendar, first, last, step, hours)
+        is_begun = np.isin(grid.begins if hours == "regular" else grid.begin, ts)
+        seen = np.unique(grid.session[np.isin(grid.minutes, ts)])
+        if is_begun.sum() >= 0.5 * len(seen):
+            shares.append(np.isin(ts, grid.minutes).mean() - 1 + len(seen) / grid.num_sessions)
+    return max(shares)
 
 
 def _list_parts(calendar: str, ts: Array) -> tuple[Array, Array]:
@@ -349,10 +358,10 @@ def _fit_ends(ts: Array, rows: Array, begins: Array, stops: Array) -> tuple[int,
     usual = int(lengths[counts.argmax()] if len(leads) else lengths[-1])
     fits = (offset > 0) & (is_last | (offset % max(usual, 1) == 0))
     share = float(rows[fits].sum() / rows.sum())
-    if usual < _LONG or share < _EXACT or is_last.sum() < max(5, 0.9 * len(seen)):
+    if usual < _LONG or share < _EXACT or is_last.sum() < max(5, _NEARLY_ALL * len(seen)):
         return None
-    # bars on full hours begin with a shorter one: most of the ends at its multiples are not there
-    if len(ts) < _MOSTLY * np.ceil((stops - begins)[seen] / usual).sum():
+    # bars on full hours begin with a shorter one: many of the ends at its multiples are not there
+    if len(ts) < _NEARLY_ALL * np.ceil((stops - begins)[seen] / usual).sum():
         return None
     return usual // MINUTE_NS, share - 1 + len(seen) / int(seen[-1] - seen[0] + 1)
 

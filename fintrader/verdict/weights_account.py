@@ -42,9 +42,10 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
     """Trade target weights at prices; both have one column per symbol and one row per date.
 
     The weights of a day are known at its close and traded at the price of the next date, but never
-    of the first, at `cost_bps` of turnover. A symbol without a price at that date is traded at its
-    next price, and until then marked at its last. Between dates positions drift, and cash earns
-    nothing. An account without equity is closed. Raises ReturnsError for a symbol without prices, a
+    of the first, at `cost_bps` of turnover. A symbol without a price at that date is marked at its
+    last and traded at its next price; until then the others share what it leaves of the leverage. A
+    symbol without a later price is traded at its last. Between dates positions drift, and cash
+    earns nothing. An account without equity is closed. Raises ReturnsError for a symbol without prices, a
     weight before its first price, dates with several prices or too few, and weights in per cent.
     """
     absent = [str(symbol) for symbol in weights if symbol not in prices]
@@ -71,7 +72,7 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
             "prices need at least three dates from the first weights on; add later ones"
         )
     marks = close.ffill().to_numpy()
-    is_priced = close.notna().to_numpy()
+    is_priced = (close.notna() | close.bfill().isna()).to_numpy()
     due = np.maximum(days.searchsorted(known, side="right"), 1).tolist()
     orders = dict(zip(due, weights.fillna(0.0).to_numpy(np.float64), strict=True))
     size = len(close)
@@ -94,15 +95,20 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
             raise ReturnsError(
                 f"{symbol} has a weight, but no price by {close.index[row]:%Y-%m-%d}"
             )
-        is_due = is_priced[row] & ~np.isnan(waiting)
+        is_asked = ~np.isnan(waiting)
+        is_due = is_priced[row] & is_asked
+        locked = np.abs(np.where(is_asked & ~is_due & (held != 0), held * marks[row], 0.0)).sum()
         target = np.where(is_due, waiting, 0.0)
+        room = np.nansum(np.abs(waiting)) - locked / equity[row]
+        share = np.clip(room / max(np.abs(target).sum(), 1e-12), 0.0, 1.0)
+        target *= share
         goal = np.where(target != 0, target * equity[row] / np.where(target, marks[row], 1.0), 0.0)
         traded = np.abs(np.where(is_due & (goal != held), (goal - held) * marks[row], 0.0)).sum()
         costs[row] = min(cost_bps / 1e4 * traded, equity[row])
         # Costs reduce all traded positions in proportion.
         shares[row] = np.where(is_due, goal * (1 - costs[row] / equity[row]), held)
         equity[row] -= costs[row]
-        waiting = np.where(is_due, np.nan, waiting)
+        waiting = np.where(is_due & (share == 1), np.nan, waiting)
     dates = days.to_numpy().astype("datetime64[D]")
     names = tuple(map(str, symbols))
     return WeightedAccount(names, dates, shares, np.nan_to_num(marks), equity, costs)

@@ -17,9 +17,9 @@ FIRST = dt.date(2021, 3, 1)
 LAST = dt.date(2021, 4, 30)
 
 
-def cut(calendar, minutes):
+def cut(calendar, minutes, first=FIRST, last=LAST):
     """Starts and ends of bars that begin anew when trading does."""
-    trading = session_grid(calendar, FIRST, LAST).exchange_minutes
+    trading = session_grid(calendar, first, last).exchange_minutes
     parts = np.split(trading, np.flatnonzero(np.diff(trading) > MINUTE) + 1)
     starts = np.concatenate([part[::minutes] for part in parts])
     stops = np.concatenate([np.full(-(-len(part) // minutes), part[-1] + MINUTE) for part in parts])
@@ -106,3 +106,79 @@ def test_hours_of_shanghai_are_no_ends_of_tokyo(tmp_path):
     ends = detect(str(tmp_path / "ends.csv"))
     assert (hours.calendar, hours.bar_minutes, hours.source.get("label")) == ("XSHG", 60, None)
     assert (ends.calendar, ends.bar_minutes, ends.source["label"]) == ("XTKS", 90, "end")
+
+
+@pytest.mark.parametrize(
+    ("calendar", "first", "last"),
+    [("XTKS", "2021-02-01", "2021-03-31"), ("XSHG", "2021-05-06", "2021-09-30")],
+)
+def test_full_hours_of_asia_are_no_ends_of_sydney(calendar, first, last, tmp_path):
+    """Read so, each close would appear one hour early."""
+    days = map(dt.date.fromisoformat, (first, last))
+    hours = pd.DatetimeIndex(session_grid(calendar, *days, 60, "clock").minutes, tz="UTC")
+    write_bars(tmp_path / "bars.csv", hours)
+    found = detect(str(tmp_path / "bars.csv"))
+    assert (found.calendar, found.bar_minutes, found.hours) == (calendar, 60, "clock")
+    assert "label" not in found.source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("calendar", ["XPAR", "XSTO", "XSWX", "XWBO"])
+def test_ends_of_rarer_exchanges_keep_their_holidays(calendar, tmp_path):
+    _, ends = cut(calendar, 60, dt.date(2021, 10, 1), dt.date(2022, 6, 30))
+    write_bars(tmp_path / "bars.csv", pd.DatetimeIndex(ends, tz="UTC"))
+    found = detect(str(tmp_path / "bars.csv"))
+    assert (found.calendar, found.source["label"]) == (calendar, "end")
+
+
+def write_bars(path, ts, symbol="AAA", **more):
+    close = 100 * np.exp(np.random.default_rng(len(ts)).normal(0, 0.003, len(ts)).cumsum())
+    prices = {"open": close, "high": 1.001 * close, "low": 0.999 * close, "close": close}
+    table = pd.DataFrame({"ts": ts, "symbol": symbol, **prices, "volume": 1000.0})
+    table.to_csv(path, index=False, **more)
+
+
+def build(path, calendar, minutes, hours="regular"):
+    windows = {
+        "train": ["2021-03-01", "2021-03-31"],
+        "validation": ["2021-04-01", "2021-04-15"],
+        "test": ["2021-04-16", "2021-04-30"],
+    }
+    source = {"kind": "files", "columns": {"symbol": "symbol"}, "bar_minutes": minutes}
+    data = {"path": str(path), "calendar": calendar, "bar_minutes": minutes, "source": source}
+    return load_market({**data, "hours": hours, "windows": windows}, cache=path.parent / "tensors")
+
+
+@pytest.mark.parametrize("missing", ["all", "some"])
+def test_a_bar_after_the_close_of_extended_hours_is_no_end(missing, tmp_path):
+    """Four hours each from 4:00 on: 16:00 is the close, and the bar that begins there."""
+    grid = session_grid("XNYS", FIRST, LAST, 240, "extended")
+    ts = pd.DatetimeIndex(grid.minutes, tz="UTC")
+    number = np.arange(len(ts)) % 4
+    gone = (number == 0) & (missing == "all") | (number == 0) & (np.arange(len(ts)) % 12 == 0)
+    write_bars(tmp_path / "bars.csv", ts[~gone])
+    assert build(tmp_path / "bars.csv", "XNYS", 240, "extended").bar_minutes == 240
+
+
+@pytest.mark.parametrize(("calendar", "minutes"), [("23/5", 240), ("CMES", 120)])
+def test_symbols_that_do_not_trade_at_night_are_not_early(calendar, minutes, tmp_path):
+    """The bar before the open is the last one of the session before."""
+    grid = session_grid(calendar, FIRST, LAST, minutes)
+    place = np.arange(grid.num_bars) - grid.first_bar[grid.session]
+    ts = pd.DatetimeIndex(grid.minutes, tz="UTC")
+    is_last = np.append(np.diff(grid.session) > 0, True)
+    for number in range(4):
+        kept = (place > 2) & (~is_last | (grid.session % 2 == number % 2))
+        mode = {"mode": "a", "header": False} if number else {}
+        write_bars(tmp_path / "bars.csv", ts[kept], f"S{number}", **mode)
+    assert build(tmp_path / "bars.csv", calendar, minutes).bar_minutes == minutes
+
+
+def test_a_trade_a_day_and_the_closing_cross_are_no_long_bars(tmp_path):
+    """Few minutes of a thin symbol say nothing about the label of all."""
+    grid = session_grid("XNYS", FIRST, LAST)
+    write_bars(tmp_path / "bars.csv", pd.DatetimeIndex(grid.minutes, tz="UTC"))
+    seen = np.sort(np.concatenate([grid.open[-8:] + 97 * MINUTE, grid.close[-8:]]))
+    thin = pd.DatetimeIndex(seen, tz="UTC")
+    write_bars(tmp_path / "bars.csv", thin, "THIN", mode="a", header=False)
+    assert build(tmp_path / "bars.csv", "XNYS", 1).num_assets == 2

@@ -458,7 +458,7 @@ def test_the_first_weights_are_traded_whatever_their_hour(tmp_path):
 
 
 def test_a_halted_symbol_is_sold_at_its_next_price(tmp_path):
-    """A sells at 40 after the halt, not at the 100 before it; B, which trades, is bought at once."""
+    """A sells at 40 after the halt, not at the 100 before it, and only then can B be bought."""
     days = pd.bdate_range("2021-01-04", periods=40)
     prices = pd.DataFrame({"A": 100.0, "B": 20.0}, days)
     prices.iloc[21:, 0] = 40.0
@@ -469,11 +469,34 @@ def test_a_halted_symbol_is_sold_at_its_next_price(tmp_path):
     record = read_weights(tmp_path / "weights.csv", tmp_path / "prices.csv")
     held = record.holdings
     assert list(np.flatnonzero(held.changes[:, 0])) == [1, 21]
-    assert list(np.flatnonzero(held.changes[:, 1])) == [1, 19][1:]
+    assert list(np.flatnonzero(held.changes[:, 1])) == [21]
     np.testing.assert_allclose(np.prod(1 + record.returns), 0.4)
     # The benchmark's half of A falls once, too, at the first price after the halt.
     np.testing.assert_allclose(record.benchmark[20], -0.3)
     assert np.count_nonzero(record.benchmark) == 1
+
+
+def test_halts_and_delistings_add_no_leverage(tmp_path):
+    """Sales of A wait, so that B is bought for what is left; C, which is gone, is sold at its
+    last price."""
+    days = pd.bdate_range("2021-01-04", periods=60)
+    prices = pd.DataFrame({"A": 100.0, "B": 20.0, "C": 10.0}, days)
+    prices.iloc[8:15, 0] = np.nan
+    prices.iloc[15:, 0] = 200.0
+    prices.iloc[12:, 1] = 40.0
+    prices.iloc[30:, 2] = np.nan
+    weights = pd.DataFrame(0.0, days[[0, 8, 20, 32]], list("ABC"))
+    weights.loc[days[0], "A"] = weights.loc[days[20], "C"] = 1.0
+    weights.loc[days[8], ["A", "B"]] = 0.25, 0.75
+    weights.loc[days[32], "B"] = 1.0
+    weights.to_csv(tmp_path / "weights.csv")
+    prices.to_csv(tmp_path / "prices.csv")
+    held = read_weights(tmp_path / "weights.csv", tmp_path / "prices.csv").holdings
+    worth = np.abs(held.shares * held.prices).sum(1)
+    assert (worth[1:] <= held.equity[1:] * (1 + 1e-9)).all()
+    assert held.equity[14] == 1e6  # B was not bought with money that A holds
+    assert (held.equity[15:] == 2e6).all()
+    assert list(np.flatnonzero(held.changes[:, 2])) == [21, 33]
 
 
 def test_hourly_prices_are_refused_by_name(tmp_path):
