@@ -20,7 +20,13 @@ from tests.bars.tables import REAL_2016, REAL_2019
 from tests.factories import make_market, planted_market
 from tests.quick import slow_but
 
-HALF_MINUTE = LookaheadSettings(budget_minutes=0.5)
+BRIEF = LookaheadSettings(budget_minutes=0.1)
+
+
+def stays_clean(report):
+    """Check that something was tried, and nothing found."""
+    assert report.trials[WHOLE][0] > 0
+    assert report.clean, str(report)
 
 
 def with_column(values, seed=3):
@@ -84,8 +90,6 @@ def test_the_first_stage_finds_every_common_leak_and_names_no_honest_column(
     tmp_path, leaking, honest
 ):
     """The slow case has eighteen leaking columns and thirteen honest ones, built seven times."""
-    assert len(lab.EVERYWHERE) >= 14
-    assert len(lab.CLEAN) + 3 >= 12
     said = Said()
     path = lab.write_bars(tmp_path, sessions=12)
     names = [*map(lab.column, (*leaking, lab.expanding_mean, lab.drawdown, lab.smoothed))]
@@ -194,19 +198,10 @@ def test_every_planted_leak_is_caught(tmp_path):
 
 
 @pytest.mark.slow
-def test_clean_features_are_clean(tmp_path):
-    path = lab.write_bars(tmp_path)
-    report = lab.with_features(path, (), HALF_MINUTE)
-    assert report.clean, str(report)
-    given = {"given_next", "given_noisy", "given_night"}
-    assert {alarm.column for alarm in lab.given_columns(path)} == given
-
-
-@pytest.mark.slow
 def test_the_quickstart_is_clean():
     config = load_config("quickstart")
-    report = lookahead(config.data, config.trading, HALF_MINUTE, seed=config.seed)
-    assert report.clean, str(report)
+    report = lookahead(config.data, config.trading, BRIEF, seed=config.seed)
+    stays_clean(report)
     assert any("signal" in line for line in report.trusted)
 
 
@@ -214,15 +209,16 @@ def test_the_quickstart_is_clean():
 def test_splits_listings_and_half_days_are_clean():
     source = {
         "kind": "synthetic",
-        "num_symbols": 12,
-        "num_sessions": 36,
+        "num_symbols": 8,
+        "num_sessions": 24,
         "missing": 0.05,
         "events": {"splits": 2, "dividends": 2, "late_listings": 1, "delistings": 1},
     }
     values = {"source": source, "start": "2020-11-09", "bar_minutes": 30}
     data = DataSettings.model_validate(values)
     report = lookahead(data, EnvSettings(), lab.WHOLE_TIME)
-    assert report.clean, str(report)
+    stays_clean(report)
+    assert report.unproved == ()
 
 
 @pytest.mark.slow
@@ -231,8 +227,7 @@ def test_real_minutes_do_not_look_ahead():
     values = {"path": str(REAL_2016), "bar_minutes": 5}
     universe = {"symbols": ["AAPL", "BRCM", "CSX", "GMCR", "MSFT"]}
     data = DataSettings.model_validate({**values, "universe": universe})
-    report = lookahead(data, EnvSettings(decision_interval=6), HALF_MINUTE)
-    assert report.clean, str(report)
+    stays_clean(lookahead(data, EnvSettings(decision_interval=6), BRIEF))
 
 
 @pytest.mark.slow
@@ -240,8 +235,7 @@ def test_real_minutes_do_not_look_ahead():
 def test_two_years_of_real_minutes_raise_no_alarm():
     config = load_config("configs/walkforward_us14.yaml")
     data = config.data.model_copy(update={"path": str(REAL_2019)})
-    report = lookahead(data.model_copy(update={"bar_minutes": 30}), config.trading, HALF_MINUTE)
-    assert report.clean, str(report)
+    stays_clean(lookahead(data.model_copy(update={"bar_minutes": 30}), config.trading, BRIEF))
 
 
 def test_exit_status_and_stored_answer(tmp_path, monkeypatch):

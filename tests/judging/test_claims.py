@@ -2,7 +2,7 @@
 
 import re
 import shlex
-from datetime import datetime
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pandas as pd
@@ -174,10 +174,9 @@ def test_a_claim_needs_a_window_that_has_not_begun(in_2021, capsys, options, sai
 
 
 def test_a_day_counts_as_begun_when_it_has_begun_in_the_east():
-    first = pd.Timestamp(claims.find_first_day())
-    ahead = first - pd.Timestamp.now("UTC").tz_localize(None)
-    assert pd.Timedelta(hours=14) <= ahead + pd.Timedelta(days=1)
-    assert pd.Timedelta(hours=10) < ahead <= pd.Timedelta(hours=38)
+    before, after = (datetime(2020, 12, 31, *clock, tzinfo=UTC) for clock in ((9, 59), (10, 0)))
+    assert claims.find_first_day(before) == "2021-01-01"
+    assert claims.find_first_day(after) == "2021-01-02"
 
 
 def test_a_deployment_registers_once_and_its_report_is_judged(in_2021, capsys, caplog):

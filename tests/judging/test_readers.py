@@ -219,7 +219,7 @@ def test_tables_of_text_in_the_ways_of_several_countries(tmp_path):
         + "".join(f"{day:%Y-%m-%d},{100 * value:.9f} %\n" for day, value in RETURNS.items()),
         "german": "Datum;Rendite\n"
         + "".join(
-            f"{day:%d.%m.%Y};{value:.12f}\n".replace(".0", ",0", 0)
+            f"{day:%d.%m.%Y};" + f"{value:.12f}\n".replace(".", ",")
             for day, value in RETURNS.items()
         ),
         "comma": "date;r\n"

@@ -154,7 +154,9 @@ def test_a_killed_process_is_completed_with_the_same_result(undisturbed, tmp_pat
     one."""
     config = write_config(tmp_path)
     killed = [kill_when("run", config, moment) for moment in moments]
-    assert sum(killed) >= len(moments) // 2, killed  # on a busy machine a look may come too late
+    assert sum(killed) >= max(1, len(moments) // 2), (
+        killed
+    )  # on a busy machine a look may come too late
     run(load_config(config))
     assert metrics_bytes(config) == metrics_bytes(undisturbed)
     assert len(list(config.parent.rglob("*.tmp"))) <= len(moments)

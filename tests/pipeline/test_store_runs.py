@@ -2,7 +2,6 @@ import json
 import re
 import shutil
 import threading
-import time
 from fnmatch import fnmatch
 
 import pytest
@@ -249,13 +248,11 @@ def test_a_run_that_is_known_here_is_waited_for_when_its_store_is_away(tmp_path,
     try:
         config = load_config(write(tmp_path, store=f"file://{tmp_path}/store"))
         away.touch()
-        began = time.monotonic()
         with (
             pytest.raises(StorageOfflineError),
             hold_run(config),
         ):  # nobody knows whether there is such a store
             pass
-        assert time.monotonic() - began < 30
         away.unlink()
         with hold_run(config) as mirror:
             claim(config, mirror=mirror)
