@@ -159,6 +159,8 @@ def test_no_payload_opens_anything_outside(fortress, monkeypatch):
         ):
             with pytest.raises(FintraderError):
                 read(payload)
+    runs.run("demo").read("manifest.json")
+    assert opened
     inside = (str((fortress / "runs").resolve()), str((fortress / "data").resolve()))
     assert all(os.path.realpath(path).startswith(inside) for path in opened), opened
 

@@ -140,7 +140,7 @@ def test_fills_are_compared_with_the_last_close(split):
     ),
 )
 def test_agents_learn_with_prices(algo, rules, market):
-    trained = fintrader.train(algo, TradingEnv(market, **rules, num_envs=16), env_steps=2000)
+    trained = fintrader.train(algo, TradingEnv(market, **rules, num_envs=16), env_steps=320)
     result = simulate(trained.policy, market, EnvSettings(**rules))
     assert np.isfinite(result.equity).all()
     assert result.orders.given > 0

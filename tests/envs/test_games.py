@@ -164,7 +164,7 @@ def test_a_shared_policy_learns_to_collude_and_to_compete():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("teams", "cooperation"), GAMES)
+@pytest.mark.parametrize(("teams", "cooperation"), GAMES[3:])  # those before are learned above
 def test_a_shared_policy_finds_every_equilibrium(teams, cooperation):
     found = learn(teams, cooperation, 400_000, num_games=128)
     assert found == pytest.approx(closed_form(teams, cooperation), rel=0.06)
