@@ -66,9 +66,9 @@ def _list_field_names(kind: Any) -> tuple[str, ...]:
 
 
 def resembles(kind: type, names: Iterable[str]) -> bool:
-    """Check that `names` hold half of a record's fields, as in a record of another version."""
+    """Check that `names` hold most of a record's fields, as in a record of another version."""
     own = _list_field_names(cast(Any, kind))
-    return 2 * len({*own}.intersection(names)) >= len(own)
+    return 2 * len({*own}.intersection(names)) > len(own)
 
 
 def to_plain(value: Any) -> Any:

@@ -40,44 +40,51 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM, for example from a cluster that drains a node."""
 
 
-def _terminated(_number: int, _frame: FrameType | None) -> None:
-    raise Terminated
+_stops: list[KeyboardInterrupt] = []
+"""Interruptions of this command."""
+_timers: list[threading.Timer] = []
 
 
-_swallowed: list[tuple[KeyboardInterrupt, threading.Timer]] = []
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    _stops.append(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
+    raise _stops[-1]
 
 
-def _note_swallowed(ignored: Any) -> None:
-    """Note an interruption that a callback of a C library swallowed, as numba's compiler does, and
-    interrupt again a moment later, in case nothing failed through it."""
+def _interrupt_again(ignored: Any) -> None:
+    """Interrupt again a moment after a callback of a C library swallowed an interruption, as
+    numba's compiler does, in case nothing failed through it."""
     stop = ignored.exc_value
     if isinstance(stop, KeyboardInterrupt):
         number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
-        again = threading.Timer(0.1, os.kill, [os.getpid(), number])
-        again.daemon = True
-        again.start()
-        _swallowed.append((stop, again))
+        _timers.append(threading.Timer(0.1, os.kill, [os.getpid(), number]))
+        _timers[-1].daemon = True
+        _timers[-1].start()
     else:
         sys.__unraisablehook__(ignored)
 
 
 def _run(argv: list[str]) -> None:
-    """Run the command. An error that follows a swallowed interruption counts as that one."""
+    """Run the command. An error that follows an interruption counts as that one: a library that is
+    interrupted while it is imported seems to be missing."""
     try:
         dispatch(argv)
     except Exception:
-        if not _swallowed:
+        if not _stops:
             raise
-        stop, again = _swallowed[-1]
-        again.cancel()
-        raise stop from None
+        raise _stops[-1] from None
+    finally:
+        for timer in _timers:
+            timer.cancel()
 
 
 def _main(argv: list[str]) -> None:
     if threading.current_thread() is threading.main_thread():
         # Without a handler the first process of a container ignores the signal.
-        signal.signal(signal.SIGTERM, _terminated)
-        sys.unraisablehook = _note_swallowed
+        signal.signal(signal.SIGTERM, _interrupt)
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, _interrupt)
+        sys.unraisablehook = _interrupt_again
+        _stops.clear()
     try:
         _run(argv)
     except reproducible.RestartNeeded as error:

@@ -222,3 +222,27 @@ cli.main([])
     )
     assert done.returncode == 143
     assert done.stderr == "fintrader: interrupted; run the same command again to resume\n"
+
+
+def test_a_library_that_seems_to_be_missing_after_an_interruption_is_not_named():
+    """numpy and torch turn an interruption while they are imported into an error of their own."""
+    script = """
+import os, signal, time
+from fintrader import cli
+from fintrader.errors import ConfigError
+
+def work(argv):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise ConfigError("torch is missing: pip install torch") from None
+
+cli.dispatch = work
+cli.main([])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr == "fintrader: interrupted; run the same command again to resume\n"

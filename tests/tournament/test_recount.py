@@ -94,6 +94,17 @@ def test_a_fault_in_any_file(tmp_path, undisturbed, stopped, seeds, whole):
     assert 0 < refused < len(seeds)
 
 
+def test_a_pods_record_in_place_of_the_tournaments_is_damage_and_no_other_version(
+    tmp_path, stopped
+):
+    """Both have `env`, `seed` and `data_hash`: half of the tournament's fields."""
+    run = RunFolder(shutil.copytree(stopped.root, tmp_path / "run"))
+    spec = next(run.root.glob("pods/*/spec.json"))
+    RunStore(run).identity_path.write_bytes(spec.read_bytes())
+    assert again(run) == ""  # it is made anew
+    assert not problems(run)
+
+
 def test_a_whole_run_passes_and_a_running_one_is_left_alone(run, stopped):
     assert problems(run) == []
     assert problems(stopped) == []
