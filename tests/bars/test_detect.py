@@ -511,8 +511,7 @@ def test_what_to_do_next_depends_on_faults(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("a_day", [1, 13])
-@pytest.mark.parametrize("sessions", [199, 200, 260])
+@pytest.mark.parametrize(("sessions", "a_day"), [(199, 1), (200, 13), (260, 1)])
 def test_from_a_file_of_many_days_to_a_backtest(tmp_path, monkeypatch, sessions, a_day):
     """From 200 sessions on 120 lie before the test, and what `init` writes judges agents where they
     were not trained."""

@@ -70,7 +70,7 @@ def kill_at_each(name, root, step):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "step"), [("alpaca", amount(13, 1)), ("binance", amount(67, 3))])
+@pytest.mark.parametrize(("name", "step"), [("alpaca", amount(29, 1)), ("binance", amount(131, 3))])
 def test_a_kill_at_many_requests_trades_no_share_twice(tmp_path, name, step):
     kill_at_each(name, tmp_path, step)
 
