@@ -104,8 +104,8 @@ def test_single_accounts_step_in_processes_as_they_do_here():
     def make():
         return SingleTradingEnv(make_market(90, 3), SETTINGS, seed=4)
 
-    here = gymnasium.vector.SyncVectorEnv([make] * 2)
-    there = gymnasium.vector.AsyncVectorEnv([make] * 2)
+    here = gymnasium.vector.SyncVectorEnv([make] * 5)
+    there = gymnasium.vector.AsyncVectorEnv([make] * 5)
     try:
         observations = [env.reset(seed=9)[0] for env in (here, there)]
         continues_alike([observations[0]], [observations[1]])
