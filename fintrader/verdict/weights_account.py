@@ -45,8 +45,9 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
     of the first, at `cost_bps` of turnover. A symbol without a price at that date is marked at its
     last and traded at its next price; until then the others share what it leaves of the leverage. A
     symbol without a later price is traded at its last. Between dates positions drift, and cash
-    earns nothing. An account without equity is closed. Raises ReturnsError for a symbol without prices, a
-    weight before its first price, dates with several prices or too few, and weights in per cent.
+    earns nothing. An account without equity is closed. Raises ReturnsError for a symbol without
+    prices, a weight before its first price, dates with several prices or too few, and weights in
+    per cent.
     """
     absent = [str(symbol) for symbol in weights if symbol not in prices]
     if absent:
