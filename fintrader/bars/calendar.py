@@ -177,6 +177,7 @@ class SessionGrid:
         earlier than the pause.
         """
         end = ts + minutes * MINUTE_NS
+        end -= end % MINUTE_NS  # some vendors stamp the first second after
         at = np.minimum(np.searchsorted(self.ends, end), self.num_bars - 1)
         ts = np.where(self.ends[at] == end, np.maximum(ts, self.minutes[at]), ts)
         before = np.searchsorted(self.pauses, end) - 1

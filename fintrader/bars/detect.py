@@ -50,6 +50,7 @@ from fintrader.bars.propose_calendar import (
     Proposal,
     find_calendar,
     find_ends,
+    list_near,
     measure_starts,
     move,
     propose,
@@ -247,7 +248,7 @@ def _seek_ends(
     best = proposal.best
     fitting = find_ends(bars, (calendar,) if calendar else USUAL, zones)
     if not calendar and (fitting or best.outside > MOST_OUTSIDE or best.calendar in RARER):
-        fitting += find_ends(bars, RARER, zones)
+        fitting += find_ends(bars, list_near(fitting[0].calendar) if fitting else RARER, zones)
     fitting = [one for one in fitting if minutes in (None, one.minutes)]
     if not fitting:
         return proposal, step
@@ -967,10 +968,9 @@ def _length(found: Detection, looked: list[BarsByDay], longest: int) -> None:
 def _begins_at_open(days: BarsByDay) -> bool:
     """Report whether, in one season of at least five openings after a pause, half of them have a
     bar at that moment: its time is then no end. Where sessions touch, an end is also an open."""
-    fresh = np.append(True, days.open[1:] > days.close[:-1] + _HOUR)
     _, there = days.find_bars(days.open)
     for clock in np.unique(days.open % _DAY):
-        is_seen = fresh & (days.open % _DAY == clock)
+        is_seen = days.is_rested & (days.open % _DAY == clock)
         if is_seen.sum() >= 5 and there[is_seen].mean() >= 0.5:
             return True
     return False

@@ -33,7 +33,8 @@ _AUCTION = 5 * MINUTE_NS
 """Longest time after the close at which the closing auction's trade is printed."""
 _FEWEST_STEPS = 20
 """Fewest steps between bars that show their length."""
-_LENGTHS = (2, 3, 4, 5, 6, 10, 12, 13, 15, 20, 26, 30, 39, 60, 65, 78, 90, 120, 130, 180, 195, 240)
+_STRETCH = 2 * _FEWEST_STEPS
+"""Number of steps in a row that show bars of another length."""
 _JUMP = 4.0
 """Least ratio of the volume at the open to that of the bar before, for symbols that trade before
 the open."""
@@ -57,6 +58,10 @@ class BarsByDay:
     last: Array
     resume: Array
     """`[D]` int64: time at which the session's last part begins, after its break or at the open."""
+    is_rested: Array
+    """`[D]` bool: True if the session opens more than an hour after the close of the one before."""
+    extended: tuple[int, int] | None
+    """Length of extended hours before the open and after the close; None if they are not known."""
     steps: Array
     """`[K]` int64: minutes from each bar to the next one of the same day."""
     num_single_bars: int
@@ -67,7 +72,8 @@ class BarsByDay:
         """Length of the bars in minutes; None where there are fewer than `_FEWEST_STEPS` steps.
 
         The most frequent step, if it makes up 80 % of all steps and no step is below half of it;
-        otherwise the largest usual length of which at least 99.5 % of the steps are multiples.
+        otherwise the largest divisor of that step of which at least 99.5 % of the steps are
+        multiples: bars may be missing.
         """
         if len(self.steps) < _FEWEST_STEPS:
             return None
@@ -76,10 +82,11 @@ class BarsByDay:
         # rare short steps, as of hourly bars in a session from 22:05 to midnight, do not count
         if counts[usual] >= 0.8 * len(self.steps) and not counts[: usual // 2].any():
             return usual
-        fitting = [
-            length for length in _LENGTHS if counts[::length].sum() >= 0.995 * len(self.steps)
-        ]
-        return max(fitting, default=1)
+        return max(
+            length
+            for length in range(1, usual + 1)
+            if length == 1 or counts[::length].sum() >= 0.995 * len(self.steps)
+        )
 
     @property
     def step(self) -> int:
@@ -105,10 +112,7 @@ class BarsByDay:
     def finals(self) -> list[Array]:
         """Start of each session's last bar `[D]`, where bars begin anew after a break, and where
         they do not."""
-        return [
-            begin + (self.close - MINUTE_NS - begin) // self.step * self.step
-            for begin in (self.resume, self.open)
-        ]
+        return [_find_last_bar(begin, self.close, self.step) for begin in (self.resume, self.open)]
 
     def find_bars(self, moment: Array) -> tuple[Array, Array]:
         """Find the bar at a time. moment: `[D]` int64. Returns its row `[D]`, and `[D]` bool: True
@@ -131,7 +135,8 @@ def split_by_day(bars: Bars, grid: SessionGrid) -> BarsByDay:
     """Group one symbol's sorted bars by day. A day reaches from the middle of one night to the
     middle of the next."""
     ts = bars.ts - bars.ts % MINUTE_NS
-    edge = np.searchsorted(ts, night_borders(grid.open, grid.close))
+    before, after = grid.extended or (0, 0)
+    edge = np.searchsorted(ts, night_borders(grid.open - before, grid.close + after))
     start = edge[:-1]
     stop = edge[1:]
     day = np.flatnonzero(stop - start >= 2)
@@ -158,6 +163,8 @@ def split_by_day(bars: Bars, grid: SessionGrid) -> BarsByDay:
         close=close,
         first=ts[start[day]],
         last=ts[stop[day] - 1],
+        is_rested=np.append(True, grid.open[1:] > grid.close[:-1] + _HOUR)[day],
+        extended=grid.extended,
         resume=np.maximum(grid.begins[np.searchsorted(grid.pauses, close)], grid.open[day]),
         steps=steps[(steps > 0) & (steps <= 720)],
         num_single_bars=int(np.count_nonzero(ts[start[single]] == grid.open[single])),
@@ -191,11 +198,17 @@ class Votes(NamedTuple):
         return votes > 0 and votes >= 9 * others and (most or votes >= 15)
 
 
-def label_votes(days: BarsByDay) -> Votes:
-    """Count the days that speak for each label, by the bars at the open and the close."""
+def label_votes(days: BarsByDay, moved_by: int | None = None) -> Votes:
+    """Count the days that speak for each label, by the bars at the open and the close.
+
+    moved_by: minutes by which the times were moved because they are read as ends; None if they were
+    not moved.
+    """
+    if moved_by is not None and moved_by * MINUTE_NS >= _STEP:
+        return _count_early_votes(days, moved_by * MINUTE_NS)
     if days.has_edges:
         return sum_votes([_count_edge_votes(days), _count_volume_votes(days)])
-    return _count_long_votes(days) if days.minutes else Votes()
+    return _count_late_votes(days) if days.minutes else Votes()
 
 
 def sum_votes(votes: Iterable[Votes]) -> Votes:
@@ -236,14 +249,48 @@ def _count_edge_votes(days: BarsByDay) -> Votes:
     return Votes(*(int(mask.sum()) for mask in (end, proper | prints, early, prints, usual)))
 
 
-def _count_long_votes(days: BarsByDay) -> Votes:
-    """Count votes of days of bars longer than an hour, by their first and last bars alone: beside
-    the session lie other bars of the day, or of another day."""
-    step = days.step
-    end = (days.first == days.open + step) & (days.last == days.close)
-    early = (days.first == days.open - step) & _is_any(days.last + step, days.finals)
+def _count_late_votes(days: BarsByDay) -> Votes:
+    """Count votes of days of bars longer than an hour, by their first and last bars alone: the bars
+    next to the session are others of the day, or of another day."""
+    end = (days.first == days.open + days.step) & (days.last == days.close)
     start = days.first == days.open
-    return Votes(int(end.sum()), int(start.sum()), int(early.sum()), 0, len(days.session))
+    return Votes(int(end.sum()), int(start.sum()), days=len(days.session))
+
+
+def _count_early_votes(days: BarsByDay, step: int) -> Votes:
+    """Count votes on bars of half an hour or more whose times were moved by `step`, by the first
+    and last bar of each stretch of sessions without a pause of more than an hour.
+
+    Moved wrongly, a stretch begins one bar early and its last bar is missing. A stretch of many
+    sessions may also lack it because trading ends before the calendar's close.
+    """
+    first = np.flatnonzero(days.is_rested)
+    if not len(first):
+        return Votes()
+    last = np.append(first[1:], len(days.session)) - 1
+    before, after = days.extended or (0, 0)
+    early = start = np.zeros(len(first), dtype=bool)
+    for opened, closed, resumed in (
+        (days.open, days.close, days.resume),
+        (days.open - before, days.close + after, days.open - before),
+    ):
+        late = days.last[last] - closed[last]
+        begin = days.first[first] - opened[first]
+        finals = [
+            _find_last_bar(since[last], closed[last], step) - closed[last]
+            for since in (resumed, opened)
+        ]
+        is_stretch = last > first
+        early = early | (begin == -step) & (
+            _is_any(late + step, finals) | is_stretch & (late < np.minimum(*finals))
+        )
+        start = start | (begin == 0) & _is_any(late, finals)
+    return Votes(start=int(start.sum()), early=int((early & ~start).sum()), days=len(first))
+
+
+def _find_last_bar(begin: Array, close: Array, step: int) -> Array:
+    """Return `[D]` int64: start of the last of the bars of length `step` that begin at `begin`."""
+    return np.asarray(begin + (close - MINUTE_NS - begin) // step * step)
 
 
 def _is_any(ts: Array, moments: list[Array]) -> Array:
@@ -314,12 +361,16 @@ class SessionEvidence:
     """Checks the bars of all symbols of a build and raises BarError where they contradict the
     declared length, label or zone.
 
-    minutes: declared length of the bars in files; None for sources without such a setting.
+    minutes: declared length of the bars in files; None for sources without such a setting;
+    is_moved: True if times are read as ends, so that they were moved by this length.
     """
 
-    def __init__(self, grid: SessionGrid, minutes: int | None = None) -> None:
+    def __init__(
+        self, grid: SessionGrid, minutes: int | None = None, *, is_moved: bool = False
+    ) -> None:
         self.grid = grid
         self.minutes = minutes
+        self.is_moved = is_moved
         _, self._season = np.unique(grid.open % (24 * _HOUR), return_inverse=True)
         self._whole = int(grid.session_minutes.max())
         self._votes = Votes()
@@ -331,14 +382,20 @@ class SessionEvidence:
         BarError if this symbol alone is evidence enough."""
         days = split_by_day(bars, self.grid)
         self._whole_days += days.num_single_bars
-        self._split_days += len(days.session)
+        num_split = int(np.count_nonzero((days.first == days.open) & (days.last == days.resume)))
+        self._split_days += num_split
         self._others += len(days.steps)
+        subject = f"{bars.origin}: the bars of {bars.symbols[0]}"
+        votes = label_votes(days, self.minutes if self.is_moved else None)
+        if self.is_moved:
+            self._refuse_label(votes, days.step, subject)
+        if np.mean(bars.high > bars.low) > 0.5:  # no trades of auctions
+            self._refuse_parts(days.num_single_bars, num_split, len(days.steps), subject)
         if not len(days.session):
             return days
-        subject = f"{bars.origin}: the bars of {bars.symbols[0]}"
         self._refuse_length(days, subject)
+        self._refuse_mixture(days, subject)
         self._refuse_crossing(days, subject)
-        votes = label_votes(days)
         self._refuse_label(votes, days.step, subject)
         moved = measure_displacements(days)
         shifts = defaultdict[int, Counter[int]](Counter)
@@ -354,19 +411,26 @@ class SessionEvidence:
         alone proves little."""
         self._refuse_label(self._votes, MINUTE_NS, "the bars of all symbols together")
         self._refuse_zone(self._moved, "the bars of all symbols together")
-        if self._whole_days >= 10 and not self._others and self.grid.bar_minutes < self._whole:
-            raise BarError(
-                f"these are daily bars, and the market's bars have {self.grid.bar_minutes} minutes:"
-                " a day's close would be known in its first bar; set data.bar_minutes to"
-                f" {self._whole}"
-            )
+        self._refuse_parts(
+            self._whole_days, self._split_days, self._others, "the bars of all symbols"
+        )
 
-        longest = self.grid.longest_part
-        if self._split_days >= 10 and not self._others and self.grid.bar_minutes < longest:
+    def _refuse_parts(self, whole: int, split: int, num_steps: int, subject: str) -> None:
+        """Raise BarError for bars of whole sessions or of the parts around a break, if the market's
+        bars are shorter. whole: number of days with a single bar, at the open; split: of days with
+        one at the begin of each part; num_steps: number of steps between bars of one part."""
+        minutes = self.grid.bar_minutes
+        if whole >= 10 and not num_steps and minutes < self._whole:
             raise BarError(
-                "these are bars of the parts of a session around its break, and the market's bars"
-                f" have {self.grid.bar_minutes} minutes: a close would be known in its part's first"
-                f" bar; set data.source.bar_minutes and data.bar_minutes to {longest}"
+                f"{subject} are daily bars, and the market's bars have {minutes} minutes: a day's"
+                f" close would be known in its first bar; set data.bar_minutes to {self._whole}"
+            )
+        longest = self.grid.longest_part
+        if split >= 10 and not num_steps and minutes < longest:
+            raise BarError(
+                f"{subject} are bars of the parts of a session around its break, and the market's"
+                f" bars have {minutes} minutes: a close would be known in its part's first bar; set"
+                f" data.source.bar_minutes and data.bar_minutes to {longest}"
             )
 
     def _refuse_length(self, days: BarsByDay, subject: str) -> None:
@@ -385,7 +449,7 @@ class SessionEvidence:
                 f"{subject} stand {usual} minute{'s' * (usual > 1)} apart, and"
                 f" data.source.bar_minutes says {declared}; set data.source.bar_minutes to {usual}"
             )
-        fits = length <= grid and (grid % length == 0 or grid >= self._whole)
+        fits = self._fits(length)
         if length > 1 and (not fits or (declared is not None and declared < length)):
             settings = (
                 [f"data.source.bar_minutes to {length}"] if declared not in (None, length) else []
@@ -395,6 +459,31 @@ class SessionEvidence:
                 f"{subject} stand {length} minutes apart, so they are bars of {length} minutes"
                 + ("" if fits else f", which cannot be spread over bars of {grid}")
                 + f"; set {' and '.join(settings)}, or keep only bars of one length"
+            )
+
+    def _fits(self, length: int) -> bool:
+        """Return True if bars of `length` minutes can be combined into those of the market."""
+        grid = self.grid.bar_minutes
+        return length <= grid and (grid % length == 0 or grid >= self._whole)
+
+    def _refuse_mixture(self, days: BarsByDay, subject: str) -> None:
+        """Raise BarError if a stretch of bars is longer than declared, or than the other bars: their
+        closes would be known too early. Missing bars do not look so: of `_STRETCH` steps in a row
+        all are multiples of a longer one, and half are equal to it."""
+        known = max(self.minutes or 1, days.minutes or 1)
+        if len(days.steps) < _STRETCH:
+            return
+        steps = np.lib.stride_tricks.sliding_window_view(days.steps, _STRETCH)
+        least = steps.min(axis=1)
+        at = np.flatnonzero(least >= 2 * known)
+        is_even = (steps[at] % least[at, None] == 0).all(axis=1)
+        is_usual = (steps[at] == least[at, None]).mean(axis=1) >= 0.5
+        longer = least[at[is_even & is_usual]]
+        if len(longer) and not self._fits(int(longer[0])):
+            raise BarError(
+                f"{subject} have two lengths: {known} and {longer[0]} minutes; keep only bars of one"
+                f" length, or set data.source.bar_minutes and data.bar_minutes to {longer[0]} if"
+                " others are missing"
             )
 
     def _refuse_crossing(self, days: BarsByDay, subject: str) -> None:

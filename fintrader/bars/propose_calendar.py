@@ -187,13 +187,18 @@ def _compare_rarer(
     """Add the rarer calendars with the same clock that the data does not refute either; propose one
     of them if it fits clearly better."""
     best = usual.best
-    home = _list_offsets(find_exchange_timezone(best.calendar))
-    near = [one for one in RARER if _list_offsets(find_exchange_timezone(one)) == home]
-    rarer = propose(bars, (best.calendar, *near), (best.zone,), step, spans)
+    near = (best.calendar, *list_near(best.calendar))
+    rarer = propose(bars, near, (best.zone,), step, spans)
     if rarer.best.cost < best.cost - _CLEAR[step >= DAY_MINUTES - 60]:
         return replace(rarer, zones=usual.zones, refuted=best)
     others = [one for one in (rarer.best.calendar, *rarer.calendars) if one != best.calendar]
     return replace(usual, calendars=tuple(others))
+
+
+def list_near(calendar: str) -> list[str]:
+    """List the rarer calendars with the same clock."""
+    home = _list_offsets(find_exchange_timezone(calendar))
+    return [one for one in RARER if _list_offsets(find_exchange_timezone(one)) == home]
 
 
 def _trades_at_weekends(bars: Bars) -> bool:

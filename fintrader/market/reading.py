@@ -204,8 +204,10 @@ class Reader:
         """Each symbol's first bar, and the first with full feature windows."""
         source = settings.source
         files = source if isinstance(source, FilesSettings) else None
-        self.evidence = SessionEvidence(grid, None if files is None else files.bar_minutes)
         self.is_end_labelled = files is not None and files.label == "end"
+        self.evidence = SessionEvidence(
+            grid, None if files is None else files.bar_minutes, is_moved=self.is_end_labelled
+        )
         self.sessions_over = count_finished(grid, feed.span()[1])
         declared = load_actions(settings.actions, feed.holder)
         self.actions, self.contradictions = add_announced(declared, feed.actions)

@@ -81,20 +81,9 @@ def test_the_wrong_label_of_long_bars_is_refused(minutes, label, tmp_path):
     """Ends that are starts would show each close one bar early."""
     _, closes = write(tmp_path / "bars.csv", "XNYS", minutes, label, "utc")
     wrong = {"start": "end", "end": "start"}[label]
-    source = {"kind": "files", "columns": {"symbol": "symbol"}, "bar_minutes": minutes}
-    data = {
-        "path": str(tmp_path / "bars.csv"),
-        "calendar": "XNYS",
-        "bar_minutes": minutes,
-        "windows": {
-            "train": ["2021-03-01", "2021-03-31"],
-            "validation": ["2021-04-01", "2021-04-15"],
-            "test": ["2021-04-16", "2021-04-30"],
-        },
-    }
     with pytest.raises(BarError, match=f"set data.source.label to {label}"):
-        load_market({**data, "source": {**source, "label": wrong}}, cache=tmp_path / "wrong")
-    market = load_market({**data, "source": {**source, "label": label}}, cache=tmp_path / "right")
+        build(tmp_path / "bars.csv", "XNYS", minutes, label=wrong)
+    market = build(tmp_path / "bars.csv", "XNYS", minutes, label=label)
     np.testing.assert_allclose(market.close.numpy(), closes, rtol=1e-6)
 
 
@@ -132,19 +121,24 @@ def test_ends_of_rarer_exchanges_keep_their_holidays(calendar, tmp_path):
 
 
 def write_bars(path, ts, symbol="AAA", **more):
-    close = 100 * np.exp(np.random.default_rng(len(ts)).normal(0, 0.003, len(ts)).cumsum())
+    close = 100 * np.exp(
+        np.random.default_rng([len(ts), *symbol.encode()]).normal(0, 0.003, len(ts)).cumsum()
+    )
     prices = {"open": close, "high": 1.001 * close, "low": 0.999 * close, "close": close}
     table = pd.DataFrame({"ts": ts, "symbol": symbol, **prices, "volume": 1000.0})
     table.to_csv(path, index=False, **more)
 
 
-def build(path, calendar, minutes, hours="regular"):
-    windows = {
-        "train": ["2021-03-01", "2021-03-31"],
-        "validation": ["2021-04-01", "2021-04-15"],
-        "test": ["2021-04-16", "2021-04-30"],
-    }
+WINDOWS = {
+    "train": ["2021-03-01", "2021-03-31"],
+    "validation": ["2021-04-01", "2021-04-15"],
+    "test": ["2021-04-16", "2021-04-30"],
+}
+
+
+def build(path, calendar, minutes, hours="regular", label="start", windows=WINDOWS):
     source = {"kind": "files", "columns": {"symbol": "symbol"}, "bar_minutes": minutes}
+    source["label"] = label
     data = {"path": str(path), "calendar": calendar, "bar_minutes": minutes, "source": source}
     return load_market({**data, "hours": hours, "windows": windows}, cache=path.parent / "tensors")
 
@@ -182,3 +176,77 @@ def test_a_trade_a_day_and_the_closing_cross_are_no_long_bars(tmp_path):
     thin = pd.DatetimeIndex(seen, tz="UTC")
     write_bars(tmp_path / "bars.csv", thin, "THIN", mode="a", header=False)
     assert build(tmp_path / "bars.csv", "XNYS", 1).num_assets == 2
+
+
+@pytest.mark.parametrize("minutes", [25, 45, 75, 105])
+def test_missing_bars_do_not_shorten_the_others(minutes, tmp_path):
+    """With the divisor of 15 minutes, each close would appear an hour early."""
+    starts, _ = cut("XNYS", minutes)
+    kept = np.random.default_rng(minutes).random(len(starts)) > 0.4
+    write_bars(tmp_path / "bars.csv", pd.DatetimeIndex(starts[kept], tz="UTC"))
+    assert load_market(tmp_path / "bars.csv", cache=tmp_path / "tensors").bar_minutes == minutes
+
+
+@pytest.mark.parametrize(("calendar", "lengths"), [("XNYS", (120, 60)), ("XNYS", (75, 150))])
+def test_bars_of_two_lengths_are_refused(calendar, lengths, tmp_path):
+    middle = dt.date(2021, 3, 31)
+    early, _ = cut(calendar, lengths[0], FIRST, middle)
+    late, _ = cut(calendar, lengths[1], middle + dt.timedelta(1), LAST)
+    ts = pd.DatetimeIndex(np.concatenate([early, late]), tz="UTC")
+    write_bars(tmp_path / "bars.csv", ts)
+    with pytest.raises(BarError, match=f"{min(lengths)} and {max(lengths)} minutes"):
+        load_market(tmp_path / "bars.csv", cache=tmp_path / "tensors")
+    kept = ts[ts < pd.Timestamp("2021-04-01", tz="UTC")]
+    write_bars(tmp_path / "bars.csv", kept)
+    market = load_market(tmp_path / "bars.csv", cache=tmp_path / "tensors")
+    assert market.bar_minutes == lengths[0]
+
+
+@pytest.mark.parametrize(("calendar", "minutes"), [("XSHG", 120), ("XNYS", 390)])
+def test_a_symbol_of_longer_bars_is_refused(calendar, minutes, tmp_path):
+    """One bar in each part of a session has no next bar to show its length."""
+    write_bars(tmp_path / "bars.csv", pd.DatetimeIndex(cut(calendar, 60)[0], tz="UTC"))
+    starts = pd.DatetimeIndex(cut(calendar, minutes)[0], tz="UTC")
+    write_bars(tmp_path / "bars.csv", starts, "LONG", mode="a", header=False)
+    with pytest.raises(BarError, match=rf"the bars of LONG.*bar_minutes to {minutes}"):
+        build(tmp_path / "bars.csv", calendar, 60)
+
+
+@pytest.mark.parametrize(
+    ("calendar", "minutes", "hours", "missing", "last"),
+    [
+        ("XNYS", 120, "regular", 0.0, dt.date(2021, 3, 8)),
+        ("XNYS", 120, "regular", 0.4, LAST),
+        ("XHKG", 75, "regular", 0.2, LAST),
+        ("XSHG", 60, "regular", 0.0, LAST),
+        ("XNYS", 240, "extended", 0.0, LAST),
+        ("XNYS", 30, "regular", 0.4, LAST),
+        ("CMES", 60, "regular", 0.0, LAST),
+        ("FX", 240, "regular", 0.0, LAST),
+        ("23/5", 60, "regular", 0.2, LAST),
+    ],
+)
+def test_starts_are_no_ends(calendar, minutes, hours, missing, last, tmp_path):
+    """Read as ends, each close would appear one bar early."""
+    grid = session_grid(calendar, FIRST, last, minutes, hours)
+    is_traded = np.ones(grid.num_bars, dtype=bool)
+    if calendar == "CMES":  # an hour of rest, which the calendar does not know
+        is_traded = grid.minutes + minutes * MINUTE < grid.close[grid.session]
+    for seed in range(4):
+        kept = is_traded & (np.random.default_rng(seed).random(grid.num_bars) >= missing)
+        ts = pd.DatetimeIndex(grid.minutes[kept], tz="UTC")
+        mode = {"mode": "a", "header": False} if seed else {}
+        write_bars(tmp_path / "bars.csv", ts, f"S{seed}", **mode)
+    windows = {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}
+    with pytest.raises(BarError, match=r"set data\.source\.label to start"):
+        build(tmp_path / "bars.csv", calendar, minutes, hours, "end", windows)
+    assert build(tmp_path / "bars.csv", calendar, minutes, hours, "start", windows).num_assets == 4
+
+
+def test_ends_one_second_late_keep_the_last_bar(tmp_path):
+    """The last bar of 75 minutes has 15."""
+    _, ends = cut("XNYS", 75)
+    write_bars(tmp_path / "bars.csv", pd.DatetimeIndex(ends + 1_000_000_000, tz="UTC"))
+    market = build(tmp_path / "bars.csv", "XNYS", 75, label="end")
+    close = pd.read_csv(tmp_path / "bars.csv").close
+    np.testing.assert_allclose(market.close.numpy()[:, 0], close, rtol=1e-6)
