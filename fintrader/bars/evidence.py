@@ -33,8 +33,6 @@ _AUCTION = 5 * MINUTE_NS
 """Longest time after the close at which the closing auction's trade is printed."""
 _FEWEST_STEPS = 20
 """Fewest steps between bars that show their length."""
-_STRETCH = 2 * _FEWEST_STEPS
-"""Number of steps in a row that show bars of another length."""
 _JUMP = 4.0
 """Least ratio of the volume at the open to that of the bar before, for symbols that trade before
 the open."""
@@ -259,32 +257,20 @@ def _count_late_votes(days: BarsByDay) -> Votes:
 
 def _count_early_votes(days: BarsByDay, step: int) -> Votes:
     """Count votes on bars of half an hour or more whose times were moved by `step`, by the first
-    and last bar of each stretch of sessions without a pause of more than an hour.
-
-    Moved wrongly, a stretch begins one bar early and its last bar is missing. A stretch of many
-    sessions may also lack it because trading ends before the calendar's close.
-    """
+    and last bar of each stretch of sessions without a pause of more than an hour. Moved wrongly, a
+    stretch begins one bar early and lacks its last bar."""
     first = np.flatnonzero(days.is_rested)
-    if not len(first):
-        return Votes()
     last = np.append(first[1:], len(days.session)) - 1
     before, after = days.extended or (0, 0)
     early = start = np.zeros(len(first), dtype=bool)
-    for opened, closed, resumed in (
-        (days.open, days.close, days.resume),
-        (days.open - before, days.close + after, days.open - before),
+    for opened, resumed, closed in (
+        (days.open, days.resume, days.close),
+        (days.open - before, days.open - before, days.close + after),
     ):
-        late = days.last[last] - closed[last]
-        begin = days.first[first] - opened[first]
-        finals = [
-            _find_last_bar(since[last], closed[last], step) - closed[last]
-            for since in (resumed, opened)
-        ]
-        is_stretch = last > first
-        early = early | (begin == -step) & (
-            _is_any(late + step, finals) | is_stretch & (late < np.minimum(*finals))
-        )
-        start = start | (begin == 0) & _is_any(late, finals)
+        finals = [_find_last_bar(begin, closed, step)[last] for begin in (opened, resumed)]
+        late = days.first[first] - opened[first]
+        early = early | (late == -step) & (days.last[last] < np.minimum(*finals))
+        start = start | (late == 0) & _is_any(days.last[last], finals)
     return Votes(start=int(start.sum()), early=int((early & ~start).sum()), days=len(first))
 
 
@@ -394,7 +380,6 @@ class SessionEvidence:
         if not len(days.session):
             return days
         self._refuse_length(days, subject)
-        self._refuse_mixture(days, subject)
         self._refuse_crossing(days, subject)
         self._refuse_label(votes, days.step, subject)
         moved = measure_displacements(days)
@@ -419,19 +404,17 @@ class SessionEvidence:
         """Raise BarError for bars of whole sessions or of the parts around a break, if the market's
         bars are shorter. whole: number of days with a single bar, at the open; split: of days with
         one at the begin of each part; num_steps: number of steps between bars of one part."""
-        minutes = self.grid.bar_minutes
-        if whole >= 10 and not num_steps and minutes < self._whole:
-            raise BarError(
-                f"{subject} are daily bars, and the market's bars have {minutes} minutes: a day's"
-                f" close would be known in its first bar; set data.bar_minutes to {self._whole}"
-            )
-        longest = self.grid.longest_part
-        if split >= 10 and not num_steps and minutes < longest:
-            raise BarError(
-                f"{subject} are bars of the parts of a session around its break, and the market's"
-                f" bars have {minutes} minutes: a close would be known in its part's first bar; set"
-                f" data.source.bar_minutes and data.bar_minutes to {longest}"
-            )
+        for count, length, kind in (
+            (whole, self._whole, "daily bars"),
+            (split, self.grid.longest_part, "bars of the parts of a session around its break"),
+        ):
+            if count >= 10 and not num_steps and self.grid.bar_minutes < length:
+                raise BarError(
+                    f"{subject} are {kind}, and the market's bars have {self.grid.bar_minutes}"
+                    " minutes: a close would be known in its first bar; set"
+                    f" {'data.source.bar_minutes and ' * (self.minutes is not None)}"
+                    f"data.bar_minutes to {length}"
+                )
 
     def _refuse_length(self, days: BarsByDay, subject: str) -> None:
         length = days.minutes
@@ -449,7 +432,7 @@ class SessionEvidence:
                 f"{subject} stand {usual} minute{'s' * (usual > 1)} apart, and"
                 f" data.source.bar_minutes says {declared}; set data.source.bar_minutes to {usual}"
             )
-        fits = self._fits(length)
+        fits = length <= grid and (grid % length == 0 or grid >= self._whole)
         if length > 1 and (not fits or (declared is not None and declared < length)):
             settings = (
                 [f"data.source.bar_minutes to {length}"] if declared not in (None, length) else []
@@ -459,31 +442,6 @@ class SessionEvidence:
                 f"{subject} stand {length} minutes apart, so they are bars of {length} minutes"
                 + ("" if fits else f", which cannot be spread over bars of {grid}")
                 + f"; set {' and '.join(settings)}, or keep only bars of one length"
-            )
-
-    def _fits(self, length: int) -> bool:
-        """Return True if bars of `length` minutes can be combined into those of the market."""
-        grid = self.grid.bar_minutes
-        return length <= grid and (grid % length == 0 or grid >= self._whole)
-
-    def _refuse_mixture(self, days: BarsByDay, subject: str) -> None:
-        """Raise BarError if a stretch of bars is longer than declared, or than the other bars: their
-        closes would be known too early. Missing bars do not look so: of `_STRETCH` steps in a row
-        all are multiples of a longer one, and half are equal to it."""
-        known = max(self.minutes or 1, days.minutes or 1)
-        if len(days.steps) < _STRETCH:
-            return
-        steps = np.lib.stride_tricks.sliding_window_view(days.steps, _STRETCH)
-        least = steps.min(axis=1)
-        at = np.flatnonzero(least >= 2 * known)
-        is_even = (steps[at] % least[at, None] == 0).all(axis=1)
-        is_usual = (steps[at] == least[at, None]).mean(axis=1) >= 0.5
-        longer = least[at[is_even & is_usual]]
-        if len(longer) and not self._fits(int(longer[0])):
-            raise BarError(
-                f"{subject} have two lengths: {known} and {longer[0]} minutes; keep only bars of one"
-                f" length, or set data.source.bar_minutes and data.bar_minutes to {longer[0]} if"
-                " others are missing"
             )
 
     def _refuse_crossing(self, days: BarsByDay, subject: str) -> None:

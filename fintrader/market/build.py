@@ -96,7 +96,7 @@ log = logging.getLogger("fintrader.market")
 
 RECORD = "build.json"
 """Sealed file next to each market: its sources and the repairs of its bars."""
-BUILD_VERSION = 18
+BUILD_VERSION = 19
 """Part of every address; increase it when the same settings would give other numbers, or files of
 another form."""
 

@@ -14,6 +14,8 @@ from fintrader.metrics import Array
 CAPITAL_USD = 1_000_000.0
 MOST_LEVERAGE = 20.0
 """Largest sum of absolute weights; a larger sum means that the weights are in per cent."""
+GONE_AFTER = 20
+"""Dates in a row without a price after which a symbol is traded at its last one, as if delisted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +45,9 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
 
     The weights of a day are known at its close and traded at the price of the next date, but never
     of the first, at `cost_bps` of turnover. A symbol without a price at that date is marked at its
-    last and traded at its next price; until then the others share what it leaves of the leverage. A
-    symbol without a later price is traded at its last. Between dates positions drift, and cash
-    earns nothing. An account without equity is closed. Raises ReturnsError for a symbol without
+    last one and traded at its next, or at its last after `GONE_AFTER` dates. Until then its
+    position counts, and the absolute weights of all exceed neither their targets' sum, nor what is
+    held, nor 1. Between dates positions drift, and cash earns nothing. An account without equity is closed. Raises ReturnsError for a symbol without
     prices, a weight before its first price, dates with several prices or too few, and weights in
     per cent.
     """
@@ -67,13 +69,15 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
             f"prices have several rows on {days[days.duplicated()][0]:%Y-%m-%d}; keep one, such as"
             " the close"
         )
-    close = prices[symbols].iloc[first:].astype(np.float64)
+    every = prices[symbols].astype(np.float64)
+    close = every.iloc[first:]
     if len(close) < 3:
         raise ReturnsError(
             "prices need at least three dates from the first weights on; add later ones"
         )
-    marks = close.ffill().to_numpy()
-    is_priced = (close.notna() | close.bfill().isna()).to_numpy()
+    marks = every.ffill().iloc[first:].to_numpy()
+    is_gone = every.isna().rolling(GONE_AFTER).sum() == GONE_AFTER
+    is_priced = (every.notna() | is_gone).iloc[first:].to_numpy()
     due = np.maximum(days.searchsorted(known, side="right"), 1).tolist()
     orders = dict(zip(due, weights.fillna(0.0).to_numpy(np.float64), strict=True))
     size = len(close)
@@ -98,9 +102,10 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
             )
         is_asked = ~np.isnan(waiting)
         is_due = is_priced[row] & is_asked
-        locked = np.abs(np.where(is_asked & ~is_due & (held != 0), held * marks[row], 0.0)).sum()
+        worth = np.abs(np.where(held != 0, held * marks[row], 0.0)) / equity[row]
+        locked = worth[is_asked & ~is_due].sum()
         target = np.where(is_due, waiting, 0.0)
-        room = np.nansum(np.abs(waiting)) - locked / equity[row]
+        room = max(np.nansum(np.abs(waiting)), worth.sum(), 1.0) - locked
         share = np.clip(room / max(np.abs(target).sum(), 1e-12), 0.0, 1.0)
         target *= share
         goal = np.where(target != 0, target * equity[row] / np.where(target, marks[row], 1.0), 0.0)

@@ -122,9 +122,11 @@ def test_days_fill_no_grid_of_minutes(tmp_path):
     table = minute_table(2, 8)
     days = merged(table)
     path = write_csv(tmp_path, days.assign(ts=days.ts.dt.strftime("%Y-%m-%d")))
-    with pytest.raises(BarError, match=r"daily bars.*set data.bar_minutes to 390"):
+    with pytest.raises(BarError, match=r"daily.*set data.source.bar_minutes and data.bar_minutes"):
         make_market(settings(path))
-    make_market(settings(path, bar_minutes=390, features={"names": ["return_1"]}))
+    features = {"names": ["return_1"]}
+    make_market(settings(path, {"bar_minutes": 390}, bar_minutes=390, features=features))
+    make_market(settings(path, bar_minutes=390, features=features))
 
 
 def test_extended_hours_are_counted_or_kept(tmp_path):

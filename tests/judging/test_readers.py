@@ -477,9 +477,9 @@ def test_a_halted_symbol_is_sold_at_its_next_price(tmp_path):
 
 
 def test_halts_and_delistings_add_no_leverage(tmp_path):
-    """Sales of A wait, so that B is bought for what is left; C, which is gone, is sold at its
-    last price."""
-    days = pd.bdate_range("2021-01-04", periods=60)
+    """Sales of A wait, so that B is bought for what is left; C is sold at its last price when 20
+    dates have none, because until then it could be a halt."""
+    days = pd.bdate_range("2021-01-04", periods=70)
     prices = pd.DataFrame({"A": 100.0, "B": 20.0, "C": 10.0}, days)
     prices.iloc[8:15, 0] = np.nan
     prices.iloc[15:, 0] = 200.0
@@ -492,11 +492,27 @@ def test_halts_and_delistings_add_no_leverage(tmp_path):
     weights.to_csv(tmp_path / "weights.csv")
     prices.to_csv(tmp_path / "prices.csv")
     held = read_weights(tmp_path / "weights.csv", tmp_path / "prices.csv").holdings
+    prices.iloc[:40].to_csv(tmp_path / "prices.csv")
+    earlier = read_weights(tmp_path / "weights.csv", tmp_path / "prices.csv").holdings
+    np.testing.assert_array_equal(earlier.shares, held.shares[:40])
     worth = np.abs(held.shares * held.prices).sum(1)
     assert (worth[1:] <= held.equity[1:] * (1 + 1e-9)).all()
     assert held.equity[14] == 1e6  # B was not bought with money that A holds
     assert (held.equity[15:] == 2e6).all()
-    assert list(np.flatnonzero(held.changes[:, 2])) == [21, 33]
+    assert list(np.flatnonzero(held.changes[:, 2])) == [21, 49]
+
+
+def test_a_halt_does_not_sell_other_symbols(tmp_path):
+    """A is halted at the first weights and afterwards, when less of it is wanted."""
+    days = pd.bdate_range("2021-01-04", periods=40)
+    prices = pd.DataFrame({"A": 100.0, "B": 20.0}, days)
+    prices.iloc[[5, 20, 21], 0] = np.nan
+    weights = pd.DataFrame({"A": [0.5, 0.25], "B": [0.5, 0.5]}, days[[5, 19]])
+    weights.to_csv(tmp_path / "weights.csv")
+    prices.to_csv(tmp_path / "prices.csv")
+    held = read_weights(tmp_path / "weights.csv", tmp_path / "prices.csv").holdings
+    assert list(np.flatnonzero(held.changes[:, 0])) == [1, 17]
+    assert list(np.flatnonzero(held.changes[:, 1])) == [1]
 
 
 def test_hourly_prices_are_refused_by_name(tmp_path):

@@ -23,6 +23,8 @@ _FEW_BARS = 5
 days are compared by their closes."""
 _RUN_DAYS = 3
 """Number of consecutive repeated days that are no chance, however coarse the prices."""
+_SPREAD_DAYS = 16
+"""Number of days with few bars whose places are judged together."""
 _PAUSE_BARS = 4
 """Number of bar lengths; a longer step separates two phases of trading."""
 SCALE_JUMP = 70.0
@@ -388,19 +390,27 @@ def _is_limit(bars: Bars, begin: int, length: int) -> bool:
 
 
 def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid) -> Iterator[Fault]:
-    """Find days whose bars stand only at every second, third, ... place of the session, more
-    regularly than chance explains."""
-    open_ = grid.begin[days.session]
-    places = (grid.end[days.session] - open_) // (days.length * MINUTE_NS)
-    for day in np.flatnonzero((days.bars <= places // 2 + 1) & (days.bars >= 6)).tolist():
-        ts = bars.ts[days.first[day] :][: days.bars[day]]
-        place = (ts - open_[day]) // (days.length * MINUTE_NS)
+    """Find days, or stretches of days with few bars, whose bars stand only at every second, third,
+    ... place of the session, more regularly than chance explains."""
+    begin = grid.begins[np.searchsorted(grid.pauses, bars.ts, side="right")]
+    every = (bars.ts - begin) // (days.length * MINUTE_NS)
+    time = grid.end[days.session] - grid.begin[days.session]
+    places = time // (days.length * MINUTE_NS)
+    is_few = days.bars < 6
+    is_sparse = days.bars <= places // 2 + 1
+    spans = [(day, day + 1) for day in np.flatnonzero(is_sparse & ~is_few).tolist()]
+    is_usual = is_sparse.mean() > 0.9  # the other bars are too few to show their length
+    for first, stop in list_runs(is_sparse & is_few & ~is_usual):
+        spans += [(day, min(day + _SPREAD_DAYS, stop)) for day in range(first, stop, _SPREAD_DAYS)]
+    for first, stop in spans:
+        place = every[days.first[first] :][: days.bars[first:stop].sum()]
         for step in (60, 30, 15, 10, 5, 3, 2):
             share = np.bincount(place % step).max() / len(place)
             certain = share > 0.95 and len(place) * np.log10(step) > 9
-            if certain and len(place) * step > places[day] // 2:
+            is_spread = np.ptp(place) >= step and len(place) * step > places[first:stop].sum() // 2
+            if certain and is_spread:
                 minutes = f"{step * days.length} minutes apart, elsewhere {days.length}"
-                yield days.report_fault("bar_length", day, minutes, len(place))
+                yield days.report_fault("bar_length", first, minutes, len(place))
                 break
 
 
