@@ -57,13 +57,15 @@ class BarsByDay:
     resume: Array
     """`[D]` int64: time at which the session's last part begins, after its break or at the open."""
     is_rested: Array
-    """`[D]` bool: True if the session opens more than an hour after the close of the one before."""
+    """`[D]` bool: True if the session opens more than an hour after the close of the one before;
+    False for the first session."""
     extended: tuple[int, int] | None
     """Length of extended hours before the open and after the close; None if they are not known."""
     steps: Array
     """`[K]` int64: minutes from each bar to the next one of the same day."""
     num_single_bars: int
-    """Number of days on which the symbol has a single bar, at the open."""
+    """Number of days on which the symbol has a single bar, at the open; 0 if more than a tenth of
+    such bars stand elsewhere."""
 
     @cached_property
     def minutes(self) -> int | None:
@@ -152,6 +154,7 @@ def split_by_day(bars: Bars, grid: SessionGrid) -> BarsByDay:
         is_counted &= ~(at_pause & (between < usual.argmax()))
     steps = between[is_counted]
     single = np.flatnonzero(stop - start == 1)
+    is_open = ts[start[single]] == grid.open[single]
     close = grid.close[day]
     return BarsByDay(
         bars=bars,
@@ -161,11 +164,11 @@ def split_by_day(bars: Bars, grid: SessionGrid) -> BarsByDay:
         close=close,
         first=ts[start[day]],
         last=ts[stop[day] - 1],
-        is_rested=np.append(True, grid.open[1:] > grid.close[:-1] + _HOUR)[day],
+        is_rested=np.append(False, grid.open[1:] > grid.close[:-1] + _HOUR)[day],
         extended=grid.extended,
         resume=np.maximum(grid.begins[np.searchsorted(grid.pauses, close)], grid.open[day]),
         steps=steps[(steps > 0) & (steps <= 720)],
-        num_single_bars=int(np.count_nonzero(ts[start[single]] == grid.open[single])),
+        num_single_bars=int(is_open.sum()) if is_open.sum() >= 0.9 * len(single) else 0,
     )
 
 
@@ -202,8 +205,9 @@ def label_votes(days: BarsByDay, moved_by: int | None = None) -> Votes:
     moved_by: minutes by which the times were moved because they are read as ends; None if they were
     not moved.
     """
-    if moved_by is not None and moved_by * MINUTE_NS >= _STEP:
-        return _count_early_votes(days, moved_by * MINUTE_NS)
+    if moved_by is not None and moved_by * MINUTE_NS >= _AUCTION:
+        votes = [_count_early_votes(days, moved_by * MINUTE_NS)]
+        return sum_votes([*votes, _count_volume_votes(days)] if days.has_edges else votes)
     if days.has_edges:
         return sum_votes([_count_edge_votes(days), _count_volume_votes(days)])
     return _count_late_votes(days) if days.minutes else Votes()
@@ -256,12 +260,14 @@ def _count_late_votes(days: BarsByDay) -> Votes:
 
 
 def _count_early_votes(days: BarsByDay, step: int) -> Votes:
-    """Count votes on bars of half an hour or more whose times were moved by `step`, by the first
-    and last bar of each stretch of sessions without a pause of more than an hour. Moved wrongly, a
-    stretch begins one bar early and lacks its last bar."""
+    """Count votes on bars whose times were moved by `step`, by the first and last bar of each
+    stretch of sessions without a pause of more than an hour. Moved wrongly, a stretch begins one
+    bar early, not only with the trade of the opening auction, and lacks its last bar."""
     first = np.flatnonzero(days.is_rested)
     last = np.append(first[1:], len(days.session)) - 1
     before, after = days.extended or (0, 0)
+    row, _ = days.find_bars(days.first[first])
+    is_print = days.has_single_price(row) & ~days.has_single_price(row + 1)
     early = start = np.zeros(len(first), dtype=bool)
     for opened, resumed, closed in (
         (days.open, days.resume, days.close),
@@ -271,7 +277,8 @@ def _count_early_votes(days: BarsByDay, step: int) -> Votes:
         late = days.first[first] - opened[first]
         early = early | (late == -step) & (days.last[last] < np.minimum(*finals))
         start = start | (late == 0) & _is_any(days.last[last], finals)
-    return Votes(start=int(start.sum()), early=int((early & ~start).sum()), days=len(first))
+    early &= ~start & ~is_print
+    return Votes(start=int(start.sum()), early=int(early.sum()), days=len(first))
 
 
 def _find_last_bar(begin: Array, close: Array, step: int) -> Array:
@@ -375,7 +382,7 @@ class SessionEvidence:
         votes = label_votes(days, self.minutes if self.is_moved else None)
         if self.is_moved:
             self._refuse_label(votes, days.step, subject)
-        if np.mean(bars.high > bars.low) > 0.5:  # no trades of auctions
+        if 2 * np.count_nonzero(bars.high > bars.low) > len(bars):  # no trades of auctions
             self._refuse_parts(days.num_single_bars, num_split, len(days.steps), subject)
         if not len(days.session):
             return days
@@ -408,7 +415,8 @@ class SessionEvidence:
             (whole, self._whole, "daily bars"),
             (split, self.grid.longest_part, "bars of the parts of a session around its break"),
         ):
-            if count >= 10 and not num_steps and self.grid.bar_minutes < length:
+            is_usual = count >= 10 and 2 * count > whole + split and not num_steps
+            if is_usual and self.grid.bar_minutes < length:
                 raise BarError(
                     f"{subject} are {kind}, and the market's bars have {self.grid.bar_minutes}"
                     " minutes: a close would be known in its first bar; set"
@@ -422,15 +430,14 @@ class SessionEvidence:
         if length is None:
             return
         declared = self.minutes
-        if (
-            declared is not None
-            and length == 1 < declared
-            and np.mean(days.steps % declared != 0) > 0.05
-        ):
+        is_odd = length > 1 or np.mean(days.steps % (declared or 1) != 0) > 0.05
+        is_shorter = declared is not None and length < declared and is_odd
+        if (is_shorter and (length == 1 or self.is_moved)) or self._has_dense_days(days):
             usual = int(np.median(days.steps))
             raise BarError(
                 f"{subject} stand {usual} minute{'s' * (usual > 1)} apart, and"
-                f" data.source.bar_minutes says {declared}; set data.source.bar_minutes to {usual}"
+                f" data.source.bar_minutes says {declared}; set data.source.bar_minutes to {usual},"
+                " or keep only bars of one length"
             )
         fits = length <= grid and (grid % length == 0 or grid >= self._whole)
         if length > 1 and (not fits or (declared is not None and declared < length)):
@@ -444,6 +451,16 @@ class SessionEvidence:
                 + f"; set {' and '.join(settings)}, or keep only bars of one length"
             )
 
+    def _has_dense_days(self, days: BarsByDay) -> bool:
+        """Return True if three sessions have at least half more bars than bars of the declared
+        length, by which these were moved, leave room for. Trades of auctions do not count."""
+        if not self.is_moved or not self.minutes:
+            return False
+        at = self.grid.locate(days.ts)
+        is_counted = (at >= 0) & (days.bars.high > days.bars.low)
+        count = np.bincount(self.grid.session[at[is_counted]], minlength=self.grid.num_sessions)
+        return int((count > 1.5 * np.ceil(self.grid.session_minutes / self.minutes)).sum()) >= 3
+
     def _refuse_crossing(self, days: BarsByDay, subject: str) -> None:
         """Raise BarError if more than 10 % of the bars end within a later bar of the grid, which
         would show their closes before they are known."""
@@ -452,6 +469,8 @@ class SessionEvidence:
             return
         ends = days.ts + minutes * MINUTE_NS
         ends[:-1] = np.minimum(ends[:-1], days.ts[1:])
+        pauses = np.append(self.grid.pauses, ends[-1])
+        ends = np.minimum(ends, pauses[np.searchsorted(self.grid.pauses, days.ts, side="right")])
         begin = self.grid.locate(days.ts)
         last = self.grid.locate(ends - MINUTE_NS)
         is_across = (begin >= 0) & (last > begin)

@@ -136,11 +136,15 @@ WINDOWS = {
 }
 
 
-def build(path, calendar, minutes, hours="regular", label="start", windows=WINDOWS):
+SHARES = {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}
+
+
+def build(path, calendar, minutes, hours="regular", label="start", windows=WINDOWS, **more):
     source = {"kind": "files", "columns": {"symbol": "symbol"}, "bar_minutes": minutes}
     source["label"] = label
     data = {"path": str(path), "calendar": calendar, "bar_minutes": minutes, "source": source}
-    return load_market({**data, "hours": hours, "windows": windows}, cache=path.parent / "tensors")
+    data |= {"hours": hours, "windows": windows, **more}
+    return load_market(data, cache=path.parent / "tensors")
 
 
 @pytest.mark.parametrize("missing", ["all", "some"])
@@ -188,18 +192,25 @@ def test_missing_bars_do_not_shorten_the_others(minutes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("calendar", "lengths"), [("XNYS", (120, 60)), ("XNYS", (75, 150)), ("XHKG", (60, 120))]
+    ("calendar", "lengths"),
+    [
+        ("XNYS", (60, 120)),
+        ("XNYS", (75, 150)),
+        ("XNYS", (60, 90)),
+        ("XNYS", (60, 390)),
+        ("XHKG", (60, 120)),
+    ],
 )
 def test_bars_of_two_lengths_are_refused(calendar, lengths, tmp_path):
-    middle = dt.date(2021, 3, 31)
+    middle = dt.date(2021, 11, 30)
     early, _ = cut(calendar, lengths[0], FIRST, middle)
-    late, _ = cut(calendar, lengths[1], middle + dt.timedelta(1), LAST)
+    late, _ = cut(calendar, lengths[1], middle + dt.timedelta(1), dt.date(2021, 12, 30))
     ts = pd.DatetimeIndex(np.concatenate([early, late]), tz="UTC")
     write_bars(tmp_path / "bars.csv", ts)
     why = f"{max(lengths)} minutes apart, elsewhere {min(lengths)}"
     with pytest.raises(BarError, match=f"bar_length of AAA.*{why}"):
-        load_market(tmp_path / "bars.csv", cache=tmp_path / "tensors")
-    kept = ts[ts < pd.Timestamp("2021-04-01", tz="UTC")]
+        build(tmp_path / "bars.csv", calendar, min(lengths), windows=SHARES)
+    kept = ts[ts < pd.Timestamp("2021-12-01", tz="UTC")]
     write_bars(tmp_path / "bars.csv", kept)
     market = load_market(tmp_path / "bars.csv", cache=tmp_path / "tensors")
     assert market.bar_minutes == lengths[0]
@@ -240,10 +251,9 @@ def test_starts_are_no_ends(calendar, minutes, hours, missing, last, tmp_path):
         ts = pd.DatetimeIndex(grid.minutes[kept], tz="UTC")
         mode = {"mode": "a", "header": False} if seed else {}
         write_bars(tmp_path / "bars.csv", ts, f"S{seed}", **mode)
-    windows = {"fractions": [0.4, 0.3, 0.3], "embargo_sessions": 0}
     with pytest.raises(BarError, match=r"set data\.source\.label to start"):
-        build(tmp_path / "bars.csv", calendar, minutes, hours, "end", windows)
-    assert build(tmp_path / "bars.csv", calendar, minutes, hours, "start", windows).num_assets == 4
+        build(tmp_path / "bars.csv", calendar, minutes, hours, "end", SHARES)
+    assert build(tmp_path / "bars.csv", calendar, minutes, hours, "start", SHARES).num_assets == 4
 
 
 def test_ends_one_second_late_keep_the_last_bar(tmp_path):
@@ -253,3 +263,64 @@ def test_ends_one_second_late_keep_the_last_bar(tmp_path):
     market = build(tmp_path / "bars.csv", "XNYS", 75, label="end")
     close = pd.read_csv(tmp_path / "bars.csv").close
     np.testing.assert_allclose(market.close.numpy()[:, 0], close, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", ["all", "one symbol", "a month"])
+def test_ends_shorter_than_declared_are_refused(rows, tmp_path):
+    """They would begin, and their closes appear, up to one declared bar too early."""
+    _, long = cut("XNYS", 130)
+    _, short = cut("XNYS", 65)
+    april = pd.Timestamp("2021-04-01").value
+    if rows == "a month":
+        short = np.concatenate([long[long < april], short[short > april]])
+    write_bars(tmp_path / "bars.csv", pd.DatetimeIndex(short, tz="UTC"), "SHORT")
+    if rows == "one symbol":
+        ts = pd.DatetimeIndex(long, tz="UTC")
+        write_bars(tmp_path / "bars.csv", ts, "LONG", mode="a", header=False)
+    with pytest.raises(BarError, match=r"the bars of SHORT stand 65 minutes apart.*one length"):
+        build(tmp_path / "bars.csv", "XNYS", 130, label="end")
+    if rows == "all":
+        assert build(tmp_path / "bars.csv", "XNYS", 65, label="end").num_bars == len(short)
+
+
+@pytest.mark.parametrize(
+    ("calendar", "minutes", "hole"),
+    [
+        ("XSHG", 120, lambda number, random: number % 8 == 7),
+        ("XTKS", 120, lambda number, random: random < 0.5),
+        ("XHKG", 120, lambda number, random: random < 0.4),
+        ("XNYS", 195, lambda number, random: random < 0.9),
+    ],
+)
+def test_missing_bars_are_no_longer_ones(calendar, minutes, hole, tmp_path):
+    starts, _ = cut(calendar, minutes, last=dt.date(2021, 12, 30))
+    write_bars(tmp_path / "bars.csv", pd.DatetimeIndex(starts, tz="UTC"), "WHOLE")
+    number = np.arange(len(starts))
+    kept = ~hole(number, np.random.default_rng(3).random(len(starts)))
+    ts = pd.DatetimeIndex(starts[kept], tz="UTC")
+    write_bars(tmp_path / "bars.csv", ts, "THIN", mode="a", header=False)
+    assert build(tmp_path / "bars.csv", calendar, minutes, windows=SHARES).num_assets == 2
+
+
+def test_opening_prints_and_missing_last_bars_keep_their_label(tmp_path):
+    """The print at the open stands one bar early, but trades at a single price."""
+    grid = session_grid("XNYS", FIRST, dt.date(2021, 12, 30))
+    _, ends = cut("XNYS", 60, last=dt.date(2021, 12, 30))
+    is_last = np.isin(ends, grid.close)
+    ends = ends[~is_last | (np.random.default_rng(1).random(len(ends)) > 0.2)]
+    write_bars(tmp_path / "bars.csv", pd.DatetimeIndex(ends, tz="UTC"))
+    table = pd.read_csv(tmp_path / "bars.csv", parse_dates=["ts"])
+    prints = table.iloc[: len(grid.open)].assign(ts=pd.DatetimeIndex(grid.open, tz="UTC"))
+    prints = prints.assign(**dict.fromkeys(("open", "high", "low"), prints.close))
+    pd.concat([table, prints]).sort_values("ts").to_csv(tmp_path / "bars.csv", index=False)
+    market = build(tmp_path / "bars.csv", "XNYS", 60, label="end", windows=SHARES)
+    assert len(market.session_starts) == grid.num_sessions
+
+
+def test_one_stretch_of_sessions_does_not_refute_a_label(tmp_path):
+    """A bar before the range's begin is no bar before the open of a market that never closes."""
+    grid = session_grid("24/7", dt.date(2021, 1, 1), LAST, 240)
+    ends = pd.DatetimeIndex(grid.minutes[1:-2], tz="UTC")
+    write_bars(tmp_path / "bars.csv", ends)
+    data = {"label": "end", "windows": SHARES, "start": "2021-02-01"}
+    assert len(build(tmp_path / "bars.csv", "24/7", 240, **data).session_starts) == 89

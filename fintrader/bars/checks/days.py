@@ -23,8 +23,6 @@ _FEW_BARS = 5
 days are compared by their closes."""
 _RUN_DAYS = 3
 """Number of consecutive repeated days that are no chance, however coarse the prices."""
-_SPREAD_DAYS = 16
-"""Number of days with few bars whose places are judged together."""
 _PAUSE_BARS = 4
 """Number of bar lengths; a longer step separates two phases of trading."""
 SCALE_JUMP = 70.0
@@ -390,28 +388,32 @@ def _is_limit(bars: Bars, begin: int, length: int) -> bool:
 
 
 def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid) -> Iterator[Fault]:
-    """Find days, or stretches of days with few bars, whose bars stand only at every second, third,
-    ... place of the session, more regularly than chance explains."""
-    begin = grid.begins[np.searchsorted(grid.pauses, bars.ts, side="right")]
-    every = (bars.ts - begin) // (days.length * MINUTE_NS)
-    time = grid.end[days.session] - grid.begin[days.session]
-    places = time // (days.length * MINUTE_NS)
-    is_few = days.bars < 6
-    is_sparse = days.bars <= places // 2 + 1
-    spans = [(day, day + 1) for day in np.flatnonzero(is_sparse & ~is_few).tolist()]
-    is_usual = is_sparse.mean() > 0.9  # the other bars are too few to show their length
-    for first, stop in list_runs(is_sparse & is_few & ~is_usual):
-        spans += [(day, min(day + _SPREAD_DAYS, stop)) for day in range(first, stop, _SPREAD_DAYS)]
-    for first, stop in spans:
-        place = every[days.first[first] :][: days.bars[first:stop].sum()]
-        for step in (60, 30, 15, 10, 5, 3, 2):
-            share = np.bincount(place % step).max() / len(place)
-            certain = share > 0.95 and len(place) * np.log10(step) > 9
-            is_spread = np.ptp(place) >= step and len(place) * step > places[first:stop].sum() // 2
-            if certain and is_spread:
-                minutes = f"{step * days.length} minutes apart, elsewhere {days.length}"
-                yield days.report_fault("bar_length", first, minutes, len(place))
-                break
+    """Find days, or runs of days, whose bars are longer than the symbol's others: they stand at
+    multiples of a longer step, or once in each part of a session, more regularly than chance
+    explains. Trades of auctions do not count."""
+    part = np.searchsorted(grid.pauses, bars.ts, side="right")
+    offset = (bars.ts - grid.begins[part]) // MINUTE_NS
+    is_first = np.diff(part, prepend=-1) > 0
+    step = np.where(is_first, 0, np.diff(bars.ts, prepend=0) // MINUTE_NS)
+    is_still = bars.high == bars.low
+    is_far = is_first | (step > days.length)
+    is_longer = np.add.reduceat(is_far, days.first, dtype=np.int64) > 0.9 * days.bars
+    if is_longer.mean() > 0.9:
+        return  # the other bars are too few to show their length
+    time = (grid.end - grid.begin)[days.session] // MINUTE_NS
+    for first, stop in list_runs(is_longer):
+        rows = slice(int(days.first[first]), int(days.first[stop - 1] + days.bars[stop - 1]))
+        steps = step[rows][~is_first[rows]]
+        count = len(offset[rows])
+        usual = int(np.bincount(steps).argmax()) if len(steps) else grid.longest_part
+        share = np.bincount(offset[rows] % usual).max() / count
+        is_certain = share > 0.95 and count * np.log10(usual / days.length) > 9
+        if not len(steps) and (count < 10 or offset[rows].any()):
+            continue
+        is_auction = is_still[rows].mean() > 0.5 > is_still.mean()
+        if is_certain and not is_auction and count * usual > time[first:stop].sum() // 2:
+            minutes = f"{usual} minutes apart, elsewhere {days.length}"
+            yield days.report_fault("bar_length", first, minutes, count)
 
 
 def _find_last_jump(bars: Bars, days: Days) -> Iterator[Fault]:
