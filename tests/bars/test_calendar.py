@@ -181,7 +181,7 @@ def test_a_wrong_label_is_refused(tmp_path, length):
     source = {"bar_minutes": length}
     assert build(tmp_path, table, **source)["outside_session"] == 0
     with pytest.raises(
-        BarError, match=r"one bar too early on 8 of 8 days.*set data.source.label to start"
+        BarError, match=r"one bar too early on . of . days.*set data.source.label to start"
     ):
         build(tmp_path, table, label="end", **source)
     table["ts"] += pd.Timedelta(minutes=length)
