@@ -264,6 +264,8 @@ def _count_early_votes(days: BarsByDay, step: int) -> Votes:
     stretch of sessions without a pause of more than an hour. Moved wrongly, a stretch begins one
     bar early, not only with the trade of the opening auction, and lacks its last bar."""
     first = np.flatnonzero(days.is_rested)
+    if not len(first):
+        return Votes()
     last = np.append(first[1:], len(days.session)) - 1
     before, after = days.extended or (0, 0)
     row, _ = days.find_bars(days.first[first])

@@ -47,9 +47,9 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
     of the first, at `cost_bps` of turnover. A symbol without a price at that date is marked at its
     last one and traded at its next, or at its last after `GONE_AFTER` dates. Until then its
     position counts, and the absolute weights of all exceed neither their targets' sum, nor what is
-    held, nor 1. Between dates positions drift, and cash earns nothing. An account without equity is closed. Raises ReturnsError for a symbol without
-    prices, a weight before its first price, dates with several prices or too few, and weights in
-    per cent.
+    held, nor 1. Between dates positions drift, and cash earns nothing. An account without equity is
+    closed. Raises ReturnsError for a symbol without prices, a weight before its first price, dates
+    with several prices or too few, and weights in per cent.
     """
     absent = [str(symbol) for symbol in weights if symbol not in prices]
     if absent:

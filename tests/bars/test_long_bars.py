@@ -324,3 +324,11 @@ def test_one_stretch_of_sessions_does_not_refute_a_label(tmp_path):
     write_bars(tmp_path / "bars.csv", ends)
     data = {"label": "end", "windows": SHARES, "start": "2021-02-01"}
     assert len(build(tmp_path / "bars.csv", "24/7", 240, **data).session_starts) == 89
+
+
+def test_a_symbol_of_single_bars_has_no_label(tmp_path):
+    ends = cut("XNYS", 60)[1]
+    write_bars(tmp_path / "bars.csv", pd.DatetimeIndex(ends, tz="UTC"))
+    thin = pd.DatetimeIndex(ends[3 : 3 + 21 : 7], tz="UTC")
+    write_bars(tmp_path / "bars.csv", thin, "THIN", mode="a", header=False)
+    assert build(tmp_path / "bars.csv", "XNYS", 60, label="end").num_assets == 2
