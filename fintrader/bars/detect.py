@@ -65,7 +65,7 @@ from fintrader.bars.sources.bar_files import (
 from fintrader.bars.sources.cells import UNITS, round_ends
 from fintrader.bars.sources.layout import COLUMN_NAMES, PACKINGS, FilesSettings
 from fintrader.bars.sources.listing import BarFile, list_bar_files, list_files
-from fintrader.bars.sources.presets import PRESETS, Preset
+from fintrader.bars.sources.presets import BAR_LENGTHS, PRESETS, Preset
 from fintrader.config import validate
 from fintrader.errors import BarError
 from fintrader.numerals import format_count
@@ -336,9 +336,6 @@ def has_date(file: BarFile) -> bool:
 
 _PRICE_KINDS = "ask|bid|last|mid|quote|trade"
 """Pattern of the kinds of prices in the names of files."""
-_LENGTHS = r"\d+ ?(?:m|mins?|minutes?|h|hours?|d|days?)|m(?:1|5|15|30)|h[14]|d1|daily|hourly"
-"""Pattern of the lengths of bars in the names of files. After M it has MetaTrader's lengths only,
-such as M30, because M24 is a future of June 2024."""
 
 
 def choose_kind(files: Sequence[BarFile]) -> list[BarFile]:
@@ -348,7 +345,7 @@ def choose_kind(files: Sequence[BarFile]) -> list[BarFile]:
     Raises BarError if the kinds differ and none is of trades, or if all names state the length of
     the bars and the lengths differ.
     """
-    for said, words in (("kinds of prices", _PRICE_KINDS), ("lengths of bars", _LENGTHS)):
+    for said, words in (("kinds of prices", _PRICE_KINDS), ("lengths of bars", BAR_LENGTHS)):
         kinds: dict[str, list[BarFile]] = {}
         for file in files:
             found = re.findall(rf"[._\s-]({words})(?![^._\s-])", file.stem, re.I)
@@ -926,7 +923,7 @@ def _sessions_and_label(
         first, last = (session_date(found.calendar, ts) for ts in span)
         wide = sum(float(days.wide.mean()) for days in looked if len(days.session))
         found.extended = wide > len(looked) / 2
-        said = f"{'' if found.extended else 'no '}bars before the open or after the close"
+        said = f"{'' if found.extended else 'few or no '}bars before the open or after the close"
         said += "; data.hours: extended keeps them" * found.extended
         if grid.extended is not None:
             found.note("extended hours", "yes" if found.extended else "no", "sure", said)

@@ -347,8 +347,10 @@ def measure_shift(early: Array, late: Array, step: int) -> Array:
     last bar; step: length of a bar, all in nanoseconds.
     """
     moved = np.round(early / _STEP).astype(np.int64) * _STEP
-    # a session's last bar may be shorter than the others
-    alike = (np.abs(early - moved) < _NEAR) & (late > moved - _NEAR) & (late < moved + _NEAR + step)
+    # A session's last bar may be shorter than the others. A whole session after a bar before the
+    # open is not displaced.
+    is_late = late < moved + max(_NEAR, step)
+    alike = (np.abs(early - moved) < _NEAR) & (late > moved - _NEAR) & is_late
     return np.where(alike, moved, 0)
 
 
@@ -423,7 +425,7 @@ class SessionEvidence:
                     f"{subject} are {kind}, and the market's bars have {self.grid.bar_minutes}"
                     " minutes: a close would be known in its first bar; set"
                     f" {'data.source.bar_minutes and ' * (self.minutes is not None)}"
-                    f"data.bar_minutes to {length}"
+                    f"data.bar_minutes to {length}, or keep only bars of one length"
                 )
 
     def _refuse_length(self, days: BarsByDay, subject: str) -> None:

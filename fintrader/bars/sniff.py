@@ -541,6 +541,7 @@ def _find_wide_roles(table: pd.DataFrame, layout: Layout, given: Roles) -> Roles
         whole = [words for words in found.values() if len(words) == needed]
         if not _share_fields(whole, is_named):
             continue
+        _refuse_merged(found, layout)
         alone = _find_alone(found, needed)
         if _is_shared(alone) and not is_long:
             shared = f"{mark}{alone}" if first else f"{alone}{mark}"
@@ -603,6 +604,17 @@ def _find_wide_times(table: pd.DataFrame) -> Roles:
     others = [column for column in table.columns if plain(column) in SPELLINGS["ts"]]
     named = {"ts": others[0]} if others else _find_named_times(table, {})
     return {"ts": table.columns[0]} | named
+
+
+def _refuse_merged(found: dict[str, dict[str, str]], layout: Layout) -> None:
+    """Raise BarError if the symbols of `found` are the endings that pandas.merge gives to columns
+    of the same name."""
+    if {"x", "y"} <= {*found}:
+        raise BarError(
+            f"{layout.name}: names of columns end with _x and _y, as pandas.merge writes them for"
+            " two tables; call them by their symbols (suffixes=('_AAPL', '_MSFT')), or save each"
+            " table as a file of its own"
+        )
 
 
 def _refuse_own_times(table: pd.DataFrame, mark: str, first: bool, layout: Layout) -> None:
@@ -907,7 +919,7 @@ def _is_turnover(own: pd.Series[float], close: pd.Series[float], pieces: pd.Seri
     """Report whether a column `own` is the turnover of `pieces`: `own / pieces` moves as the price
     `close` does. All three are `[R]` numbers of the same rows."""
     ratio = np.log((own / pieces)[own * pieces > 0])
-    rest = ratio - np.log(close)
+    rest = ratio - np.log(close.where(close > 0))
     return bool(len(ratio) > max(9, 0.8 * (own > 0).sum()) and rest.std() < 0.5 * ratio.std())
 
 

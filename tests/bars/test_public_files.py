@@ -1572,3 +1572,53 @@ def test_names_above_an_empty_row_are_names(below, days, tmp_path, assert_market
     path = tmp_path / "AAA.csv"
     path.write_text(f"Date,Open,High,Low,Close,Volume\n,,,,,\n{below}\n{body}")
     assert_market(path)
+
+
+def test_two_tables_that_pandas_merged_are_refused(days, write):
+    """_x and _y are no symbols, and would mix the columns of two instruments."""
+    table = days[["ts", *PRICES]]
+    with pytest.raises(BarError, match=r"call them by their symbols \(suffixes="):
+        detect(write(table.merge(table, on="ts")))
+    merged = table.merge(table, on="ts", suffixes=("_AAA", "_BBB"))
+    assert detect(write(merged)).symbols == ("AAA", "BBB")
+
+
+def test_lengths_of_bars_in_json_are_no_symbols(days, tmp_path):
+    rows = days[["ts", *COLUMNS]].to_dict("records")
+    path = tmp_path / "BTCUSDT.json"
+    path.write_text(json.dumps({"candles_1d": rows, "candles_4h": rows}))
+    with pytest.raises(BarError, match=r"several lengths \(candles_1d, candles_4h\)"):
+        detect(str(path))
+    path.write_text(json.dumps({"candles_1d": rows}))
+    assert detect(str(path)).symbols == ("BTCUSDT",)
+
+
+@pytest.mark.parametrize("form", ["iso", "epoch"])
+@pytest.mark.parametrize("names", [["Close"], ["AAA", "BBB"]])
+def test_closes_as_pandas_writes_them_to_json(form, names, days, tmp_path):
+    closes = days.set_index(pd.DatetimeIndex(days.ts)).close
+    table = pd.DataFrame({name: closes * (1 + number) for number, name in enumerate(names)})
+    table.to_json(tmp_path / "AAA.json", date_format=form, orient="columns")
+    market = make_market(built(detect(str(tmp_path / "AAA.json")), tmp_path))
+    assert np.allclose(market.close, table, rtol=1e-6)
+
+
+def test_a_last_line_without_newline_may_end_with_an_empty_cell(days, tmp_path, assert_market):
+    text = days[["ts", *COLUMNS]].assign(volume="").to_csv(index=False).rstrip("\n")
+    (tmp_path / "AAA.csv").write_text(text)
+    assert_market(tmp_path / "AAA.csv", days.assign(volume=0.0))
+    whole = days[["ts", *COLUMNS]].to_csv(index=False).rstrip("\n")
+    (tmp_path / "AAA.csv").write_text(whole.rpartition(",")[0] + ",")
+    with pytest.raises(BarError, match="may be cut off"):
+        detect(str(tmp_path / "AAA.csv"))
+
+
+def test_whole_days_after_a_bar_before_the_open_are_not_displaced(tmp_path):
+    table = walk_on("XNAS", dt.date(2024, 1, 8), 60, 60, "America/New_York")
+    table["ts"] = table.ts.dt.floor("60min").dt.tz_localize("America/New_York")
+    first = table.groupby(table.ts.dt.date).head(1)
+    early = first.iloc[::3].assign(ts=lambda rows: rows.ts - pd.Timedelta(hours=1), volume=8.0)
+    table = pd.concat([table, early]).sort_values("ts")
+    found = detect(str(write_csv(tmp_path, table, "AAA.csv")))
+    assert (found.hours, found.waivers) == ("clock", [])
+    assert "few or no bars" in {row.setting: row.why for row in found.findings}["extended hours"]

@@ -313,6 +313,8 @@ def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
     """Report whether the last field seems complete, compared with the `others` of its column: its
     quotes are closed, it has as many decimals or digits as others, or it is a text that occurs and
     begins no other."""
+    if not last:
+        return not any(others)
     if last.startswith('"'):
         return len(last) > 1 and last.endswith('"')
     if not re.fullmatch(r"[-+\d.,eE]*", last):
@@ -322,7 +324,7 @@ def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
         return len(last.partition(decimal)[2]) in places - {0}
     whole = [len(field) for field in others if decimal not in field]
     is_zero = last == "0" and whole == [*map(len, others)]  # no longer whole number begins with 0
-    return is_zero or (bool(last) and len(last) >= min(whole, default=len(last) + bool(others)))
+    return is_zero or len(last) >= min(whole, default=len(last) + bool(others))
 
 
 def read_columns(file: BarFile, settings: FilesSettings) -> list[str]:

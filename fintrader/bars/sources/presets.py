@@ -139,6 +139,9 @@ ACTIONS = split_words("splitfactor split_factor stock_splits divcash dividends")
 """Usual names of columns that contain splits or dividends."""
 WEAK = split_words("name code stock contract start begin price last last_price")
 """Names in `SPELLINGS` that are used only if the file has no other name of the same role."""
+BAR_LENGTHS = r"\d+ ?(?:m|mins?|minutes?|h|hours?|d|days?)|m(?:1|5|15|30)|h[14]|d1|daily|hourly"
+"""Pattern of the lengths of bars in names of files and keys. After M it has MetaTrader's lengths
+only, such as M30, because M24 is a future of June 2024."""
 MONEY = "usdt?|eur|gbp|jpy|chf|cad|aud|inr|cny|krw|hkd|sgd|brl|[$€£¥₩₹元円원]"
 """Pattern of the code or the sign of a currency."""
 _COUNTS = "shares?|lots?|contracts?|units?|股|手|株|주"

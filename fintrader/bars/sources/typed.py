@@ -14,7 +14,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fintrader.bars.sources.presets import SPELLINGS, make_unique, plain, split_words
+from fintrader.bars.sources.presets import (
+    BAR_LENGTHS,
+    SPELLINGS,
+    make_unique,
+    plain,
+    split_words,
+)
 from fintrader.errors import install_command
 
 INDEX = "__index_level_0__"
@@ -38,6 +44,8 @@ _NO_SYMBOL = (
 or Daily."""
 _TIMES = r"(19|20)\d\d-?\d\d-?\d\d([T ].*)?"
 """Pattern of keys of JSON that are dates or times. They are not symbols."""
+_COUNTS = r"-?\d{9,}"
+"""Pattern of keys that count from 1970, as pandas' `to_json` writes times."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
 
 
@@ -146,8 +154,14 @@ def _convert_json(content: Any) -> pd.DataFrame:
     # a second table may describe the page of results; keep the tables with prices
     frames = {key: one for key, one in frames.items() if _is_header(map(str, one))} or frames
     key = next(iter(frames))
-    if len(frames) == 1 and (symbol or not _is_symbol(key, content)):
+    lengths = [one for one in frames if re.fullmatch(rf"(.*[\W_])?({BAR_LENGTHS})", one, re.I)]
+    if len(frames) == 1 and (symbol or lengths or not _is_symbol(key, content)):
         return _add_symbol(symbol, frames[key])
+    if lengths == [*frames]:
+        raise TableError(
+            f"it has bars of several lengths ({', '.join(frames)}); save those of one length as a"
+            " file of their own"
+        )
     add = _add_time if all(re.fullmatch(_TIMES, key) for key in frames) else _add_symbol
     parts = [add(key, frame) for key, frame in frames.items()]
     return pd.concat(parts, ignore_index=True)
@@ -198,7 +212,11 @@ def _convert_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
     }
     if 2 * len(rows) > len(nested):  # the other values are metadata
         return _add_index(pd.DataFrame([*rows.values()], [*rows], dtype=object))
-    if not _is_header(nested):
+    is_dated = all(
+        isinstance(cells, dict) and all(re.fullmatch(f"{_TIMES}|{_COUNTS}", key) for key in cells)
+        for cells in nested.values()
+    )
+    if not _is_header(nested) and not is_dated:
         return None
     if len({*map(len, nested.values())}) > 1:
         raise TableError("its columns have several lengths; make them alike, or save it as CSV")
