@@ -97,9 +97,8 @@ class BarsByDay:
 
     @property
     def has_edges(self) -> bool:
-        """True if the bars are short enough to show where a session begins and ends, and there are
-        any days."""
-        return 0 < self.step <= _LONGEST and len(self.session) > 0
+        """True if the bars are short enough to show where a session begins and ends."""
+        return 0 < self.step <= _LONGEST
 
     @property
     def wide(self) -> Array:
@@ -384,15 +383,13 @@ class SessionEvidence:
         self._others += len(days.steps)
         subject = f"{bars.origin}: the bars of {bars.symbols[0]}"
         votes = label_votes(days, self.minutes if self.is_moved else None)
-        if self.is_moved:
-            self._refuse_label(votes, days.step, subject)
+        self._refuse_label(votes, days.step, subject)
         if 2 * np.count_nonzero(bars.high > bars.low) > len(bars):  # no trades of auctions
             self._refuse_parts(days.num_single_bars, num_split, len(days.steps), subject)
         if not len(days.session):
             return days
         self._refuse_length(days, subject)
         self._refuse_crossing(days, subject)
-        self._refuse_label(votes, days.step, subject)
         moved = measure_displacements(days)
         shifts = defaultdict[int, Counter[int]](Counter)
         for season, by in zip(self._season[days.session].tolist(), moved.tolist(), strict=True):
@@ -419,8 +416,8 @@ class SessionEvidence:
             (whole, self._whole, "daily bars"),
             (split, self.grid.longest_part, "bars of the parts of a session around its break"),
         ):
-            is_usual = count >= 10 and 2 * count > whole + split and not num_steps
-            if is_usual and self.grid.bar_minutes < length:
+            is_most = 2 * count > whole + split and not num_steps
+            if count >= 10 and is_most and self.grid.bar_minutes < length:
                 raise BarError(
                     f"{subject} are {kind}, and the market's bars have {self.grid.bar_minutes}"
                     " minutes: a close would be known in its first bar; set"

@@ -130,7 +130,7 @@ rounds times since 1970 to 1.61093E+12."""
 
 _OWN_TIMES = (
     "{}: each symbol has its own column of times next to the others, such as {}; save each"
-    " symbol as a file of its own"
+    " symbol as a separate file"
 )
 
 _EACH = "{symbol}"
@@ -613,7 +613,7 @@ def _refuse_merged(found: dict[str, dict[str, str]], layout: Layout) -> None:
         raise BarError(
             f"{layout.name}: names of columns end with _x and _y, as pandas.merge writes them for"
             " two tables; call them by their symbols (suffixes=('_AAPL', '_MSFT')), or save each"
-            " table as a file of its own"
+            " table as a separate file"
         )
 
 

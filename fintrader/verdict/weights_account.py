@@ -59,7 +59,7 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
             f"absolute weights of a date sum to more than {MOST_LEVERAGE:g}; write 0.5 for 50 % of"
             " the equity"
         )
-    symbols = list(weights.columns)
+    symbols = [*weights]
     days = pd.DatetimeIndex(prices.index).normalize()
     known = pd.DatetimeIndex(weights.index).normalize()
     first = max(days.searchsorted(known[0], side="right") - 1, 0)
@@ -70,8 +70,7 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
             " the close"
         )
     every = prices[symbols].astype(np.float64)
-    close = every.iloc[first:]
-    if len(close) < 3:
+    if len(days) < 3:
         raise ReturnsError(
             "prices need at least three dates from the first weights on; add later ones"
         )
@@ -80,7 +79,7 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
     is_priced = (every.notna() | is_gone).iloc[first:].to_numpy()
     due = np.maximum(days.searchsorted(known, side="right"), 1).tolist()
     orders = dict(zip(due, weights.fillna(0.0).to_numpy(np.float64), strict=True))
-    size = len(close)
+    size = len(days)
     shares = np.zeros((size, len(symbols)))
     equity = np.zeros(size)
     equity[0] = CAPITAL_USD
@@ -96,10 +95,8 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
         waiting = orders.get(row, waiting)
         unknown = (np.nan_to_num(waiting) != 0) & ~(marks[row] > 0)
         if unknown.any():
-            symbol = symbols[int(np.flatnonzero(unknown)[0])]
-            raise ReturnsError(
-                f"{symbol} has a weight, but no price by {close.index[row]:%Y-%m-%d}"
-            )
+            symbol = symbols[int(unknown.argmax())]
+            raise ReturnsError(f"{symbol} has a weight, but no price by {days[row]:%Y-%m-%d}")
         is_asked = ~np.isnan(waiting)
         is_due = is_priced[row] & is_asked
         worth = np.abs(np.where(held != 0, held * marks[row], 0.0)) / equity[row]
@@ -116,5 +113,6 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
         equity[row] -= costs[row]
         waiting = np.where(is_due & (share == 1), np.nan, waiting)
     dates = days.to_numpy().astype("datetime64[D]")
-    names = tuple(map(str, symbols))
-    return WeightedAccount(names, dates, shares, np.nan_to_num(marks), equity, costs)
+    return WeightedAccount(
+        tuple(map(str, symbols)), dates, shares, np.nan_to_num(marks), equity, costs
+    )

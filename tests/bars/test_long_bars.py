@@ -332,3 +332,16 @@ def test_a_symbol_of_single_bars_has_no_label(tmp_path):
     thin = pd.DatetimeIndex(ends[3 : 3 + 21 : 7], tz="UTC")
     write_bars(tmp_path / "bars.csv", thin, "THIN", mode="a", header=False)
     assert build(tmp_path / "bars.csv", "XNYS", 60, label="end").num_assets == 2
+
+
+def test_days_of_a_first_and_a_last_bar_are_no_longer_ones(tmp_path):
+    """A symbol may trade every minute in some weeks, and only at the open and the close in others."""
+    grid = session_grid("XNYS", FIRST, LAST)
+    minutes = grid.exchange_minutes
+    write_bars(tmp_path / "bars.csv", pd.DatetimeIndex(minutes, tz="UTC"))
+    quiet = slice(14, 24)
+    is_quiet = (minutes >= grid.open[quiet][0]) & (minutes < grid.close[quiet][-1])
+    is_edge = np.isin(minutes, grid.open) | np.isin(minutes, grid.close - MINUTE)
+    ts = pd.DatetimeIndex(minutes[~is_quiet | is_edge], tz="UTC")
+    write_bars(tmp_path / "bars.csv", ts, "THIN", mode="a", header=False)
+    assert build(tmp_path / "bars.csv", "XNYS", 1, windows=SHARES).num_assets == 2

@@ -255,7 +255,7 @@ def test_a_hundred_thousand_steps_agree():
     total = 0
 
     @settings(
-        max_examples=105, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
+        max_examples=125, database=None, derandomize=True, suppress_health_check=list(HealthCheck)
     )
     @given(config=env_settings(), sight=SIGHT, seed=st.integers(0, 10**9), mode=MODES, given=GIVEN)
     def agree(config, sight, seed, mode, given):

@@ -410,6 +410,8 @@ def _find_spread_out(bars: Bars, days: Days, grid: SessionGrid) -> Iterator[Faul
         is_certain = share > 0.95 and count * np.log10(usual / days.length) > 9
         if not len(steps) and (count < 10 or offset[rows].any()):
             continue
+        if len(steps) and usual + days.length >= time[first:stop].max():
+            continue  # a first and a last bar of a session
         is_auction = is_still[rows].mean() > 0.5 > is_still.mean()
         if is_certain and not is_auction and count * usual > time[first:stop].sum() // 2:
             minutes = f"{usual} minutes apart, elsewhere {days.length}"

@@ -35,8 +35,8 @@ shifted_day: a day's bars are displaced from the session by half hours, or by a 
     stops the build; waived, those outside of the session are left out
 misaligned: a symbol's bars are early or late against other symbols or daily bars, or all symbols'
     bars are early, so that a symbol may show another's next return: stops the build; waived, kept
-bar_length: a day's bars stand further apart than the symbol's others, as if only every second or
-    fifth were there: stops the build; waived, kept
+bar_length: bars of a day or several stand further apart than the symbol's others, as if only every
+    second or fifth were there: stops the build; waived, kept
 reversed_day: a day's bars are in reverse order, so that each close meets the open of the bar
     before: stops the build; waived, kept
 frozen_price: the price stays the same to the tick for half an hour or more while trades go on, as

@@ -151,6 +151,12 @@ def _convert_json(content: Any) -> pd.DataFrame:
     if not tables:
         raise TableError(_NO_TABLE)
     frames = {key: _convert_json(value) for key, value in tables.items()}
+    return _join_tables(frames, symbol, content)
+
+
+def _join_tables(frames: dict[str, pd.DataFrame], symbol: str | None, content: Any) -> pd.DataFrame:
+    """Join the tables under the keys of `content`, which are symbols, days or lengths of bars.
+    Raises TableError if they are several lengths."""
     # a second table may describe the page of results; keep the tables with prices
     frames = {key: one for key, one in frames.items() if _is_header(map(str, one))} or frames
     key = next(iter(frames))
@@ -159,8 +165,8 @@ def _convert_json(content: Any) -> pd.DataFrame:
         return _add_symbol(symbol, frames[key])
     if lengths == [*frames]:
         raise TableError(
-            f"it has bars of several lengths ({', '.join(frames)}); save those of one length as a"
-            " file of their own"
+            f"it has bars of several lengths ({', '.join(frames)}); save each length as a"
+            " separate file"
         )
     add = _add_time if all(re.fullmatch(_TIMES, key) for key in frames) else _add_symbol
     parts = [add(key, frame) for key, frame in frames.items()]
