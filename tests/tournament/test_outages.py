@@ -1,6 +1,7 @@
 """A store that does not answer for a while. Times are those of a test; `operations.outage_seconds`
 is an hour."""
 
+import os
 import threading
 import time
 
@@ -14,6 +15,7 @@ from fintrader.storage.outages import allow_outages
 from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.pod import run_pod
 from fintrader.tournament.pod_context import PodContext
+from fintrader.tournament.settings import OperationsSettings
 from tests.engines import emptied, outages, stubs
 from tests.engines.chaos import events_of, everything
 from tests.quick import slow_but
@@ -64,6 +66,29 @@ def test_pods_train_on_and_their_results_are_delivered(race, away, processes, st
     assert everything(stored_run) == whole
     assert not events_of(stored_run, "lost")
     assert len(emptied.results_in(url)) == 6
+
+
+@pytest.mark.skipif("FINTRADER_OUTAGE_SECONDS" not in os.environ, reason="takes an hour")
+@pytest.mark.timeout(7200)
+def test_pods_outlast_a_store_that_is_away_for_an_hour(race, monkeypatch, stored_run, tmp_path):
+    """With the settings and waits of a real run; FINTRADER_OUTAGE_SECONDS=3500 before a release."""
+    away = tmp_path / "away"
+    monkeypatch.setenv(outages.VARIABLE, str(away))
+    outages.install()
+    try:
+        whole = everything(race("plain", pods=6).folder)
+        outage = Outage(away, results=2, seconds=float(os.environ["FINTRADER_OUTAGE_SECONDS"]))
+        defaults = OperationsSettings()
+        own = {name: getattr(defaults, name) for name in ("outage_seconds", "patience_seconds")}
+        how = {"watch": outage, "body": "tests.engines.outages:body"}
+        begun = time.monotonic()
+        race("run", pods=6, processes=True, how=how, **own)
+    finally:
+        outages.remove()
+    assert outage.begun
+    assert time.monotonic() - begun > outage.seconds
+    assert everything(stored_run) == whole
+    assert not events_of(stored_run, "lost")
 
 
 def test_one_that_lasts_too_long_is_one_line_and_nothing_is_lost(race, away, stored_run):
