@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from benchmarks._claims import measured
+from benchmarks._comparison import compare
 from benchmarks._libraries import LIBRARIES
 from benchmarks._records import (
     DASH,
@@ -292,6 +293,31 @@ def schedules(records: Records) -> str:
     return _show_experiment(records, "schedules")
 
 
+@block("schedules")
+def halving_first(records: Records) -> str:
+    """The first record's halving against ways that the second record left out: an analysis after
+    the fact."""
+    rivals = TITLES["left_out"]
+    ours = "halve_anneal"
+    found = compare(records["schedules"]["rows"]["wide_noisy"], ours, rivals)
+    rows = []
+    for key in rivals:
+        beside = found["against"][key]
+        rows.append(
+            [
+                TITLES["ways"][key],
+                f"{beside['median_difference']:+.2f}",
+                f"{beside['wins']} of {found['markets']}",
+                p_value(beside["p"]),
+                p_value(beside["p_holm"]),
+            ]
+        )
+    head = ["way", "halving's lead, median", "halving ahead in", "p", f"p, Holm of {len(rivals)}"]
+    median_share = found["ways"][ours]["median"]
+    about = f"Halving (median {median_share:.2f}) less the other way, market by market:"
+    return f"{about}\n\n{table(head, rows)}\n\n{sentence(records, 'schedules')}"
+
+
 @block("halving")
 def halving(records: Records) -> str:
     """Shares of the optimum by halving and by other ways, on fresh markets."""
@@ -370,7 +396,6 @@ def paper_rows(records: Records) -> str:
         ends = found.get("range") or [found["cumulative_return"]] * 2
         runs = [one[way] for one in record["runs"]]
         spent = median(one["cpu_seconds"] for one in runs) if way != "index" else None
-        sooner = [one for one in found.get("seconds_to", {}).get("1.0", []) if one is not None]
         rows.append(
             [
                 title,
@@ -379,14 +404,20 @@ def paper_rows(records: Records) -> str:
                 percent(found["max_drawdown"]),
                 f"{found['sharpe']:.1f}",
                 DASH if spent is None else f"{spent:,.0f}",
-                f"{median(sooner):.0f}" if sooner else DASH,
+                *(_show_time(found, target) for target in ("1.0", "index")),
             ]
         )
     head = ["median of the seeds", "cumulative return", "of all seeds", "drawdown", "Sharpe"]
-    head += ["CPU s", "CPU s until nothing is lost"]
+    head += ["CPU s", "CPU s until nothing is lost", "until the index is reached"]
     seeds = len(record["runs"])
     about = f"{seeds} seeds, a tournament of {record['plan']['pods']} pods each."
     return f"{about}\n\n{table(head, rows)}\n\n{sentence(records, 'paper_rows')}"
+
+
+def _show_time(found: Named, target: str) -> str:
+    """The median seconds of the seeds that reached a target."""
+    known = [one for one in found.get("seconds_to", {}).get(target, []) if one is not None]
+    return f"{median(known):.0f}" if known else DASH
 
 
 @block("kelly")

@@ -60,6 +60,7 @@ from scipy import stats
 from torch import Tensor
 
 from benchmarks._bench import FinishedRuns, Values, read_arguments
+from benchmarks._comparison import correct
 from benchmarks._executor import (
     FORMS,
     Array,
@@ -72,7 +73,6 @@ from benchmarks._executor import (
     place,
     read_orders,
 )
-from benchmarks.schedules import correct
 from fintrader.agents import PPO, Budget, make_agent, train
 from fintrader.agents.agent import Agent
 from fintrader.envs import TradingEnv

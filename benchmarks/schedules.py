@@ -60,16 +60,12 @@ on another machine. The record has no figures before a question's sample is comp
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
-from typing import Any
-
-import numpy as np
 
 from benchmarks._bench import ROOT, FinishedRuns, Values, finish, read_arguments
+from benchmarks._comparison import Row, compare
 from benchmarks._schedules import ACCOUNTS, CHEAP, SLICE, SLICES, WAYS, WHOLE, Problem, measure
 
 QUESTIONS: dict[str, Values] = {
@@ -82,11 +78,7 @@ MARKETS = 48
 OURS = "halving"
 RIVALS = ("random", "pbt", "tournament")
 """The family for Holm's correction."""
-MARGIN = 0.03
-LEAST = -1.0
-"""Shares below it count as it."""
 PLAN = {"slices": SLICES, "slice": SLICE, "whole": WHOLE, "agent": CHEAP}
-Row = Values
 
 
 def list_ways(question: str) -> list[str]:
@@ -117,59 +109,6 @@ def measure_market(number: int, question: str) -> Row:
         "shares": shares,
         "cpu_seconds": seconds,
     }
-
-
-def find_p(differences: np.ndarray[Any, Any], side: str = "two-sided") -> float:
-    """Wilcoxon's p; 1 where all differences are 0."""
-    from scipy.stats import wilcoxon
-
-    if not np.any(differences):
-        return 1.0
-    return float(wilcoxon(differences, alternative=side).pvalue)
-
-
-def correct(ps: Mapping[str, float]) -> dict[str, float]:
-    """Correct p-values as Holm does."""
-    adjusted = dict[str, float]()
-    least = 0.0
-    for place, (name, p) in enumerate(sorted(ps.items(), key=lambda one: one[1])):
-        least = max(least, min(1.0, (len(ps) - place) * p))
-        adjusted[name] = least
-    return adjusted
-
-
-def compare(rows: list[Row]) -> Values:
-    """Summarise each way, and OURS against it."""
-    shares = {
-        name: np.maximum([row["shares"][name] for row in rows], LEAST) for name in rows[0]["shares"]
-    }
-    ways = {
-        name: {
-            "median": round(float(np.median(values)), 4),
-            "mean": round(float(values.mean()), 4),
-            "below_half": round(float(np.mean(values < 0.5)), 4),
-        }
-        for name, values in shares.items()
-    }
-    for name in rows[0]["cpu_seconds"]:
-        seconds = [row["cpu_seconds"][name] for row in rows]
-        ways[name]["cpu_seconds"] = round(statistics.median(seconds), 1)
-    against = {}
-    ps = {}
-    for name, values in shares.items():
-        if name == OURS:
-            continue
-        differences = shares[OURS] - values
-        ps[name] = find_p(differences)
-        against[name] = {
-            "median_difference": round(float(np.median(differences)), 4),
-            "wins": int(np.sum(differences > 0)),
-            "p": round(ps[name], 5),
-            "p_not_worse": round(find_p(differences + MARGIN, "greater"), 5),
-        }
-    for name, p in correct({name: ps[name] for name in RIVALS}).items():
-        against[name]["p_holm"] = round(p, 5)
-    return {"markets": len(rows), "ways": ways, "against": against}
 
 
 def is_whole(row: Row | None, question: str) -> bool:
@@ -210,7 +149,9 @@ def main() -> None:
         "env_steps": SLICES * SLICE * ACCOUNTS * CHEAP["num_steps"],
         # A look at a part of the sample would invite to stop where it suits.
         "questions": {
-            question: compare(table) for question, table in ordered.items() if len(table) >= MARKETS
+            question: compare(table, OURS, RIVALS)
+            for question, table in ordered.items()
+            if len(table) >= MARKETS
         },
         "rows": ordered,
     }

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from benchmarks._comparison import compare, correct
 from benchmarks._schedules import WAYS, Problem, explore
-from benchmarks.schedules import OURS, compare, correct
+from benchmarks.schedules import OURS, RIVALS
 from tests.oracles.task_runs import describe_task, follow_plan
 
 
@@ -25,7 +26,7 @@ def test_a_comparison_counts_wins_by_market_and_cuts_disasters():
         shares["pbt"] = shares[OURS] + (0.02 if number % 2 else -0.02)
         cpu = dict.fromkeys(WAYS, 1.0)
         rows.append({"market": number, "shares": shares, "cpu_seconds": cpu})
-    found = compare(rows)
+    found = compare(rows, OURS, RIVALS)
     assert found["against"]["random"]["wins"] == 40
     assert found["against"]["random"]["p_holm"] < 1e-5
     assert found["ways"]["random"]["mean"] > -0.1, "a share counts as -1 at least"
