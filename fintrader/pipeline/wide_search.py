@@ -42,8 +42,9 @@ def widen(config: RunConfig) -> RunConfig:
             for name, (_, now) in compare_values(default, agents[0]).items()
             if name.split(".")[0] in BaseSettings.model_fields and name not in NOT_SHARED
         }
-        without_gradient = config.is_classic or config.trading.orders_rest
-        without_gradient |= not config.is_classic and config.trading.num_traders > 1
+        without_gradient = (
+            config.is_classic or config.trading.orders_rest or config.trading.num_traders > 1
+        )
         for algo in ALGORITHMS:
             if algo != first.algo and not (algo == "apg" and without_gradient):
                 values = choose_agent(algo).model_dump(mode="json")

@@ -145,7 +145,8 @@ class TournamentSettings(Settings):
     one leaderboard; `generations`: the best of each generation are copied over the rest of it;
     `halving`: of 25 `pods`, 16 start fresh and train briefly; the best 6 continue unchanged, then
     the best 2 of these, then the best one, for a third of all training and with falling step sizes
-    (it sets `anneal`). In total they train as much as in the other orders."""
+    (it sets `anneal`, and `ensemble_size` to 1 unless you set that). In total they train as much as
+    in the other orders."""
     pool_size: Count = 2
     """With `order: submission` and `generations`: pods at work at once, which is also the size of a
     generation. Further workers stay idle."""
@@ -190,7 +191,7 @@ class TournamentSettings(Settings):
 
     ensemble_size: Count = 4
     """Members of the final ensemble: the best pod, then each time the one that adds most to the
-    score of the members' pooled validation returns."""
+    score of the members' pooled validation returns. With `order: halving` 1 unless set."""
     ensemble_shrinkage: Literal["none", "james_stein"] = "none"
     """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt`
     heads), where t is the t-statistic of their pooled validation returns in excess of the
@@ -204,6 +205,13 @@ class TournamentSettings(Settings):
     `all`: every pod; `lineage`: pods on the leaderboard and their ancestors; `leaders`: only pods
     on the leaderboard, which include the ensemble's members. Parents of pods at work are always
     kept."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shrink_ensemble(cls, values: Any) -> Any:
+        """Let halving end with its last pod alone: earlier pods make it worse (docs/results.md)."""
+        is_halving = isinstance(values, dict) and values.get("order") == "halving"
+        return {"ensemble_size": 1, **values} if is_halving else values
 
     @field_validator("search")
     @classmethod

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fintrader.agents import PPO, Budget
 from fintrader.errors import TournamentError
+from fintrader.pipeline.config import RunConfig
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.schedulers import Halving
@@ -65,6 +66,18 @@ def test_any_number_of_pods_takes_the_training_of_as_many_budgets(pods, scores):
     for spec in specs:
         assert spec.origin == ("survivor" if spec.parent else "fresh")
         assert spec.parent is None or spec.parent in able
+
+
+def test_only_the_last_pod_is_a_member_unless_a_size_is_set():
+    def count_members(**race):
+        config = RunConfig.model_validate({"tournament": race})
+        stored = RunConfig.model_validate(config.model_dump(mode="json"))
+        assert stored.tournament.ensemble_size == config.tournament.ensemble_size
+        return stored.tournament.ensemble_size
+
+    assert count_members(order="halving") == 1
+    assert count_members(order="halving", ensemble_size=4) == 4
+    assert count_members(order="submission") == 4
 
 
 def test_a_race_by_halving_goes_on_and_is_made_again(race):
