@@ -15,7 +15,7 @@ from fintrader.envs.settings import CONVENTIONS, EnvSettings
 from fintrader.files import dump_json, hash_bytes, read_json
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RESULT_NEUTRAL, RunConfig, changed_results, load_config
-from fintrader.records import JsonValue, to_json
+from fintrader.records import to_json
 from fintrader.report.recipe import describe_software
 from fintrader.results.context import BacktestContext
 from fintrader.runs import Manifest, RunFolder
@@ -99,11 +99,16 @@ def describe_origin(
     )
 
 
-def read_shrinkage(folders: Sequence[RunFolder]) -> tuple[dict[str, JsonValue], ...]:
-    """Read how far the ensembles of these searches were shrunk to the benchmark, and the evidence;
-    empty without shrinkage."""
-    stored = [read_ensemble(folder).shrinkage for folder in folders]
-    return tuple(to_json(evidence) for evidence in stored if evidence is not None)
+def add_ensembles(context: BacktestContext, folders: Sequence[RunFolder]) -> BacktestContext:
+    """Add how far the ensembles of these searches were shrunk to the benchmark, and how alike their
+    members are."""
+    stored = [read_ensemble(folder) for folder in folders]
+    pairs = [one.correlations[k][:k] for one in stored for k in range(len(one.correlations))]
+    return replace(
+        context,
+        shrinkage=tuple(to_json(one.shrinkage) for one in stored if one.shrinkage is not None),
+        correlations=tuple(known for row in pairs for known in row if known is not None),
+    )
 
 
 def add_data(

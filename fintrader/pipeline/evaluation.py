@@ -34,8 +34,8 @@ from fintrader.market.tensors import Markets, MarketTensors, Split
 from fintrader.pipeline.backtest_context import (
     Repeat,
     add_data,
+    add_ensembles,
     describe_origin,
-    read_shrinkage,
     settings_hash,
 )
 from fintrader.pipeline.config import RunConfig
@@ -218,12 +218,8 @@ def _write(
         elif config.backtest.sensitivity:
             rows = sensitivity(policies[0], markets[0], env, progress=progress)
         limited = _within_limits(policies, markets, env, progress)
-    context = replace(
-        describe_origin(config, manifest, window, repeat, title=traded.title),
-        shrinkage=read_shrinkage(folders),
-        within_limits=limited,
-        **traded.about,
-    )
+    context = describe_origin(config, manifest, window, repeat, title=traded.title)
+    context = replace(add_ensembles(context, folders), within_limits=limited, **traded.about)
     context = add_data(context, path, markets, traded.results)
     metric: str = config.tournament.metric
     kind = "backtest"

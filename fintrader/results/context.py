@@ -113,6 +113,8 @@ class BacktestContext:
     """Faults in the bars, by kind."""
     shrinkage: tuple[dict[str, JsonValue], ...] = ()
     """Evidence by which each search's ensemble was shrunk to the benchmark."""
+    correlations: tuple[float, ...] = ()
+    """Correlation of each two members of an ensemble, of all searches (`StoredEnsemble`)."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Baselines that could not be simulated, and the reasons."""
     within_limits: LimitedOutcome | None = None

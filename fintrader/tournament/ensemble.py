@@ -239,7 +239,5 @@ def measure_correlations(members: Sequence[FinishedPod]) -> tuple[tuple[float | 
 
 
 def _correlation(a: FinishedPod, b: FinishedPod) -> float | None:
-    x, y = (np.asarray(one.result.active_returns or one.result.returns) for one in (a, b))
-    if x.size != y.size or x.size < 2 or x.std() == 0 or y.std() == 0:
-        return None
-    return float(np.clip(np.corrcoef(x, y)[0, 1], -1.0, 1.0))
+    x, y = (one.result.active_returns or one.result.returns for one in (a, b))
+    return m.correlation(x, y) if len(x) == len(y) else None

@@ -2,17 +2,28 @@
 
 import html
 import re
+from copy import copy
 
 import pytest
 
 pytest.importorskip("streamlit")
 
 from fintrader import cli
+from fintrader.files import write_json
+from fintrader.pipeline.backtest_context import add_ensembles
+from fintrader.records import to_json
 from fintrader.report.html import render_report
 from fintrader.report.run_comparison import render_comparison
 from fintrader.results.formatting import PAPER_COLUMNS, format_title, statistic
 from fintrader.results.run import Run
-from fintrader.results.sections import BacktestView, present_backtest, present_periods
+from fintrader.results.sections import (
+    BacktestView,
+    present_backtest,
+    present_periods,
+    present_search,
+)
+from fintrader.runs import RunFolder
+from fintrader.tournament.ensemble import StoredEnsemble
 from fintrader_app import tables
 from fintrader_app.shell import plain
 from fintrader_app.views.backtest import TABS
@@ -48,6 +59,22 @@ def test_the_report_says_every_word_of_every_section(stored, sections):
     for section in sections:
         for words in words_of(section):
             assert squeeze(words.replace("`", "")) in page, (section.key, words)
+
+
+def test_the_search_says_how_alike_the_members_are(tmp_path, stored):
+    kept = ((1.0, 0.3, None), (0.3, 1.0, 0.97), (None, 0.97, 1.0))
+    three = StoredEnsemble(members=("p0", "p1", "p2"), correlations=kept)
+    alone = StoredEnsemble(members=("p0",), correlations=((1.0,),))
+    for name, ensemble in (("three", three), ("alone", alone)):
+        write_json(RunFolder(tmp_path / name).ensemble / "ensemble.json", to_json(ensemble))
+    shown = copy(stored)
+    shown.context = add_ensembles(stored.context, [RunFolder(tmp_path / "three")])
+    assert shown.context.correlations == (0.3, 0.97)
+    sentence = "Two members of an ensemble correlate by 0.30 to 0.97 in validation."
+    assert sentence in present_search(BacktestView.of(shown)).notes
+    assert sentence in render_report(shown)
+    shown.context = add_ensembles(stored.context, [RunFolder(tmp_path / "alone")])
+    assert "Two members" not in str(present_search(BacktestView.of(shown)))
 
 
 def test_the_terminal_prints_every_cell(sections):

@@ -12,8 +12,9 @@ from fintrader.backtesting import simulate
 from fintrader.envs import EnvSettings
 from fintrader.errors import ConfigError
 from fintrader.market.tensors import MarketTensors, Windows
-from fintrader.pipeline.evaluation import read_shrinkage
+from fintrader.pipeline.backtest_context import add_ensembles
 from fintrader.records import to_json
+from fintrader.results.context import BacktestContext
 from fintrader.runs import RunFolder
 from fintrader.tournament.ensemble import read_ensemble
 from fintrader.tournament.folds import FoldLearners, make_blocks
@@ -169,7 +170,7 @@ def test_a_race_by_folds_ends_with_an_ensemble_of_pods(tmp_path):
     assert isinstance(policy, EnsemblePolicy)
     assert len(policy.members) == len(result.members)
     assert {one.head.settings.tilt_scale for one in policy.members} == {shrinkage.tilt_scale}
-    assert read_shrinkage([run]) == (to_json(shrinkage),)
+    assert add_ensembles(BacktestContext(), [run]).shrinkage == (to_json(shrinkage),)
     specs = RunStore(run).read_specs()
     assert {spec.folds for spec in specs.values()} == {3}
     # the mean over pods, each shrunk

@@ -25,6 +25,7 @@ _SHOWN_ELSEWHERE = {
     "data",
     "folds",
     "left_out",
+    "correlations",
     "market",
     "recipe",
     "trading",

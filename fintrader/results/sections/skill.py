@@ -98,6 +98,9 @@ def present_search(view: BacktestView) -> Section | None:
         tables.append(paper_table(both, title=title, main=verdict.strategy))
     else:
         notes.append(_NO_NULL_MODEL)
+    if alike := stored.context.correlations:
+        low, high = ratio(min(alike)), ratio(max(alike))
+        notes.append(f"Two members of an ensemble correlate by {low} to {high} in validation.")
     return Section(
         key="search",
         title="Diagnosis of the search",
