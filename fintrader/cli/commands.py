@@ -91,7 +91,8 @@ def _print_next_steps(config: RunConfig, report: Path) -> None:
 
 
 class PlanOptions(Settings):
-    """Prices of a machine like this one; the command does not look them up."""
+    """Prices of a machine like this one. You give them: they differ by provider, region, contract
+    and day, so a stored list would soon be wrong."""
 
     on_demand_usd: PositiveFloat | None = None
     """USD an hour, on demand; unless it is set, no cost is printed."""

@@ -103,11 +103,16 @@ def add_ensembles(context: BacktestContext, folders: Sequence[RunFolder]) -> Bac
     """Add how far the ensembles of these searches were shrunk to the benchmark, and how alike their
     members are."""
     stored = [read_ensemble(folder) for folder in folders]
-    pairs = [one.correlations[k][:k] for one in stored for k in range(len(one.correlations))]
     return replace(
         context,
         shrinkage=tuple(to_json(one.shrinkage) for one in stored if one.shrinkage is not None),
-        correlations=tuple(known for row in pairs for known in row if known is not None),
+        correlations=tuple(
+            known
+            for one in stored
+            for k, row in enumerate(one.correlations)
+            for known in row[:k]
+            if known is not None
+        ),
     )
 
 

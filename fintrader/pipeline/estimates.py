@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from fintrader.config import validate
 from fintrader.errors import ConfigError, FintraderError
 from fintrader.market.synthetic import SyntheticSettings
 from fintrader.memory import HOST, measure_free_memory
+from fintrader.numerals import format_count
 from fintrader.pipeline.config import RunConfig, changed_results
 from fintrader.results.folders import Folder, RunsFolder
 from fintrader.results.formatting import duration
@@ -89,8 +91,8 @@ class Estimate:
     sure: Sure
     why: str
     """Evidence for the estimate."""
-    free_bytes: int | None = None
-    """Free memory, where it is less than `memory_bytes`."""
+    shortage: str = ""
+    """Free memory and the slots that fit, where the run needs more; empty otherwise."""
     at_once: int = 1
     """Pods at work at the same time."""
     gpu_bytes: int | None = None
@@ -101,11 +103,6 @@ class Estimate:
         """Seconds of the whole run."""
         return self.tournament_seconds + self.null_seconds + self.other_seconds
 
-    @property
-    def span(self) -> tuple[float, float]:
-        """Least and most seconds that the run will probably take."""
-        return self.seconds / FACTOR[self.sure], self.seconds * FACTOR[self.sure]
-
     def describe(self) -> str:
         """Describe time and memory, and how certain they are."""
         null = (
@@ -113,13 +110,13 @@ class Estimate:
         )
         room = "memory unknown until the bars are read"
         if self.memory_bytes is not None:
-            room = f"about {self.memory_bytes / 2**30:.1f} GiB of memory"
-        if self.free_bytes is not None:
-            room += f", and only {self.free_bytes / 2**30:.1f} GiB are free here: set fewer workers"
+            room = f"about {self.memory_bytes / 2**30:.1f} GiB of memory{self.shortage}"
         if self.gpu_bytes is not None:
             room += f"; a pod needs about {self.gpu_bytes / 2**30:.1f} GiB of its GPU (a guess)"
+        factor = FACTOR[self.sure]
+        least = duration(self.seconds / factor)
         return (
-            f"About {duration(self.seconds)} ({duration(self.span[0])} to {duration(self.span[1])}"
+            f"About {duration(self.seconds)} ({least} to {duration(self.seconds * factor)}"
             f" if nothing else runs here){null}; {room}. {self.sure.capitalize()}: {self.why}."
         )
 
@@ -152,8 +149,11 @@ def list_records(
     """List records of the newest finished runs, without walk-forwards, whose stages hold many
     searches; `read` reads the settings of one."""
     found = []
-    finished = [one for one in newest if one.status == "finished"]
-    whole = [one for one in finished if not (one.command or "").startswith("fintrader walkforward")]
+    whole = [
+        one
+        for one in newest
+        if one.status == "finished" and not (one.command or "").startswith("fintrader walkforward")
+    ]
     for run in whole[:MOST_RECORDS]:
         with contextlib.suppress(FintraderError):
             market = Path(run.market or "")
@@ -170,38 +170,22 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
     compiling = 0.0
     if settings.budget.seconds is not None:
         race = _count_rounds(settings) * settings.budget.seconds
-    elif like is not None:
+    elif like:
         race = like.race_seconds * _work(settings) / _work(like.config.tournament)
     else:
         race = _work(settings) * fmean(_guess_seconds(config, agent) for agent in config.agents)
         compiling = 0.0 if config.is_classic else COMPILING_SECONDS
-    other = like.other_seconds if like is not None else 30.0
-    stored = like.market_bytes if like is not None and like.config.data == config.data else None
+    other = like.other_seconds if like else 30.0
+    stored = like.market_bytes if like and like.config.data == config.data else None
     market = stored or _market_bytes(config)
     pods = _at_once(settings)
-    needed = None
-    if market is not None:
-        # Prices as accounts read them, and rows of the windows that are scored, are a pod's own;
-        # the pages of the market's file are shared. Later the null
-        # model's file takes the place of the market's.
-        interval = getattr(config.env, "decision_interval", 1)
-        decisions = market // (_cell_bytes(config) * interval)
-        own = POD_BYTES + market // 3 + _experience_bytes(config) + DECISION_BYTES * decisions
-        needed = MAIN_BYTES + market + pods * own + bool(compiling) * (1 + pods) * COMPILING_BYTES
-    free = measure_free_memory(HOST)
-    sure: Sure
-    if likely is not None:
-        sure = "likely"
-        why = f"scaled from the run {likely.name}, which differs in length only"
-    elif like is not None:
-        sure = "rough"
-        why = (
-            f"scaled from the run {like.name}, which trained"
-            f" {' and '.join(_algorithms(like.config))} on other settings"
-        )
-    else:
-        sure = "a guess"
-        why = "no such run has finished here; assumes another machine's speed"
+    needed, shortage = _find_room(config, market, pods, compiling > 0)
+    sure: Sure = "likely" if likely else "rough" if like else "a guess"
+    why = "no such run has finished here; assumes another machine's speed"
+    if like:
+        trained = f"trained {' and '.join(_algorithms(like.config))} on other settings"
+        why = f"scaled from the run {like.name}, which"
+        why += f" {'differs in length only' if likely else trained}"
     return Estimate(
         race + compiling,
         race if config.backtest.null_model and not config.is_classic else 0.0,
@@ -209,9 +193,35 @@ def estimate(config: RunConfig, records: Sequence[EarlierRun]) -> Estimate:
         needed,
         sure,
         why,
-        free if needed is not None and free is not None and free < needed else None,
+        shortage,
         pods,
         _gpu_bytes(config, market),
+    )
+
+
+def _find_room(
+    config: RunConfig, market: int | None, pods: int, is_compiling: bool
+) -> tuple[int | None, str]:
+    """Find the bytes that a run needs, and describe the room here if it is less."""
+    if market is None:
+        return None, ""
+    # Prices as accounts read them, and rows of the windows that are scored, are a pod's own;
+    # the pages of the market's file are shared. Later the null
+    # model's file takes the place of the market's.
+    interval = getattr(config.env, "decision_interval", 1)
+    decisions = market // (_cell_bytes(config) * interval)
+    compiler = is_compiling * COMPILING_BYTES
+    own = POD_BYTES + market // 3 + _experience_bytes(config, {}) + DECISION_BYTES * decisions
+    own += compiler
+    shared = MAIN_BYTES + market + compiler
+    needed = shared + pods * own
+    free = measure_free_memory(HOST)
+    if free is None or free >= needed:
+        return needed, ""
+    fit = format_count(min(os.cpu_count() or 1, max(0, free - shared) // own), "slot")
+    return (
+        needed,
+        f", and only {free / 2**30:.1f} GiB are free here, for {fit} (tournament.workers)",
     )
 
 
@@ -251,10 +261,9 @@ def _at_once(settings: TournamentSettings) -> int:
 def _count_rounds(settings: TournamentSettings) -> float:
     """Budgets in sequence: rounds of pods at work at once; of halving those of each rung."""
     rungs = [(0, 1.0)] if settings.order != "halving" else Halving(settings.pods).rungs
-    ends = [first for first, _ in rungs[1:]] + [settings.pods]
     return sum(
         math.ceil((end - first) / _at_once(settings)) * times
-        for (first, times), end in zip(rungs, ends, strict=True)
+        for (first, times), (end, _) in pairwise([*rungs, (settings.pods, 0.0)])
     )
 
 
@@ -287,17 +296,16 @@ def _cell_bytes(config: RunConfig) -> int:
     return 5 * 4 + 4 * features + 2
 
 
-def _experience_bytes(config: RunConfig, step_bytes: Mapping[str, int] | None = None) -> int:
+def _experience_bytes(config: RunConfig, step_bytes: Mapping[str, int]) -> int:
     """Bytes of the steps that an agent stores to learn from, 24 for each symbol unless
     `step_bytes` has its algorithm or network."""
     symbols = _shape(config)[1] or SYMBOLS
-    each = step_bytes or {}
     return symbols * max(
         agent.buffer_size * 12
         if isinstance(agent, OffPolicySettings)
         else agent.num_steps
         * config.env.num_envs
-        * each.get("mlp" if agent.network.kind == "mlp" else agent.algo, 24)
+        * step_bytes.get("mlp" if agent.network.kind == "mlp" else agent.algo, 24)
         for agent in config.agents
     )
 

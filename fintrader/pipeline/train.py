@@ -67,13 +67,11 @@ def _train_trader(config: RunConfig, settings: EnvSettings, path: Path, home: Pa
     seed_everything(seed)
     env = TradingEnv(market.train.to(device), settings, device=device, seed=derive(seed, "env"))
     trained = _learn(config, env, home, {}, market.train)
-    results = {
-        "policy": simulate(load_policy(home / "policy.safetensors"), market.validation, settings)
-    }
+    policy = load_policy(home / "policy.safetensors")
     baselines = simulate_all_baselines(market.validation, settings, train=market.train)
-    results = baselines.join(results)
+    results = baselines.join({"policy": simulate(policy, market.validation, settings)})
     metrics = {name: one.metrics for name, one in results.items()}
-    numbers = {name: values.by_key() for name, values in metrics.items()}
+    numbers = {name: one.metrics.by_key() for name, one in results.items()}
     write_json(
         home / "validation.json", {"metrics": numbers, "env_steps": trained.env_steps, "trials": 1}
     )

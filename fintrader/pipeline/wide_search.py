@@ -52,11 +52,11 @@ def widen(config: RunConfig) -> RunConfig:
                     set_value(values, name, changed[name])
                 agents.append(values)
     race = config.tournament
-    wide = {
+    values = config.model_dump(mode="json") | {"agent": agents}
+    values["tournament"] |= {
         "pods": max(race.pods, PODS, PODS_EACH * len(agents)),
         "order": "halving",
         "ensemble_size": 1,  # pods of earlier rungs add nothing (docs/results.md)
         "search": race.search | SPACE,
     }
-    values = config.model_copy(update={"tournament": race.model_copy(update=wide)})
-    return validate(RunConfig, values.model_dump(mode="json") | {"agent": agents}, "--search")
+    return validate(RunConfig, values, "--search")

@@ -235,9 +235,7 @@ def james_stein(active: NDArray[np.float64]) -> tuple[float, float]:
 def measure_correlations(members: Sequence[FinishedPod]) -> tuple[tuple[float | None, ...], ...]:
     """Correlate the members' daily validation returns in excess of the benchmark's `[K, K]`; None
     for a constant series."""
-    return tuple(tuple(_correlation(a, b) for b in members) for a in members)
-
-
-def _correlation(a: FinishedPod, b: FinishedPod) -> float | None:
-    x, y = (one.result.active_returns or one.result.returns for one in (a, b))
-    return m.correlation(x, y) if len(x) == len(y) else None
+    series = [one.result.active_returns or one.result.returns for one in members]
+    return tuple(
+        tuple(m.correlation(a, b) if len(a) == len(b) else None for b in series) for a in series
+    )

@@ -59,12 +59,8 @@ class Generator:
         values = self.agents[index % len(self.agents)].model_dump(mode="json")
         if index >= len(self.agents):
             random = create_numpy_generator(self.seed, "fresh", index)
-            base = select_values(values, self.settings.search)
-            drawn = {
-                name: draw(self.settings.search[name], like, random) for name, like in base.items()
-            }
-            for name, value in drawn.items():
-                set_value(values, name, value)
+            for name, like in select_values(values, self.settings.search).items():
+                set_value(values, name, draw(self.settings.search[name], like, random))
         return self._build_spec(index, leaderboard, values, origin="fresh", generation=generation)
 
     def propose_founder(self, index: int, leaderboard: Leaderboard, generation: int = 0) -> PodSpec:

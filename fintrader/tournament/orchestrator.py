@@ -407,7 +407,13 @@ class Orchestrator:
         for _ in range(min(room - len(self.waiting), self._count_unmade())):
             self._make_spec()
         self._store_specs()
-        ready = list(islice(filter(self._has_sources, self.waiting), room))
+        # The results of parent and rivals must exist: a damaged pod is being trained again.
+        able = (
+            spec
+            for spec in self.waiting
+            if all(self.store.locate_result(pod).exists() for pod in spec.sources)
+        )
+        ready = list(islice(able, room))
         for spec in ready:
             attempt = self.lost[spec.pod] + 1
             future = self.launcher.submit(spec, attempt=attempt)
@@ -431,11 +437,6 @@ class Orchestrator:
         ):
             return 0
         return max(0, self.settings.pods - index)
-
-    def _has_sources(self, spec: PodSpec) -> bool:
-        """Check that the results of parent and rivals exist; a damaged pod is being trained
-        again."""
-        return all(self.store.locate_result(pod).exists() for pod in spec.sources)
 
     def _flush(self) -> None:
         """Make this turn durable by one sync of the log, and visible by one transaction of the

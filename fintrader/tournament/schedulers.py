@@ -93,14 +93,14 @@ class Halving(Scheduler):
         counts = [round(share * pods) for share, _ in RUNGS[1:-1]]
         counts = [max(pods - sum(counts) - 1, 0), *counts, 1]
         # The training of rungs without pods goes to the others.
-        total = sum(training for count, (_, training) in zip(counts, RUNGS, strict=True) if count)
+        rungs = [(count, part) for count, (_, part) in zip(counts, RUNGS, strict=True) if count]
+        total = sum(part for _, part in rungs)
         self.rungs: list[tuple[int, float]] = []
         """Number of each rung's first pod, and each of its pods' training, as a multiple of the
         budget."""
         first = 0
-        for count, (_, training) in zip(counts, RUNGS, strict=True):
-            if count:
-                self.rungs.append((first, training / total * pods / count))
+        for count, part in rungs:
+            self.rungs.append((first, part / total * pods / count))
             first += count
 
     def find_rung(self, index: int) -> int:

@@ -14,7 +14,7 @@ from fintrader.config import list_models, refuse_secret, validate
 from fintrader.market.settings import DataSettings
 from fintrader.market.tensors import MarketTensors
 from fintrader.pipeline.config import RunConfig
-from fintrader.pipeline.estimates import estimate, record_of
+from fintrader.pipeline.estimates import FACTOR, estimate, record_of
 from fintrader.pipeline.inputs import find_missing_inputs, list_named_files
 from fintrader.pipeline.run_stages import search
 from fintrader.runs import Manifest
@@ -142,7 +142,7 @@ def test_twice_the_steps_take_twice_the_time_and_the_null_model_is_counted(tmp_p
     found = estimate(longer, [record(before)])
     assert (found.tournament_seconds, found.null_seconds, found.other_seconds) == (32.0, 32.0, 9.0)
     assert found.sure == "likely"
-    assert found.span[0] < 73.0 < found.span[1]
+    assert found.seconds / FACTOR["likely"] < 73.0 < found.seconds * FACTOR["likely"]
     assert estimate(before, [record(before)]).null_seconds == 0.0
 
 

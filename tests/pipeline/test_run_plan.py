@@ -97,6 +97,26 @@ def test_a_plan_guesses_the_memory_that_training_had_on_a_gpu(peak, agent, monke
     assert f"{found.gpu_bytes / 2**30:.1f} GiB of its GPU" in found.describe()
 
 
+def test_a_plan_says_how_many_slots_fit_where_memory_is_short(monkeypatch):
+    config = load_config(ROOT / "configs" / "quickstart.yaml")
+    monkeypatch.setattr(estimates.os, "cpu_count", lambda: 8)
+
+    def plan_with(free, workers):
+        monkeypatch.setattr(estimates, "measure_free_memory", lambda _: free)
+        race = config.tournament.model_copy(
+            update={"order": "arrival", "pods": 64, "workers": workers}
+        )
+        return estimates.estimate(config.model_copy(update={"tournament": race}), [])
+
+    three, four = (plan_with(None, workers).memory_bytes for workers in (3, 4))
+    assert plan_with(four, 4).shortage == ""
+    assert plan_with(four - 1, 4).describe().count("for 3 slots (tournament.workers)") == 1
+    assert "for 2 slots" in plan_with(three - 1, 4).shortage
+    assert "for 0 slots" in plan_with(1, 4).shortage
+    free = three + 17 * (four - three)
+    assert "for 8 slots" in plan_with(free, 32).shortage, "no more than there are cores"
+
+
 def test_a_guess_counts_the_updates_of_agents_that_replay():
     """20 pods of 100,000 steps, an update each of some milliseconds: hours, not minutes."""
     config = load_config(ROOT / "configs" / "hopper.yaml")

@@ -70,11 +70,11 @@ def test_the_search_says_how_alike_the_members_are(tmp_path, stored):
     shown = copy(stored)
     shown.context = add_ensembles(stored.context, [RunFolder(tmp_path / "three")])
     assert shown.context.correlations == (0.3, 0.97)
-    sentence = "Two members of an ensemble correlate by 0.30 to 0.97 in validation."
+    sentence = "In validation two members correlate by 0.30 to 0.97."
     assert sentence in present_search(BacktestView.of(shown)).notes
     assert sentence in render_report(shown)
     shown.context = add_ensembles(stored.context, [RunFolder(tmp_path / "alone")])
-    assert "Two members" not in str(present_search(BacktestView.of(shown)))
+    assert "two members" not in str(present_search(BacktestView.of(shown)))
 
 
 def test_the_terminal_prints_every_cell(sections):

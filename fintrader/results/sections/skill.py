@@ -79,33 +79,30 @@ def present_search(view: BacktestView) -> Section | None:
     if verdict is None:
         return None
     selection = verdict.selection
-    charts = []
+    drawn = {}
     notes = []
     if selection.sharpe is not None:
-        draw = partial(figures.sharpe_figure, selection.sharpe)
-        charts.append(Chart("sharpe", draw, is_half=True))
+        drawn["sharpe"] = partial(figures.sharpe_figure, selection.sharpe)
     if selection.overfitting is not None:
-        draw = partial(figures.overfitting_figure, selection.overfitting)
-        charts.append(Chart("overfitting", draw, is_half=True))
+        drawn["overfitting"] = partial(figures.overfitting_figure, selection.overfitting)
     else:
         notes.append(_NO_OVERFITTING)
     tables = [search_table(selection)]
     free = stored.context.null_model
     if free is not None:
-        own = stored.find_metrics(verdict.strategy)
-        both = {verdict.strategy: own, "null_model": free}
         title = "The same search on features of other days, at the same prices and costs"
+        both = {verdict.strategy: stored.find_metrics(verdict.strategy), "null_model": free}
         tables.append(paper_table(both, title=title, main=verdict.strategy))
     else:
         notes.append(_NO_NULL_MODEL)
-    if alike := stored.context.correlations:
-        low, high = ratio(min(alike)), ratio(max(alike))
-        notes.append(f"Two members of an ensemble correlate by {low} to {high} in validation.")
+    alike = [ratio(known) for known in sorted(stored.context.correlations)]
+    if alike:
+        notes.append(f"In validation two members correlate by {alike[0]} to {alike[-1]}.")
     return Section(
         key="search",
         title="Diagnosis of the search",
         headline=f"{selection.sentence} No verdict rests on this diagnosis.",
-        figures=charts,
+        figures=[Chart(key, draw, is_half=True) for key, draw in drawn.items()],
         tables=tables,
         notes=notes,
     )
@@ -113,19 +110,18 @@ def present_search(view: BacktestView) -> Section | None:
 
 def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
     """Tabulate the tests of the window: a question, the number, and its meaning."""
-    rows: list[tuple[str, str, str]] = []
     evidence = verdict.evidence
     trials = verdict.selection.trials or 1
     is_divided = verdict.window == FOREIGN and trials > 1 and not verdict.is_stated_held_out
     divided = f", divided by {count(trials)} trials" if is_divided else ""
-    rows.append(
+    rows = [
         (
             "Look at this window",
             look_words(verdict),
             f"number of results of this window that were looked at, with this one; its level is"
             f" {significance(evidence.level)}, of 5 % for all looks together{divided}",
         )
-    )
+    ]
     alpha = evidence.alpha
     scale, over = span(verdict.sessions, verdict.sessions_a_year)
     if alpha is not None:
@@ -165,8 +161,10 @@ def evidence_table(verdict: Verdict, is_rolling: bool = False) -> Table:
         ]
     shift = evidence.shift
     if shift is not None:
-        meaning = f"share of {count(shift.shifts)} shifts in time with which the same holdings"
-        meaning += " earned as much: small where timing mattered"
+        meaning = (
+            f"share of {count(shift.shifts)} shifts in time with which the same holdings earned as"
+            " much: small where timing mattered"
+        )
         rows.append(("Timing, p-value", chance(shift.p_value), meaning))
     betting = evidence.betting
     rows.append(
