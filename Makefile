@@ -27,7 +27,7 @@ export OMP_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-adapters test-library test-gcs test-gpu test-triton test-image test-wheel test-lowest lint types floors pytest app bench notebooks docs clean
+.PHONY: help install run test test-all test-adapters test-library test-gcs test-gpu test-triton test-image test-wheel test-lowest lint types floors pytest app bench notebooks tutorials docs clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -125,6 +125,12 @@ bench: $(DEV) ## Run one benchmark: make bench NAME=env
 
 notebooks: $(DEV) ## Execute the notebooks from top to bottom
 	$(BIN)/python -m pytest tests/test_notebooks.py
+
+tutorials: $(DEV) ## Run the tutorials on evolution, vector environments and simulators, and a short evolution
+	$(BIN)/python -m pytest tests/test_docs.py -k "every_python_block and (evolution or vector-env or classic)"
+	$(BIN)/fintrader run configs/generational.yaml --name short --runs-dir runs/tutorials \
+		--tournament.pods 4 --tournament.pool-size 2 --tournament.survivors 1 \
+		--tournament.budget.env-steps 4000 --data.source.num-sessions 60 --backtest.null-model false
 
 docs: $(DEV) ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict

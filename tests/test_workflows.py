@@ -27,7 +27,7 @@ def test_ci_checks_what_it_should():
     assert COMMANDS["test"] == [".ci/run"]
     assert "make test" in (ROOT / ".ci" / "run").read_text()
     assert COMMANDS["wheel"] == ["make test-wheel"]
-    assert COMMANDS["docs"] == ["make docs", "make notebooks"]
+    assert COMMANDS["docs"] == ["make docs", "make notebooks", "make tutorials"]
     assert COMMANDS["lowest"] == ["make test-lowest"]
     assert COMMANDS["portable"][-1] == "python -m pytest tests/test_portable.py"
     systems = {"macos-latest", "windows-latest"}
