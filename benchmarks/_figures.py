@@ -383,6 +383,24 @@ def _compare_ways(question: str, found: Named) -> str:
     return " ".join([*said, f"Ours {state} than {RIVALS[bar]} by more than 0.03 of the optimum."])
 
 
+@block("pendulum")
+def pendulum(records: Records) -> str:
+    """Test returns on Pendulum of the tournament and of seeds."""
+    record = records["pendulum"]
+    rows = []
+    for way, title in TITLES["pendulum"].items():
+        runs = record["runs"][way]
+        cells_of_way = [title]
+        for policy in ("ensemble", "best"):
+            returns = sorted(run["returns"][policy] for run in runs)
+            cells_of_way.append(f"{median(returns):.0f} ({returns[0]:.0f} to {returns[-1]:.0f})")
+        rows.append([*cells_of_way, f"{median(run['cpu_seconds'] for run in runs):.0f}"])
+    seeds = len(runs)
+    head = ["way", "ensemble, median (range)", "best pod, median (range)", "CPU s"]
+    about = f"{seeds} seeds, mean returns in 100 test episodes; higher is better."
+    return f"{about}\n\n{table(head, rows)}\n\n{sentence(records, 'pendulum')}"
+
+
 # --- pages of the documentation -------------------------------------------------------------------
 
 
