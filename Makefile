@@ -53,7 +53,8 @@ test: lint floors ## Everything CI checks: format, lint, types, floors, and the 
 	$(MAKE) --no-print-directory -j 2 types pytest
 
 test-all: lint types floors $(DEV) ## As test, with every test and more examples of each property; before a release
-	FINTRADER_SLOW=1 $(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=thorough
+	FINTRADER_SLOW=1 FINTRADER_LIFE_SESSIONS=40000 FINTRADER_LIFE_MINUTE_SESSIONS=500 \
+		$(BIN)/python -m pytest -n auto --dist worksteal --hypothesis-profile=thorough
 
 lint: $(DEV) ## ruff: format and lint
 	$(BIN)/ruff format --check .

@@ -161,13 +161,15 @@ def luck(records: Records) -> str:
     ours = walked[title]["ensemble"]
     equal = walked[title]["equal_weight"]
     words, _, rest = walked[title]["verdict"].partition(": ")
+    claim, _, test = rest.partition(" (")
+    tested = re.match(r"(p . [\d.]+) .*?(\d+ trials)", test)
     text = (
         f"**{title}: Sharpe ratio {ours['sharpe']:.2f},"
         f" {percent(ours['cumulative_return'], 1, '+')} in {ours['sessions']} sessions.** Equal"
         f" weights made {equal['sharpe']:.2f} and {percent(equal['cumulative_return'], 1, '+')}."
-        f" Verdict: *{words}: {rest.split('. ')[0]}.*"
+        f" Verdict: *{words}: {claim}* ({tested[1]}, the best of {tested[2]})."
     )
-    return "\n\n".join([*map(prose, (text, *_explain_levels(text))), sentence(records, "real")])
+    return f"{prose(text)}\n\n{sentence(records, 'real')}"
 
 
 def _explain_levels(verdicts: str) -> list[str]:
@@ -591,11 +593,11 @@ def tasks(records: Records, agents: Mapping[str, str] = TITLES["agents"]) -> str
         closed = [found.get(f"{agent}_closed") for agent in agents]
         rows.append([f"`{name}`", *map(_show_closed, closed)])
     said = (
-        "0 is the best rule, 1 the optimum; median of five seeds (minimum),"
+        "0: as good as the best simple rule; 1: the optimum. Median of five seeds (lowest) after"
         f" {figures['env_steps']:,} decisions."
     )
     if "apg" in agents:
-        said += f" {DASH}: APG needs a gradient, which quotes lack"
+        said += f" {DASH}: APG needs the reward's gradient; limit orders have none"
         if "ridge" in agents:
             said += (
                 "; ridge needs features to forecast from, so only `signals` has it, and trades at the"
@@ -603,6 +605,26 @@ def tasks(records: Records, agents: Mapping[str, str] = TITLES["agents"]) -> str
             )
         said += "."
     return f"{said}\n\n{table(['', *agents.values()], rows)}\n\n{sentence(records, 'tasks')}"
+
+
+@block("env", "training")
+def speed_short(records: Records) -> str:
+    """The environment and training next to other libraries, in three lines."""
+    env, training = records["env"], records["training"]
+    jax = f"{times(training['times_jax_4096_100'])} the same PPO in JAX"
+    jax += f" (64 accounts, 10 stocks: {times(training['times_jax_64_10'])})"
+    rows = [
+        ["environment, 4,096 accounts", env["env_only_steps_per_second"]],
+        ["training PPO, MLP, 256 accounts", training["mlp_ours_steps_per_second"]],
+        ["training PPO, 4,096 accounts", training["default_4096_steps_per_second"]],
+    ]
+    peers = [f"{times(env['times_finrl'], 0)} FinRL"]
+    peers += [f"{times(training['mlp_times_sb3'])} Stable-Baselines3", jax]
+    rows = [[what, f"{rate:,.0f}", peer] for (what, rate), peer in zip(rows, peers, strict=True)]
+    head = ["100 stocks, one CPU thread", "decisions a second", "speed"]
+    names = ("env", "training")
+    said = sentence(records, *names).removesuffix(footnote(records, names))
+    return f"{table(head, rows)}\n\n{said}"
 
 
 def _show_closed(closed: Named | None) -> str:

@@ -10,8 +10,10 @@ charts stand below; `server_s` is how long that server took to answer, from its 
 is a second reader's first page, `bare_first_s` and `bare_again_s` a page of streamlit's with one
 table and no more, the floor of `table_s`. `rerun_ms` are a page's reruns in the browser (the key
 R), from the key until the script has ended and what it drew is on the screen; medians, of the pages
-of one run among `--runs`. `--pictures RUNS` takes `docs/images/app-*.png` of the run `quickstart`
-in that folder instead; nothing is measured.
+of one run among `--runs`. `--pictures RUNS` takes `docs/images/app-*.png` of the runs `quickstart`
+and `nasdaq100-days` in that folder instead (of those that are there); nothing is measured. The
+second run is what `fintrader init` and `fintrader run` make of a file of daily bars of the
+NASDAQ-100.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from tests.engines.waiting import answers, free_port
 PAGES = ("runs", "tournament", "pod", "backtest", "honesty", "compare", "market")
 PICTURES = {"runs": 900, "tournament": 1180, "backtest": 1180, "honesty": 900, "judge": 900}
 """Pages that the documentation shows, and how far down, in pixels."""
+REFUSED = "nasdaq100-days"
+"""Run on real bars whose backtest the README shows."""
 WAITS = (
     "server_s",
     "first_page_s",
@@ -121,21 +125,25 @@ def measure_waits(chromium: Browser, address: str, *marks: str) -> list[float]:
 
 
 def take_pictures(chromium: Browser, runs: Path) -> None:
-    """Take the documentation's pictures of the run `quickstart`."""
+    """Take the documentation's pictures of the runs that are there."""
     from PIL import Image
 
     with served(runs) as address:
         page = chromium.new_context(
             viewport={"width": 1280, "height": 900}, color_scheme="light"
         ).new_page()
-        for name, height in PICTURES.items():
+        wanted = [(name, name, "quickstart", height) for name, height in PICTURES.items()]
+        wanted.append(("refused", "backtest", REFUSED, 820))
+        for picture, name, run, height in wanted:
+            if not (runs / run).is_dir():
+                continue
             page.set_viewport_size({"width": 1280, "height": height})
-            open_page(page, f"{address}/{name}?run=quickstart")
+            open_page(page, f"{address}/{name}?run={run}")
             if name == "judge":
                 judge_a_file(page)
             page.wait_for_selector(CHART)
             page.wait_for_timeout(1500)
-            path = ROOT / "docs" / "images" / f"app-{name}.png"
+            path = ROOT / "docs" / "images" / f"app-{picture}.png"
             page.screenshot(path=path)
             # A third of the bytes, without a visible difference.
             Image.open(path).quantize(128).save(path, optimize=True)

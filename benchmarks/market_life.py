@@ -92,6 +92,8 @@ def summarise(years: list[Values]) -> Values:
     found["pairs_seen_ten_times"] = sum(count >= 10 for count in counts.values())
     found["rarest_pair"] = {"kinds": rarest, "times": counts[rarest]}
     found["cpu_seconds"] = sum(year["cpu_seconds"] for year in years)
+    memory = [year["memory_mib"] for year in years]
+    found["memory_mib"] = {"least": min(memory), "most": max(memory)}
     problems = [problem for year in years for problem in year["problems"]]
     found["problems"] = len(problems)
     found["passed"] = not problems and found["pairs_seen_ten_times"] == len(counts)

@@ -26,6 +26,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest.mock import patch
 
+import psutil
+
 from benchmarks._bench import Values, finish, read_arguments
 from benchmarks._cluster import SEARCH
 from fintrader.agents import PPO, Budget
@@ -122,6 +124,8 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> Values
     launcher = FarmLauncher(run, at_once, seconds)
     turns = []
     counts = []
+    grown = {}
+    process = psutil.Process()
     reconcile = Orchestrator.reconcile
 
     def time_reconcile(self: Orchestrator) -> None:
@@ -129,6 +133,13 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> Values
         reconcile(self)
         turns.append(time.perf_counter() - begun)
         counts.append(len(self.running))
+        tenth = 10 * len(self.leaderboard.applied) // pods
+        if tenth not in grown:
+            grown[tenth] = {
+                "memory_mib": process.memory_info().rss / 2**20,
+                "threads": process.num_threads(),
+                "open_files": process.num_fds(),
+            }
 
     wall = time.perf_counter()
     cpu = time.process_time()
@@ -146,7 +157,19 @@ def measure_scale(home: Path, pods: int, at_once: int, seconds: float) -> Values
         "reconcile_ms_p50": 1e3 * statistics.median(turns),
         "reconcile_ms_p99": 1e3 * turns[int(0.99 * (len(turns) - 1))],
         "reconcile_ms_max": 1e3 * turns[-1],
+        "at_tenths": grown,
+        "command_cpu_seconds": {name: time_command(name, run) for name in ("status", "verify")},
     }
+
+
+def time_command(name: str, run: RunFolder) -> float:
+    """Measure the processor seconds of a command on a finished run."""
+    before = os.times()
+    command = [sys.executable, "-m", "fintrader", name, str(run.root)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = os.times()
+    spent = after.children_user + after.children_system
+    return spent - before.children_user - before.children_system
 
 
 def measure_submissions(home: Path, count: int, burst: int) -> Values:

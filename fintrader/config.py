@@ -43,6 +43,23 @@ PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 BelowOne = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
+def _check_address(address: object) -> object:
+    port = str(address).rpartition(":")[2]
+    if address is not None and not (port.isdecimal() and int(port) <= 65535):
+        raise ValueError("expected PORT or HOST:PORT, with a port of at most 65535")
+    return address if address is None else str(address)
+
+
+Address = Annotated[str | None, BeforeValidator(_check_address)]
+"""`PORT`, on 127.0.0.1 (0: any free port), or `HOST:PORT`."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of an `Address`."""
+    host, _, port = address.rpartition(":")
+    return host or "127.0.0.1", int(port)
+
+
 def fill_mapping(defaults: Mapping[str, Any]) -> BeforeValidator:
     """Complete a setting that is a mapping with its defaults, as a pydantic validator."""
     return BeforeValidator(

@@ -29,7 +29,13 @@ from fintrader.deploy.entries import (
 )
 from fintrader.deploy.journal import Entry, Journal
 from fintrader.deploy.orders import order_id
-from fintrader.deploy.reconcile import Tolerance, expect_holdings, format_day, reconcile
+from fintrader.deploy.reconcile import (
+    Tolerance,
+    expect_holdings,
+    format_day,
+    join_findings,
+    reconcile,
+)
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.simulated import AccountState, SimulatedBroker
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, RunError, StorageError
@@ -204,12 +210,12 @@ class Accounts:
             tolerance=Tolerance(due_usd=due, split=split),
         )
         if wrong:
-            text = "; ".join(finding.text for finding in wrong)
+            text = join_findings([finding.text for finding in wrong])
             name = self.journal.path.parent.name
             self._halt(f"{text}; mend the account, or run `fintrader accept {name}`", now)
         taken = self.journal.last(Adoption)
         if taken is not None and taken != before and taken.body.findings:
-            self._alert("accept", f"accepted: {'; '.join(taken.body.findings)}", now)
+            self._alert("accept", f"accepted: {join_findings(taken.body.findings)}", now)
         self._take_in(now)
         known = expect_holdings(self.journal)
         self.unbooked = frozenset(name for name, count in known.owed.items() if count)

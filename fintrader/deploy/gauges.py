@@ -1,4 +1,4 @@
-"""Gauges of a deployment for Prometheus on this machine (extra `observe`).
+"""Gauges of a deployment for Prometheus (extra `observe`).
 
 fintrader_deployment_equity_usd, _cash_usd, _halted, _flattening, _decisions, _missed,
 _beat_timestamp_seconds and _orders by state, all labelled with the deployment's name.
@@ -11,7 +11,6 @@ from typing import Any
 
 from fintrader.errors import ConfigError, install_command
 
-HOST = "127.0.0.1"
 MEANING = {
     "equity_usd": "Worth of the account at the newest decision",
     "cash_usd": "Cash of the account at the newest decision",
@@ -28,15 +27,14 @@ Read = Callable[[], tuple[Mapping[str, float], Mapping[str, int]]]
 class Gauges:
     """A server that asks `read()` whenever it is scraped; it dies with the process."""
 
-    def __init__(self, name: str, port: int, read: Read) -> None:
-        """Raises ConfigError when the port is taken or the package is missing."""
+    def __init__(self, name: str, host: str, port: int, read: Read) -> None:
+        """Raises ConfigError when the address cannot be used or the package is missing."""
         try:
             import prometheus_client
             from prometheus_client.core import GaugeMetricFamily
         except ImportError:
             raise ConfigError(
-                "metrics_port needs prometheus-client; install it with"
-                f" `{install_command('observe')}`"
+                f"metrics needs prometheus-client; install it with `{install_command('observe')}`"
             ) from None
 
         class Collector(prometheus_client.registry.Collector):
@@ -60,11 +58,11 @@ class Gauges:
         registry.register(Collector())
         try:
             self._server, _ = prometheus_client.start_http_server(
-                port, addr=HOST, registry=registry
+                port, addr=host, registry=registry
             )
         except OSError as error:
             raise ConfigError(
-                f"metrics_port: {HOST}:{port} cannot be used ({error.strerror}); choose another"
+                f"metrics: {host}:{port} cannot be used ({error.strerror}); choose another"
             ) from None
         self.port = int(self._server.server_port)
 

@@ -158,10 +158,15 @@ class Execution:
         cancelled at once. Orders that a person placed at the broker are left alone.
         """
         execution = cls(broker, journal, rules)
-        for name, report in journal.orders().items():
-            if not report.is_over and find_sender(name):
-                execution._take_on(report, at)
+        execution.take_on_open(at)
         return execution
+
+    def take_on_open(self, at: int) -> None:
+        """Take on the open orders of deployments that the journal has and this execution has not,
+        such as adopted ones."""
+        for name, report in self._journal.orders().items():
+            if not report.is_over and find_sender(name) and name not in self._slots:
+                self._take_on(report, at)
 
     @property
     def is_over(self) -> bool:

@@ -186,9 +186,7 @@ def reconcile(
     if last is None or last.body != Mismatch(findings):
         journal.write(Mismatch(findings), at=at)
     if start:
-        text = "; ".join(finding.text for finding in findings[:_NAMED])
-        if len(findings) > _NAMED:
-            text += f"; and {len(findings) - _NAMED} more"
+        text = join_findings([finding.text for finding in findings])
         if any(find_sender(report.id) for report in foreign):
             raise DeployError(
                 f"another deployment trades this account ({text}); stop it or give "
@@ -200,6 +198,12 @@ def reconcile(
             " --adopt; `fintrader accept` and the name of the deployment accept these differences"
         )
     return findings
+
+
+def join_findings(texts: Sequence[str]) -> str:
+    """Join the texts of the first findings, and count the others."""
+    more = len(texts) - _NAMED
+    return "; ".join([*texts[:_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _is_accepted(accepted: bool | Mismatch, findings: Iterable[Finding]) -> bool:

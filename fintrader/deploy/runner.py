@@ -22,6 +22,7 @@ from fintrader.backtesting.limits import Limits
 from fintrader.backtesting.shadow import Decision, decide
 from fintrader.bars.bars import Array
 from fintrader.bars.calendar import SessionGrid
+from fintrader.config import split_address
 from fintrader.deploy.accounts import Accounts, hold_account
 from fintrader.deploy.alerts import Alerts
 from fintrader.deploy.broker import Broker, Order, OrderReport, refuse_real_money
@@ -181,11 +182,11 @@ class Runner:
         """Run until the window is over or a person stops it. Raises DeployError when it cannot
         begin, ConfigError for a port that cannot be used. An error that ends the loop is sent to
         people first."""
-        port = self.settings.metrics_port
+        address = self.settings.metrics
         with contextlib.ExitStack() as stack:
             stack.callback(self.alerts.finish)
-            if port is not None:
-                gauges = Gauges(self.bundle.name, port, self._read_gauges)
+            if address is not None:
+                gauges = Gauges(self.bundle.name, *split_address(address), self._read_gauges)
                 stack.callback(gauges.close)
             try:
                 self._lease = stack.enter_context(hold_account(self.broker, self.journal))
@@ -434,6 +435,7 @@ class Runner:
             self._carry_out_requests(now)
             try:
                 self.accounts.agreed(now, start=True, adopt=self.settings.adopt)
+                self._open_execution().take_on_open(now)  # adopted orders are cancelled
             except Exception as error:
                 self._raise_unless_flattening(error, now)
             if self.limits.halted:
@@ -664,6 +666,7 @@ class Runner:
         try:
             self._start_session(self._find_bar(now), now)
             self.accounts.accept(now)
+            self._open_execution().take_on_open(now)
         except FintraderError as error:
             self._record_news("accept", f"nothing was accepted: {error}; ask again", now)
 

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fintrader.config import split_address
 from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import DeployError
 from fintrader.files import write_text
@@ -78,6 +79,9 @@ spec:
       - name: loop
         image: fintrader:cpu
         args: {args}
+        ports:
+        - name: gauges
+          containerPort: {port}
         workingDir: /data
         envFrom:
         - secretRef:
@@ -128,19 +132,31 @@ spec:
       app.kubernetes.io/name: fintrader
       app.kubernetes.io/component: {title}
   policyTypes:
+  - Ingress
   - Egress
+  ingress:
+  - from:
+    - namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: monitoring
+    ports:
+    - protocol: TCP
+      port: {port}
   egress:
   - ports:
     - protocol: TCP
       port: 443
 """
-"""A pod that is started again wherever it ends, and its network access."""
+"""A pod that is started again wherever it ends, and its network access: Prometheus reads its
+gauges."""
+_GAUGES = "0.0.0.0:9109"
+"""Address of the gauges in a pod, unless the settings have another."""
 
 
 def write_service(name: str, run: str, words: Sequence[str], settings: PaperSettings) -> str:
     """Write the files of a service next to a deployment; return the remaining steps, in lines.
 
-    words: the command after `fintrader`, with the run. Raises DeployError for addresses of alerts
+    words: the command after `fintrader`, with `run`, which for `live` is a deployment. Raises DeployError for addresses of alerts
     in the settings, which may be secrets.
     """
     if settings.alerts.urls or settings.alerts.heartbeat:
@@ -156,16 +172,20 @@ def write_service(name: str, run: str, words: Sequence[str], settings: PaperSett
     place = str(Path.cwd()).replace("%", "%%")
     path = _quote(f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}")
     write_text(unit, _UNIT.format(name=name, place=place, path=path, command=command))
-    there = f"runs/{Path(run).name}"
-    inside = [there if word == run else word for word in words]
+    kind = "run" if words[0] == "paper" else "deployment"
+    there = f"{kind}s/{Path(run).name}"
+    inside = [there if word == run and kind == "run" else word for word in words]
+    if settings.metrics is None:
+        inside += ["--metrics", _GAUGES]
+    port = split_address(settings.metrics or _GAUGES)[1]
     secret = _name_resource(name)
-    write_text(manifest, _MANIFEST.format(title=secret, args=json.dumps(inside)))
+    write_text(manifest, _MANIFEST.format(title=secret, args=json.dumps(inside), port=port))
     variables = f"~/.config/fintrader/{name}.env"
     return (
         f"{unit}: keys and alert addresses go into {variables} (NAME=value, chmod 600);"
         f" then `systemctl --user enable --now {unit}`, and `loginctl enable-linger` once\n"
         f"{manifest}: `kubectl -n fintrader create secret generic {secret} --from-env-file"
-        f" {variables}`, copy the run to /data/{there} of its disk,"
+        f" {variables}`, copy the {kind} to /data/{there} of its disk,"
         f" then `kubectl apply -f {manifest}`"
     )
 

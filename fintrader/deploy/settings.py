@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveFloat
 
 from fintrader.backtesting.limits import LimitSettings
-from fintrader.config import Settings
+from fintrader.config import Address, Settings
 
 
 class AlertSettings(Settings):
@@ -57,8 +57,9 @@ class PaperSettings(Settings):
     yours."""
     limits: LimitSettings = LimitSettings()
     alerts: AlertSettings = AlertSettings()
-    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Serve gauges to Prometheus on this port of the loopback interface."""
+    metrics: Address = None
+    """Address at which gauges are served to Prometheus, `PORT` (on 127.0.0.1) or `HOST:PORT`.
+    `0.0.0.0:PORT` lets other machines read them, without a password."""
     endpoint: str | None = None
     """A server on this machine instead of the broker's, for tests. Keys are sent to no other
     host."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fintrader import logs, reproducible
-from fintrader.config import check_url, is_url
+from fintrader.config import check_url, is_url, split_address
 from fintrader.errors import RunError
 from fintrader.files import remove, write_text
 from fintrader.pipeline.config import RunConfig
@@ -63,12 +63,12 @@ def observing(config: RunConfig) -> Iterator[MetricsEndpoint | None]:
     Raises ConfigError when the port is taken or the extra `observe` is missing.
     """
     with logs.use_format(), logs.bind(run=config.name):
-        address = config.operations.metrics_address
+        address = config.operations.metrics
         if address is None or _endpoint.get() is not None:
             yield _endpoint.get()
             return
         make_endpoint = load_part(OBSERVERS, "prometheus")
-        endpoint: MetricsEndpoint = make_endpoint(*address)
+        endpoint: MetricsEndpoint = make_endpoint(*split_address(address))
         url = f"http://{endpoint.host}:{endpoint.port}/metrics"
         reporter().event({"event": "metrics", "metrics_url": url}, f"metrics: {url}")
         token = _endpoint.set(endpoint)

@@ -17,6 +17,7 @@ from pydantic import (
 
 from fintrader.agents.settings import Budget
 from fintrader.config import (
+    Address,
     Count,
     Fraction,
     PositiveFraction,
@@ -89,7 +90,7 @@ class OperationsSettings(Settings):
     evaluators: bool | None = None
     """Score trained pods in processes of their own, so that no device waits for the validation
     window. None: on Ray, and on a machine where more than two pods train at once."""
-    metrics: str | None = None
+    metrics: Address = None
     """Address at which Prometheus metrics of the tournament are served: `PORT` (on 127.0.0.1; 0:
     any free port) or `HOST:PORT`. `0.0.0.0:PORT` lets other machines read them, without a password.
     None: not served."""
@@ -98,24 +99,6 @@ class OperationsSettings(Settings):
     def orphan_seconds(self) -> float:
         """Seconds that pods train on without an orchestrator."""
         return self.patience_seconds if self.takeover else 0.0
-
-    @property
-    def metrics_address(self) -> tuple[str, int] | None:
-        """Host and port of the metrics."""
-        if self.metrics is None:
-            return None
-        host, _, port = self.metrics.rpartition(":")
-        return host or "127.0.0.1", int(port)
-
-    @field_validator("metrics", mode="before")
-    @classmethod
-    def _check_address(cls, metrics: object) -> object:
-        if metrics is None:
-            return None
-        _, _, port = str(metrics).rpartition(":")
-        if not port.isdecimal() or int(port) > 65535:
-            raise ValueError("expected PORT or HOST:PORT, with a port of at most 65535")
-        return str(metrics)
 
 
 class TournamentSettings(Settings):

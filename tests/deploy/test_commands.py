@@ -19,20 +19,20 @@ pytest.importorskip("alpaca", reason="alpaca-py is missing: pip install '.[alpac
 import fintrader
 from fintrader.bars.sources.vendor import RateLimit
 from fintrader.config import validate
-from fintrader.deploy import status
+from fintrader.deploy import real_money, status
 from fintrader.deploy.alpaca import AlpacaBroker
 from fintrader.deploy.broker import RECORD, hash_sources
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.deployment import freeze_run, locate_home, report_drift
 from fintrader.deploy.drift_report import read_account
-from fintrader.deploy.entries import BarDecision, DeploymentStart
+from fintrader.deploy.entries import Alert, BarDecision, DeploymentStart
 from fintrader.deploy.feed import open_live_feed
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.remote import RequestLimits
 from fintrader.deploy.runner import Connections, Runner
-from fintrader.deploy.settings import PaperSettings
+from fintrader.deploy.settings import LiveSettings, PaperSettings
 from fintrader.errors import DeployError
-from fintrader.files import read_json
+from fintrader.files import read_json, write_json
 from fintrader.pipeline.config import RunConfig
 from fintrader.verdict.claims import list_registrations
 from tests.engines.alpaca_loopback import KEY, SECRET
@@ -256,7 +256,9 @@ def twenty_days_on_paper(server):
     return home
 
 
-def test_real_money_is_refused_after_twenty_sessions_on_paper(market, tmp_path):
+def test_real_money_after_twenty_sessions_on_paper(market, tmp_path, monkeypatch):
+    """It is refused while the simulator's record is of other code; then it trades until its consent
+    ends."""
     trained(market, 60, 1)
     home = twenty_days_on_paper(market)
     report = report_drift(home)
@@ -278,5 +280,23 @@ def test_real_money_is_refused_after_twenty_sessions_on_paper(market, tmp_path):
     if is_closed:
         assert "real-money trading is closed until a market-life simulator has passed" in said
         assert len(market.seen) == requests
-    assert not home.with_name(f"{home.name}-live").exists()
+    place = home.with_name(f"{home.name}-live")
+    assert not place.exists()
     nothing_leaked(tmp_path, said)
+
+    write_json(tmp_path / "record.json", {**record, "passed": True, "sources": hash_sources()})
+    monkeypatch.setattr("fintrader.deploy.broker.RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(real_money, "DAYS", 20 / 86_400)
+    for name, value in LIVE_KEYS.items():
+        monkeypatch.setenv(name, value)
+    settings = LiveSettings(cap_usd=250_000.0, adopt=True, endpoint=market.endpoint)
+    answers = [market.number, "250000"]
+    assert real_money.run_live(home.name, settings, ask=lambda _: answers.pop(0)) == place
+    with Journal(place / JOURNAL, reading=True) as journal:
+        assert journal.last(DeploymentStart).body.broker == "alpaca"
+        assert "the consent of" in journal.last(Alert).body.text
+        (taken,) = [one.body.text for one in journal.entries(Alert) if one.body.kind == "accept"]
+        assert taken.endswith(" more")
+        assert len(taken) < 1_000
+        assert [report for report in journal.orders().values() if not report.is_over] == []
+    nothing_leaked(tmp_path)

@@ -173,9 +173,9 @@ def test_an_account_that_earns_less_is_found_and_an_equal_one_is_not():
 def test_a_short_backtest_raises_no_false_alarm_over_a_year(sessions):
     """The mean of twenty days is off by more than most years are."""
     rng = np.random.default_rng(sessions)
-    days = 0.0004 + 0.01 * rng.standard_t(4, size=(200, sessions + 250))
+    days = 0.0004 + 0.01 * rng.standard_t(4, size=(500, sessions + 250))
     alarms = [drift.measure_surprise(own[sessions:], own[:sessions]).is_alarm for own in days]
-    assert np.mean(alarms) < 0.05 + 2 * (0.05 * 0.95 / 200) ** 0.5
+    assert np.mean(alarms) < 0.05 + 2 * (0.05 * 0.95 / 500) ** 0.5
 
 
 def test_a_day_that_equals_all_others_is_no_surprise():

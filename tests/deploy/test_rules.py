@@ -37,6 +37,12 @@ def test_every_query_names_a_gauge_that_exists():
     assert asked == {*MEANING, "orders"}
 
 
+def test_kubernetes_takes_the_same_rules():
+    path = ROOT / "configs" / "kubernetes" / "monitoring" / "rules.yaml"
+    rules = {one["metadata"]["name"]: one["spec"] for one in yaml.safe_load_all(path.read_text())}
+    assert rules["fintrader-deployments"] == yaml.safe_load(RULES.read_text())
+
+
 def test_prometheus_takes_the_rules():
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed")

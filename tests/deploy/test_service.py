@@ -1,5 +1,6 @@
 """The files of a service: valid, without secrets, and the very command."""
 
+import json
 import os
 import re
 import shlex
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from fintrader.cli import main
+from fintrader.deploy import broker
 from tests import ROOT
 
 WORDS = ("runs/my mine", "--feed", "alpaca", "--broker", "alpaca", "--limits.weight", "0.05")
@@ -71,6 +73,30 @@ def test_the_manifest_is_valid_and_runs_one_loop(folder):
     assert container["args"][:4] == ["paper", "runs/my mine", "--feed", "alpaca"]
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    assert container["args"][-2:] == ["--metrics", "0.0.0.0:9109"]
+    (port,) = container["ports"]
+    assert policy["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": 9109}]
+    assert port["containerPort"] == 9109
+    monitors = ROOT / "configs" / "kubernetes" / "monitoring" / "monitors.yaml"
+    spec = {one["metadata"]["name"]: one for one in yaml.safe_load_all(monitors.read_text())}[
+        "fintrader-deployments"
+    ]["spec"]
+    assert spec["selector"]["matchLabels"].items() <= labels.items()
+    assert [one["port"] for one in spec["podMetricsEndpoints"]] == [port["name"]]
+
+
+def test_real_money_runs_as_a_service_once_it_is_open(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    record = {"passed": True, "sources": broker.hash_sources(), "sessions": 40_000}
+    (tmp_path / "record.json").write_text(json.dumps(record))
+    monkeypatch.setattr(broker, "RECORD", tmp_path / "record.json")
+    main(["live", "mine", "--install", "--cap-usd", "5000"])
+    assert "copy the deployment to /data/deployments/mine of its disk" in capsys.readouterr().out
+    service = tmp_path / "deployments" / "mine-live" / "service"
+    assert '"live" "mine" "--cap-usd" "5000"' in next(service.glob("*.service")).read_text()
+    deployment = next(yaml.safe_load_all((service / "kubernetes.yaml").read_text()))
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["args"][:4] == ["live", "mine", "--cap-usd", "5000"]
 
 
 @pytest.mark.parametrize(

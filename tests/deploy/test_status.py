@@ -10,10 +10,12 @@ from dataclasses import replace
 import pytest
 
 from fintrader.cli import deployments
+from fintrader.config import split_address
 from fintrader.deploy import control, status
 from fintrader.deploy.control import JOURNAL
 from fintrader.deploy.gauges import Gauges
 from fintrader.deploy.journal import Journal
+from fintrader.deploy.settings import PaperSettings
 from fintrader.errors import ConfigError, DeployError
 from fintrader.storage.lease import hold
 from fintrader.storage.objects import ObjectStore
@@ -139,9 +141,11 @@ def test_the_champion_and_the_one_before(tmp_path):
     assert status.read_status(tmp_path / "a").role == "challenger"
 
 
-def test_gauges_are_served_on_this_machine_only():
+def test_gauges_are_served_on_this_machine_by_default():
     pytest.importorskip("prometheus_client")
-    gauges = Gauges("mine", 0, lambda: ({"equity_usd": 5.0, "halted": 1.0}, {"filled": 7}))
+    gauges = Gauges(
+        "mine", "127.0.0.1", 0, lambda: ({"equity_usd": 5.0, "halted": 1.0}, {"filled": 7})
+    )
     try:
         with urllib.request.urlopen(
             f"http://127.0.0.1:{gauges.port}/metrics", timeout=20
@@ -150,7 +154,8 @@ def test_gauges_are_served_on_this_machine_only():
         assert 'fintrader_deployment_equity_usd{deployment="mine"} 5.0' in text
         assert 'fintrader_deployment_orders{deployment="mine",state="filled"} 7.0' in text
         assert gauges._server.server_address[0] == "127.0.0.1"
-        with pytest.raises(ConfigError, match="metrics_port"):
-            Gauges("other", gauges.port, dict)
+        assert split_address(PaperSettings(metrics=9109).metrics) == ("127.0.0.1", 9109)
+        with pytest.raises(ConfigError, match="metrics: 127"):
+            Gauges("other", "127.0.0.1", gauges.port, dict)
     finally:
         gauges.close()

@@ -304,7 +304,7 @@ def test_monitors_find_pods_and_rules_name_series_that_the_orchestrator_serves()
     nodes = [ports for _, ports, where in found if where.startswith(RAY)]
     assert nodes
     assert all(ray["port"] in ports for ports in nodes)
-    groups = one(manifests, "PrometheusRule")["spec"]["groups"]
+    groups = one(manifests, "PrometheusRule", "fintrader-tournament")["spec"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     page = (ROOT / "docs" / "observability.md").read_text()
     for rule in rules:
@@ -413,7 +413,7 @@ def test_every_command_in_a_manifest_is_one_of_ours(name, monkeypatch):
             assert (settings.host, settings.port) == ("0.0.0.0", 8501)
         else:
             config = parse_config(command, words)
-            assert config.operations.metrics_address == ("0.0.0.0", 9108)
+            assert config.operations.metrics == "0.0.0.0:9108"
             assert str(config.runs_dir).startswith("/data")
             assert str(config.cache).startswith("/data")
             if name.startswith("ray-"):

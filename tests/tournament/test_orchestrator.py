@@ -1,3 +1,4 @@
+import psutil
 import pytest
 
 from fintrader.errors import ConfigError, TournamentError
@@ -53,6 +54,29 @@ def test_calling_again_changes_nothing_and_more_pods_extend_it(race):
     extended = race("a", pods=9)
     whole = race("b", pods=9)
     assert everything(extended.folder) == everything(whole.folder)
+
+
+@pytest.mark.slow
+def test_five_hundred_pods_leave_nothing_open(race):
+    process = psutil.Process()
+    seen = {}
+
+    def look(orchestrator):
+        seen[len(orchestrator.leaderboard.applied)] = (
+            process.num_fds(),
+            process.num_threads(),
+            process.memory_info().rss / 2**20,
+        )
+
+    assert race(pods=500, how={"watch": look}).trials == 500
+    files, threads, memory = (
+        {count: values[k] for count, values in seen.items()} for k in range(3)
+    )
+    for open_now in (files, threads):
+        early = max(value for count, value in open_now.items() if 20 <= count < 100)
+        assert max(value for count, value in open_now.items() if count > 400) <= early + 3
+    # The leaderboard and the specs stay in memory.
+    assert memory[max(memory)] - memory[min(count for count in memory if count >= 100)] < 30
 
 
 def test_other_settings_do_not_get_into_the_same_folder(race):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from fintrader.config import split_address
 from fintrader.errors import ConfigError
 from fintrader.logs import FORMAT_VARIABLE
 from fintrader.pipeline.config import RunConfig
@@ -213,8 +214,8 @@ def test_a_taken_port_is_a_readable_error(endpoint):
 
 
 def test_it_binds_loopback_unless_told_otherwise(endpoint):
-    assert RunConfig().operations.metrics_address is None
-    assert OperationsSettings(metrics=0).metrics_address == (endpoint.host, 0)
+    assert RunConfig().operations.metrics is None
+    assert split_address(OperationsSettings(metrics=0).metrics) == (endpoint.host, 0)
     bound = [
         found.laddr.ip
         for found in psutil.Process().net_connections()
