@@ -13,6 +13,8 @@ from fintrader.config import Settings
 from fintrader.errors import ConfigError, DeployError, FintraderError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from fintrader.deploy.control import Request
     from fintrader.deploy.settings import PaperSettings
 
@@ -145,22 +147,32 @@ def promote(name: str, deployments_dir: str) -> None:
 
 def flatten(argv: list[str]) -> None:
     """Ask a deployment, or all of them, to sell everything."""
-    from fintrader.deploy import control, status
-
     options, words = take_options(FlattenOptions(), argv, "flatten")
     if not options.all:
         _request("flatten", argv)
         return
     if words:
         raise ConfigError(f"`fintrader flatten --all` takes no name, got {words[0]!r}")
-    names = status.list_names(Path(options.deployments_dir))
+    for name in flatten_all(Path(options.deployments_dir)):
+        _confirm(name, "flatten")
+
+
+def flatten_all(folder: Path) -> Iterator[str]:
+    """Ask each deployment in `folder` that has not ended to sell everything; yield its name.
+
+    Raises DeployError at the end, after all others were asked, naming those that could not be.
+    """
+    from fintrader.deploy import control, status
+
+    names = status.list_names(folder)
     if not names:
-        raise DeployError(f"{options.deployments_dir} holds no deployment; see --deployments-dir")
+        raise DeployError(f"{folder} holds no deployment; see --deployments-dir")
     refused = []
-    for name in names:  # a damaged deployment must not stop the loop
+    for name in names:
         try:
-            if not control.has_ended(Path(options.deployments_dir) / name):
-                _request("flatten", [name, "--deployments-dir", options.deployments_dir])
+            if not control.has_ended(folder / name):
+                control.ask(folder / name, "flatten")
+                yield name
         except (FintraderError, OSError) as error:
             refused.append(f"{name}: {error}")
     if refused:
@@ -173,8 +185,12 @@ def _request(kind: Request, argv: list[str]) -> None:
     name, place = parse_argument(kind, PlaceOptions(), argv, "NAME")
     home = deployment.find_deployment(name, place.deployments_dir)
     control.ask(home, kind)
+    _confirm(home.name, kind)
+
+
+def _confirm(name: str, kind: Request) -> None:
     print(
-        f"{home.name}: asked to {kind}; a running deployment does so within two seconds, a stopped"
+        f"{name}: asked to {kind}; a running deployment does so within two seconds, a stopped"
         " one when it starts"
     )
 

@@ -91,8 +91,9 @@ def importance(pods: pd.DataFrame) -> Importance:
             pods=size,
             why=(
                 f"Importance needs {MIN_PODS} scored pods that began from fresh weights (here:"
-                f" {count(size)}). (A child inherits its parent's networks with its settings,"
-                " so its score depends on both.)"
+                f" {count(size)}), more than default runs have: raise `tournament.pods`, or"
+                " `tournament.fresh`, the share of pods that begin so. (A child inherits its"
+                " parent's networks with its settings, so its score depends on both.)"
             ),
         )
     ranks = pd.to_numeric(fresh["score"]).rank().to_numpy(float)

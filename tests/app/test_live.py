@@ -98,7 +98,8 @@ def test_behind_the_token_it_halts_resumes_and_flattens(tmp_path, monkeypatch):
     assert not drawn(tmp_path, monkeypatch).button
     monkeypatch.setenv(GUARD_VARIABLE, "token")
     page = drawn(tmp_path, monkeypatch)
-    assert [one.label for one in page.button if one.disabled] == ["Resume", "Sell everything"]
+    disabled = [one.label for one in page.button if one.disabled]
+    assert disabled == ["Resume", "Sell everything", "Sell everything of all"]
     page = press(page, "Halt")
     assert status.read_status(home).requests == ("halt",)
     assert "Asked to halt" in drawn(tmp_path, monkeypatch).warning[0].value
@@ -117,6 +118,32 @@ def test_behind_the_token_it_halts_resumes_and_flattens(tmp_path, monkeypatch):
     (_, left) = (error.value for error in page.error)
     assert left.startswith("Not flat yet: asked to flatten; not flat yet")
     assert {one.label for one in page.button if not one.disabled} == set()
+
+
+def test_all_deployments_are_flattened_behind_the_token(made, tmp_path, monkeypatch):
+    shutil.copytree(made / "mine", tmp_path / "ended")
+    for name in ("one", "two"):
+        frozen(tmp_path / name, settings(features={"names": ["return_1", "sma_26"]}))
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "journal.sqlite").touch()
+    monkeypatch.delenv(GUARD_VARIABLE, raising=False)
+    page = drawn(tmp_path, monkeypatch)
+    assert not page.button
+    assert not page.text_input
+    monkeypatch.setenv(GUARD_VARIABLE, "token")
+    page = drawn(tmp_path, monkeypatch)
+    assert {one.label for one in page.button if not one.disabled} == set()
+    label = "Type all to confirm"
+    (typed,) = [one for one in page.text_input if one.label == label]
+    page = press(typed.set_value("all").run(), "Sell everything of all")
+    assert any("torn" in error.value for error in page.error)
+    for name, asked in {"ended": [], "one": ["flatten"], "two": ["flatten"]}.items():
+        assert [kind for _, kind in control.list_requests(tmp_path / name)] == asked
+    shutil.rmtree(tmp_path / "torn")
+    page = drawn(tmp_path, monkeypatch)
+    (typed,) = [one for one in page.text_input if one.label == label]
+    page = press(typed.set_value("all").run(), "Sell everything of all")
+    assert page.toast[0].value == "Asked to flatten: one, two."
 
 
 def test_damage_and_absence_are_sentences(made, tmp_path, monkeypatch):

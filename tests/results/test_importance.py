@@ -12,6 +12,7 @@ from fintrader.results.importance import (
     list_searched_settings,
     shares,
 )
+from fintrader.tournament.settings import TournamentSettings
 
 
 def race(size, seed=0, planted="", noise=1.0, **more):
@@ -88,6 +89,8 @@ def test_one_pod_few_pods_and_failed_ones_make_a_sentence():
         found = importance(pods)
         assert not found.shares
         assert f"needs {MIN_PODS} scored pods" in found.why
+        assert "more than default runs have: raise `tournament.pods`" in found.why
+    assert TournamentSettings().pods < MIN_PODS
     some = race(30, planted="network", noise=0.1)
     some.loc[20:, "score"] = None
     found = importance(some)

@@ -11,6 +11,7 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from fintrader.cli.deployments import flatten_all
 from fintrader.deploy import status as deployments
 from fintrader.deploy.control import ask
 from fintrader.deploy.drift_page import present_account, present_shortfall
@@ -72,21 +73,35 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
 
 
 def steer(home: Path, status: Status) -> None:
-    """Draw the buttons that halt, resume or flatten the deployment; none without a token."""
-    if not os.environ.get(GUARD_VARIABLE) or status.state in ("finished", "not begun"):
+    """Draw the buttons that halt, resume or flatten the deployment, and one that flattens all of
+    the folder; none without a token."""
+    if not os.environ.get(GUARD_VARIABLE):
         return
+    is_over = status.state in ("finished", "not begun")
     halted = status.state == "halted"
     with st.container(horizontal=True), guarded():
-        if st.button("Halt", icon=":material/front_hand:", disabled=halted):
+        if st.button("Halt", icon=":material/front_hand:", disabled=halted or is_over):
             ask(home, "halt")
         can_resume = halted and not status.flattening
         if st.button("Resume", icon=":material/play_arrow:", disabled=not can_resume):
             ask(home, "resume")
-        with st.popover("Flatten …", icon=":material/sell:", disabled=status.flattening):
-            st.caption("Cancels its orders and sells everything that it holds.")
-            typed = st.text_input(f"Type {plain(status.name)} to confirm", key=f"flat:{home}")
-            if st.button("Sell everything", disabled=typed.strip() != status.name):
-                ask(home, "flatten")
+        is_off = status.flattening or is_over
+        about = "Cancels its orders and sells everything that it holds."
+        if confirm("Flatten …", about, "Sell everything", home, disabled=is_off):
+            ask(home, "flatten")
+        about = "Cancels the orders of every deployment here and sells everything that they hold."
+        if confirm("Flatten all …", about, "Sell everything of all", home.parent / "all"):
+            names = ", ".join(flatten_all(home.parent))
+            st.toast(f"Asked to flatten: {plain(names) or 'none, all have ended'}.")
+
+
+def confirm(title: str, about: str, label: str, path: Path, *, disabled: bool = False) -> bool:
+    """Draw a popover with a button that needs the last part of `path` typed; return whether it was
+    pressed."""
+    with st.popover(title, icon=":material/sell:", disabled=disabled):
+        st.caption(about)
+        typed = st.text_input(f"Type {plain(path.name)} to confirm", key=f"{title}:{path}")
+        return st.button(label, disabled=typed.strip() != path.name)
 
 
 def draw(status: Status, timezone: str) -> None:
