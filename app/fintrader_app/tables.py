@@ -61,9 +61,10 @@ def table(
     right: Iterable[str] = (),
     pinned: str = "",
     **options: Any,
-) -> None:
-    """Draw `rows`, a styled frame or a frame's data, over the whole width. `right`: columns to
-    align right; `pinned`: a column that stays in view; `height="few"`: scroll after MOST_ROWS."""
+) -> Any:
+    """Draw `rows`, a styled frame or a frame's data, over the whole width; return what streamlit
+    does. `right`: columns to align right; `pinned`: a column that stays in view; `height="few"`:
+    scroll after MOST_ROWS."""
     config = {name: TextColumn(alignment="right") for name in right}
     if pinned:
         config[pinned] = TextColumn(pinned=True)
@@ -71,7 +72,7 @@ def table(
     shown = rows if isinstance(rows, Styler) else pd.DataFrame(rows, columns=columns)
     if options.get("height") == "few":
         options["height"] = "content" if shown.index.size <= MOST_ROWS else find_height(MOST_ROWS)
-    st.dataframe(shown, hide_index=True, key=key, **options)
+    return st.dataframe(shown, hide_index=True, key=key, **options)
 
 
 def find_height(rows: int) -> int:

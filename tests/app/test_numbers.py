@@ -11,6 +11,7 @@ import re
 import sqlite3
 
 import numpy as np
+import pandas as pd
 import pytest
 from streamlit.proto.Metric_pb2 import Metric
 
@@ -146,6 +147,56 @@ def test_a_decision_lists_its_fills(open_page, template):
     listed = table_with(test, "decision_time")
     assert listed["symbol"].tolist() == mine["symbol"].astype(str).tolist()
     assert listed["price_usd"].tolist() == mine["price_usd"].tolist()
+
+
+def choose_row(test, key, place):
+    test.session_state[key] = {"selection": {"rows": [place], "columns": [], "cells": []}}
+    test.run()
+    healthy(test)
+    assert not test.warning
+    return test
+
+
+def test_a_fill_leads_to_its_decision_and_back(open_page, template):
+    trades = read_backtest(template / "runs" / "demo" / "backtest")
+    known = [*trades.explanation.times]
+    query = {"run": "demo", "part": "trades", "strategy": "ensemble", "clock": "utc"}
+    test = open_page(template, "backtest", **query)
+    fills = table_with(test, "fill_time")
+    ours = trades.select_fills("ensemble")
+    symbol = fills["symbol"].iloc[0]
+    mine = ours[(ours["symbol"] == symbol).to_numpy()]
+    times = trades.minutes[mine["decision_bar"]]
+    assert len(mine) == len(fills)
+    for is_examined in (True, False):
+        place = next(k for k, time in enumerate(times) if (time in known) == is_examined)
+        test = open_page(template, "backtest", **query)
+        test = choose_row(test, "trades_table", place)
+        chosen = box(test, "Decided at the close of this bar (UTC)").value
+        assert chosen == times[place].strftime("%Y-%m-%d %H:%M")
+        assert ("Not among the" in said(test)) != is_examined
+        listed = table_with(test, "fill_time")
+        back = listed["symbol"].tolist().index(symbol)
+        test = choose_row(test, "decision_fills", back)
+        assert box(test, "Symbol, most traded first").value == symbol
+        assert box(test, "Strategy").value == "ensemble"
+        filled = listed["fill_time"].iloc[back]
+        assert filled in table_with(test, "fill_time")["fill_time"].tolist()
+        assert box(test, "Session").value == filled.strftime("%Y-%m-%d")
+
+
+def test_only_an_explained_order_leads_to_a_decision(open_page, site):
+    test = open_page(site, "backtest", run="demo", part="trades", strategy="buy_and_hold")
+    assert table_with(test, "fill_time") is not None
+    assert "Choose an order" not in said(test)
+    path = site / "runs" / "demo" / "backtest" / "trades.parquet"
+    rows = pd.read_parquet(path)
+    rows.assign(
+        kind=rows["kind"].astype(str).where(rows["strategy"] != "ensemble", "forced")
+    ).to_parquet(path)
+    test = open_page(site, "backtest", run="demo", part="trades", strategy="ensemble")
+    test = choose_row(test, "trades_table", 0)
+    assert "follows from no decision" in said(test)
 
 
 @pytest.mark.parametrize("pod", ["p0000", "p0003", "p0006"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,9 +43,11 @@ from fintrader.results.sections import (
 from fintrader_app import artifacts, charts, markets, tables
 from fintrader_app.sections import show
 from fintrader_app.shell import (
+    UTC,
     choose,
     choose_part,
     find_runs_folder,
+    go,
     guarded,
     heading,
     human,
@@ -73,6 +76,7 @@ REPORT_LIMIT = 16 << 20
 DEFAULT_RIVALS = ("ensemble", "buy_and_hold", "equal_weight", "benchmark")
 WHOLE = "whole window"
 MOMENT = "YYYY-MM-DD HH:mm"
+STAMP = "%Y-%m-%d %H:%M"
 MOST_ROWS = 2000
 MOST_CANDLES = 900
 SLIDER = 260  # pixels
@@ -260,8 +264,7 @@ def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
             format_func=lambda name: f"{name} · {format_count(counts[name], 'fill')}",
         )
     shown = mine[mine["symbol"] == symbol]
-    names = markets.name_days(stored.minutes, stored.session, stored.market_timezone)
-    days = names[np.searchsorted(stored.ends, shown["fill_bar"])]
+    days = name_sessions(stored, shown)
     with middle:
         day = choose("Session", [WHOLE, *sorted(days.unique())], "day")
     if day != WHOLE:
@@ -279,38 +282,63 @@ def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
         f"{format_count(len(shown), 'fill')} of {plain(symbol)}:"
         f" {usd(shown['notional_usd'].sum())} traded, {usd(shown['cost_usd'].sum())} costs"
     )
-    list_fills(shown, stored.timezone)
+
+    decided = stored.minutes[shown["decision_bar"]].tz_convert(UTC).strftime(STAMP)
+
+    def follow(place: int) -> None:
+        go("backtest.py", part="decisions", decision=decided[place])
+
+    found = stored.explanation
+    is_explained = found is not None and main == found.strategy
+    list_fills(shown, stored.timezone, "trades_table", follow if is_explained else None)
+
+
+def name_sessions(stored: StoredBacktest, fills: pd.DataFrame) -> pd.Index[str]:
+    """Name the session of each fill by its day."""
+    names = markets.name_days(stored.minutes, stored.session, stored.market_timezone)
+    return names[np.searchsorted(stored.ends, fills["fill_bar"])]
 
 
 def explore_decision(stored: StoredBacktest) -> None:
-    """Draw one decision, picked by its time."""
+    """Draw one decision, picked by its time, and list its fills. A link may ask for a decision that
+    was not examined."""
     found = stored.explanation
     if found is None:
         return
     zone = stored.timezone
-    form = "%Y-%m-%d %H:%M"
-    names = list(found.times.strftime(form))  # UTC, so that a link means the same on both clocks
-    when = dict(zip(names, found.times.tz_convert(zone).strftime(form), strict=True))
+    link = [st.query_params.get("decision", "")]
+    linked = pd.to_datetime(link, utc=True, errors="coerce", format=STAMP)
+    times = found.times.union(stored.minutes.intersection(linked))
+    names = list(times.strftime(STAMP))  # UTC, so that a link means the same on both clocks
+    when = dict(zip(names, times.tz_convert(zone).strftime(STAMP), strict=True))
     heading("One decision")
     left, right = line_up(1, 2)
     with left:
         title = f"Decided at the close of this bar ({zone})"
         chosen = choose(title, names, "decision", format_func=when.__getitem__)
-    k = names.index(chosen)
-    most = found.moved[k].argmax()
-    with right:
-        st.caption(
+    time = times[names.index(chosen)]
+    words = f"Not among the {count(len(found.times))} decisions whose inputs were examined."
+    for k in map(int, np.flatnonzero(found.times == time)):
+        most = found.moved[k].argmax()
+        words = (
             f"Moved most by {plain(human(found.inputs[most]))}: without it"
             f" {percent(found.moved[k, most])} of the account would have been held elsewhere. In"
             " brackets the target weight; blue raised it, red lowered it."
         )
-    charts.show(figures.decision_figure(found, k), "decisions_one")
+        charts.show(figures.decision_figure(found, k), "decisions_one")
+    right.caption(words)
     fills = stored.select_fills(found.strategy)
-    is_own = stored.minutes[fills["decision_bar"]] == found.times[k]
-    fills = fills[is_own & (fills["kind"] == "order")]
+    fills = fills[(stored.minutes[fills["decision_bar"]] == time) & (fills["kind"] == "order")]
     st.caption(f"Fills of this decision: {len(fills)}")
-    if len(fills):
-        list_fills(fills, zone)
+    if fills.empty:
+        return
+
+    def follow(place: int) -> None:
+        symbol = fills["symbol"].iloc[place]
+        day = name_sessions(stored, fills)[place]
+        go("backtest.py", part="trades", strategy=found.strategy, symbol=symbol, day=day)
+
+    list_fills(fills, zone, "decision_fills", follow)
 
 
 def draw_prices(
@@ -356,7 +384,11 @@ def draw_prices(
     st.caption(about + cut)
 
 
-def list_fills(rows: pd.DataFrame, timezone: str) -> None:
+def list_fills(
+    rows: pd.DataFrame, timezone: str, key: str, follow: Callable[[int], None] | None
+) -> None:
+    """List fills; `follow` the place of the order that the user chooses to its other page, if it
+    has one."""
     config = {
         "decision_time": DatetimeColumn(f"Decided ({timezone})", format=MOMENT),
         "fill_time": DatetimeColumn(f"Filled ({timezone})", format=MOMENT),
@@ -370,9 +402,19 @@ def list_fills(rows: pd.DataFrame, timezone: str) -> None:
     frame = rows[list(config)].head(MOST_ROWS)
     moments = {name: frame[name].dt.tz_localize(None) for name in ("decision_time", "fill_time")}
     frame = frame.assign(symbol=frame["symbol"].astype(str), **moments)
-    table(frame, "trades_table", height=320, column_config=config)
+    options: dict[str, Any] = {}
+    if follow is not None:
+        options = {"on_select": "rerun", "selection_mode": "single-row"}
+        st.caption("Choose an order to go from its trades to its decision, and back.")
+    event = table(frame, key, height=320, column_config=config, **options)
     if len(rows) > MOST_ROWS:
         st.caption(f"The first {count(MOST_ROWS)} rows; the rest is in backtest/trades.parquet.")
+    if follow is None:
+        return
+    for place in event.selection.rows:
+        if rows["kind"].iloc[place] == "order":
+            follow(place)
+        st.caption("This fill was forced: it follows from no decision.")
 
 
 page("Backtest", render)
