@@ -352,21 +352,22 @@ def _simulate_chosen(
 
 
 def _draw(config: RunConfig, stored: StoredBacktest, home: Path) -> None:
-    """Draw the report of a written backtest, and pyfolio's tear sheet; an earlier tear sheet is
-    removed.
+    """Draw pyfolio's tear sheet of a written backtest, an earlier one removed, then the report,
+    which links it and completes the backtest.
 
     `auto` draws a tear sheet where that is possible; `png` and `pdf` print a line where it is not.
     """
-    write_report(home / "report.html", stored)
     wanted = config.backtest.tear_sheet
     for ending in FORMATS:
         remove(home / f"tear_sheet{ending}")
-    if wanted == "none" or (wanted == "auto" and why_no_tear_sheet(stored) is not None):
-        return
-    try:
-        write_tear_sheet(home / f"tear_sheet.{'png' if wanted == 'auto' else wanted}", stored)
-    except BacktestError as error:
-        print(f"no tear sheet: {error}")
+    sheet = ""
+    if wanted != "none" and (wanted != "auto" or why_no_tear_sheet(stored) is None):
+        try:
+            name = f"tear_sheet.{'png' if wanted == 'auto' else wanted}"
+            sheet = write_tear_sheet(home / name, stored).name
+        except BacktestError as error:
+            print(f"no tear sheet: {error}")
+    write_report(home / "report.html", stored, sheet)
 
 
 def _list_trial_returns(folders: Sequence[RunFolder], name: str) -> list[NDArray[np.float64]]:

@@ -55,13 +55,15 @@ def write_site(run: Run, out: Path) -> Path:
             remove(out / name)
         if window not in backtests:
             continue
-        write_text(out / names[0], render_report(backtests[window]))
         page.link(f"Report of the {window} window", names[0])
+        address = ""
         for name, ending in zip(names[1:], FORMATS, strict=True):
             sheet = run.folder.backtest_of(window) / f"tear_sheet{ending}"
             if sheet.is_file():
+                address = name
                 write_bytes(out / name, sheet.read_bytes())
                 page.link(f"Tear sheet, {window}", name)
+        write_text(out / names[0], render_report(backtests[window], address))
     metric = run.config.get("tournament", {}).get("metric")
     for number, raced in enumerate(run.folds or (run,), 1):
         page.add(_present_race(raced, f"race-{number}", metric))

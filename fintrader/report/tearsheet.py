@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import re
 import textwrap
 import warnings
 from collections.abc import Callable
@@ -58,6 +59,16 @@ def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
     if importlib.util.find_spec("pyfolio") is None:
         return f"a tear sheet needs pyfolio; install it with `{install_command('report')}`"
     return None
+
+
+def explain_absence(stored: StoredBacktest) -> str:
+    """Explain how a run's backtest gets the tear sheet that it lacks."""
+    if len(stored.daily()) < LEAST_SESSIONS:
+        return f"There is no tear sheet: pyfolio needs {LEAST_SESSIONS} sessions."
+    command = re.sub(r" --backtest.tear.sheet[ =]\w+", "", stored.context.command or "")
+    if not command.startswith("fintrader backtest"):
+        command = f"fintrader backtest runs/{stored.context.run}"
+    return f"There is no tear sheet: `{command} --backtest.tear-sheet png` draws pyfolio's."
 
 
 def write_tear_sheet(path: Path, stored: StoredBacktest) -> Path:

@@ -187,6 +187,20 @@ def test_pages_of_a_run_with_everything_damaged(open_page, site, page, damage):
         healthy(test)
 
 
+def test_a_backtest_offers_its_tear_sheet_or_says_how_to_get_one(open_page, site):
+    home = site / "runs" / "demo" / "backtest"
+    (home / "report.html").write_text("a page")
+    absence = "There is no tear sheet\\: pyfolio needs 22 sessions"
+    for name, labels in {"": [], "tear_sheet.pdf": ["Download tear_sheet.pdf"]}.items():
+        if name:
+            (home / name).write_bytes(b"%PDF")
+        test = open_page(site, "backtest", run="demo")
+        healthy(test)
+        shown = [one.label for one in test.get("download_button")]
+        assert shown == ["Download report.html", *labels]
+        assert (absence in said(test)) == (name == "")
+
+
 def test_a_damaged_file_is_named_and_shows_no_number(open_page, site):
     (site / "runs" / "demo" / "backtest" / "equity.parquet").write_bytes(b"PAR1 no")
     test = open_page(site, "backtest", run="demo")

@@ -22,7 +22,7 @@ def in_this_process():
 
 
 def leave_blank(patch):
-    patch.setattr(evaluation, "write_report", lambda path, stored: write_text(path, "not drawn"))
+    patch.setattr(evaluation, "write_report", lambda path, *_: write_text(path, "not drawn"))
 
 
 @pytest.fixture

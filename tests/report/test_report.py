@@ -1,9 +1,11 @@
 import base64
 import doctest
 import gzip
+import html
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -22,9 +24,10 @@ from fintrader.backtesting.sensitivity import Choices, sensitivity
 from fintrader.backtesting.writer import tabulate
 from fintrader.envs import EnvSettings
 from fintrader.errors import BacktestError
+from fintrader.pipeline import evaluation
 from fintrader.report.html import render_report
 from fintrader.report.run_comparison import labels, render_comparison, write_comparison
-from fintrader.report.tearsheet import tear_sheet_inputs, write_tear_sheet
+from fintrader.report.tearsheet import LEAST_SESSIONS, tear_sheet_inputs, write_tear_sheet
 from fintrader.results import figures
 from fintrader.results.context import BacktestContext, FoldReturns
 from fintrader.results.figures import holdings
@@ -207,6 +210,41 @@ def test_a_tear_sheet_is_dated_by_the_market():
         assert [*inputs.index.tz_localize(None)] == [*result.dates]
     assert {*trades.index.normalize()} <= {*returns.index}
     assert positions.sum(axis=1).tolist() == pytest.approx(result.equity[[19, 39, 59]])
+
+
+def test_a_report_links_its_tear_sheet_or_names_the_command_that_draws_it():
+    context = BacktestContext(run="mine", command="fintrader run a.yaml", recipe={"config": {}})
+    result = simulate(noisy_policy(3), make_market(440, 3), EnvSettings())
+    stored = tabulate({"ensemble": result}, context)
+    assert len(stored.daily()) == LEAST_SESSIONS
+    assert '<a href="tear_sheet.pdf">Tear sheet</a>' in render_report(stored, "tear_sheet.pdf")
+    option = "--backtest.tear-sheet png"
+    assert f"`fintrader backtest runs/mine {option}` draws" in render_report(stored)
+    again = replace(context, command="fintrader backtest far/mine --env.cost-bps 5")
+    for more in ("", " --backtest.tear-sheet none"):
+        refused = replace(again, command=again.command + more)
+        page = render_report(tabulate({"ensemble": result}, refused))
+        assert f"`{again.command} {option}` draws" in page
+    short = simulate(noisy_policy(3), make_market(420, 3), EnvSettings())
+    page = render_report(tabulate({"ensemble": short}, context))
+    assert f"pyfolio needs {LEAST_SESSIONS} sessions" in html.unescape(page)
+    assert option not in page
+    assert "tear sheet" not in render_report(tabulate({"ensemble": result}))
+
+
+def test_a_backtest_links_its_newest_tear_sheet(tmp_path, monkeypatch):
+    def write(path, _):
+        path.write_bytes(b"a sheet")
+        return path
+
+    monkeypatch.setattr(evaluation, "write_tear_sheet", write)
+    stored = tabulate({"ensemble": simulate(noisy_policy(3), make_market(60, 3), EnvSettings())})
+    for wanted, links in {"png": ["tear_sheet.png"], "pdf": ["tear_sheet.pdf"], "none": []}.items():
+        config = SimpleNamespace(backtest=SimpleNamespace(tear_sheet=wanted))
+        evaluation._draw(config, stored, tmp_path)
+        page = (tmp_path / "report.html").read_text()
+        assert re.findall(r'<a href="([^"]+)">Tear sheet</a>', page) == links
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", *links]
 
 
 @pytest.mark.slow

@@ -42,6 +42,10 @@ def test_every_link_leads_to_a_page_of_the_folder_and_nothing_foreign_is_replace
     with pytest.raises(UnsafePathError, match="choose another --out"):
         write_site(run, mine)
     assert (mine / "index.html").read_text() == "mine"
+    (run.folder.backtest / "tear_sheet.png").write_bytes(b"a picture")
+    report = write_site(run, tmp_path / "sheet").parent / "report-test.html"
+    (address,) = re.findall(r'<a href="([^"]+)">Tear sheet</a>', report.read_text())
+    assert report.with_name(address).read_bytes() == b"a picture"
     (tmp_path / "sheets").mkdir()
     (tmp_path / "sheets" / "tear_sheet-train.pdf").write_text("mine")
     with pytest.raises(UnsafePathError, match=r"has a tear_sheet-train\.pdf that no export wrote"):

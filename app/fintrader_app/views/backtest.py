@@ -13,6 +13,7 @@ from streamlit.column_config import DatetimeColumn, NumberColumn, TextColumn
 from streamlit.delta_generator import DeltaGenerator
 
 from fintrader.numerals import count, format_count, percent, usd
+from fintrader.report.tearsheet import FORMATS, explain_absence
 from fintrader.results import figures
 from fintrader.results.backtest_files import StoredBacktest
 from fintrader.results.folders import Folder, NotThereError, RunsFolder
@@ -89,7 +90,7 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
     main, others = pick_strategies(stored, left, middle)
     with right, st.container(horizontal=True, vertical_alignment="center"):
         clock = pick_clock(stored.market_timezone)
-        offer_report(folder)
+        offer_report(folder, stored)
     stored = stored.on_clock(clock)
     view = BacktestView(stored, main, tuple(others))
     version = artifacts.backtest_version(folder)
@@ -202,20 +203,24 @@ def pick_strategies(
     return main, others
 
 
-def offer_report(folder: Folder) -> None:
-    """Offer the report as a download."""
-    if not folder.exists("backtest", "report.html"):
+def offer_report(folder: Folder, stored: StoredBacktest) -> None:
+    """Offer the report and the tear sheet as downloads."""
+    sheets = [f"tear_sheet{ending}" for ending in FORMATS]
+    names = [name for name in ("report.html", *sheets) if folder.exists("backtest", name)]
+    if not names:
         return
     with st.popover("Report", icon=":material/description:"), guarded():
-        st.caption("One self-contained HTML file with all of this.")
-        st.download_button(
-            "Download report.html",
-            lambda: folder.read("backtest", "report.html", limit=REPORT_LIMIT),
-            file_name="report.html",
-            mime="text/html",
-            icon=":material/download:",
-            on_click="ignore",
-        )
+        st.caption("One self-contained HTML file with all of this, and pyfolio's tear sheet.")
+        for name in names:
+            st.download_button(
+                f"Download {name}",
+                partial(folder.read, "backtest", name, limit=REPORT_LIMIT),
+                file_name=name,
+                icon=":material/download:",
+                on_click="ignore",
+            )
+        if not set(sheets).intersection(names):
+            raise NotThereError(explain_absence(stored))
 
 
 @st.cache_data(max_entries=8, show_spinner=False)
