@@ -8,8 +8,10 @@ and shows its traceback. If an error ends a pod, the lost pod is counted under t
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import inspect
 import re
+import shutil
 import sys
 from collections.abc import Callable, Collection
 from functools import wraps
@@ -139,7 +141,8 @@ def install_command(extra: str) -> str:
     """Return the shell command that installs the packages of an extra for the running Python.
 
     It names the packages themselves: fintrader is in no registry, so `pip install 'fintrader[ray]'`
-    would fail from a checkout and from a wheel alike.
+    would fail from a checkout and from a wheel alike. Where Python has no pip, as in the
+    environments of uv, it names uv.
     """
     python = Path(sys.executable)
     if python.is_relative_to(Path.cwd()):
@@ -151,6 +154,8 @@ def install_command(extra: str) -> str:
     marker = re.compile(rf"""extra == ["']{re.escape(extra)}["']""")
     packages = [line.partition(";")[0].strip() for line in requirements if marker.search(line)]
     names = " ".join(f"'{package}'" for package in packages) or f"-e '.[{extra}]'"
+    if importlib.util.find_spec("pip") is None and shutil.which("uv") is not None:
+        return f"uv pip install --python {python} {names}"
     return f"{python} -m pip install {names}"
 
 

@@ -31,6 +31,19 @@ def test_an_install_command_is_for_the_running_python(tmp_path, monkeypatch):
     assert install_command("ray").startswith(f"{tmp_path}/.venv/bin/python -m pip install")
 
 
+@pytest.mark.parametrize("pip", [None, "pip"])
+@pytest.mark.parametrize("uv", [None, "uv"])
+def test_an_environment_without_pip_is_installed_into_by_uv(tmp_path, monkeypatch, pip, uv):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr("importlib.util.find_spec", {"pip": pip}.get)
+    monkeypatch.setattr("shutil.which", {"uv": uv}.get)
+    python = f"{tmp_path}/bin/python"
+    begin = f"{python} -m pip install 'ray>="
+    if pip is None and uv is not None:
+        begin = f"uv pip install --python {python} 'ray>="
+    assert install_command("ray").startswith(begin)
+
+
 def test_an_unknown_extra_falls_back_to_the_checkout():
     assert install_command("nothing").endswith("-m pip install -e '.[nothing]'")
 
