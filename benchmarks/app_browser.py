@@ -160,6 +160,7 @@ def judge_a_file(page: Page) -> None:
     page.set_input_files("input[type=file]", file)
     page.get_by_role("spinbutton", name="Trials").fill("12")
     page.get_by_role("button", name="Judge", exact=True).click()
+    page.mouse.move(0, 0)
 
 
 def open_page(page: Page, address: str) -> None:
