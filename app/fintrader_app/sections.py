@@ -95,7 +95,7 @@ def draw_table(table: Table, key: str) -> None:
     if not table.has_heading:
         st.caption(_write_facts(table))
         return
-    names = [column or " " * (place + 1) for place, column in enumerate(table.columns)]
+    names = [column or "Item" for column in table.columns]
     cells = [
         [
             tables.hide_secret(row.cells[0], cell) if column in table.words else cell

@@ -134,7 +134,7 @@ def is_shown_above(key: str) -> bool:
 
 def heading(title: str) -> None:
     """Draw a heading that is no link to itself."""
-    st.subheader(title, anchor=False)
+    st.header(title, anchor=False)
 
 
 def line_up(*widths: int) -> list[DeltaGenerator]:

@@ -121,7 +121,7 @@ def said(test):
     """Everything that the page says in words."""
     kinds = (
         "title",
-        "subheader",
+        "header",
         "markdown",
         "caption",
         "info",

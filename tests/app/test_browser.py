@@ -1,20 +1,27 @@
 """A real browser walks through every page, at two widths and in both themes. Skips where there is
 none."""
 
+import re
 import shutil
 import subprocess
+import zlib
 from contextlib import contextmanager
 
 import pytest
 
+from fintrader.backtesting import read_backtest
 from fintrader.cli.start import AppSettings
+from fintrader.report.html import write_report
+from fintrader.results.sections import BacktestView, present_verdict
 from fintrader.runs import RunFolder
 from fintrader_app import launch
 from fintrader_app.shell import PAGES
 from tests.app.conftest import PARTS
+from tests.app.test_live import made
 from tests.engines.waiting import PATIENCE_SECONDS, answers, free_port, until
 from tests.judging.test_judge import make_returns
 
+__all__ = ["made"]  # a fixture
 CHROMIUM = next(
     (
         found
@@ -34,6 +41,8 @@ FAULTS = ("Page not found", "Traceback", "could not be drawn", "it is left out",
 OWN = "/_stcore/"
 """What streamlit's script asks of its server. Below a page's path, where it looks for the root
 first, it gets a 404."""
+OF_STREAMLIT = {"presentation-role-conflict"}
+"""Rules of axe that streamlit's own parts break: the zone of a file uploader."""
 TOKEN = "a-token-of-the-tests-0123456789"
 PATIENCE_MS = 1000 * PATIENCE_SECONDS
 QUERIES = {
@@ -47,12 +56,13 @@ QUERIES = {
 
 
 @contextmanager
-def served(site):
+def served(site, deployments):
     """The app over the runs of `site`, as `fintrader app` serves it; its address."""
     port = free_port()
     variables = {
         **launch.build_environment(site / "runs"),
         launch.CACHE_VARIABLE: str(site / "data" / "tensors"),
+        launch.DEPLOYMENTS_DIR_VARIABLE: str(deployments),
     }
     variables[launch.TOKEN_VARIABLE] = TOKEN
     server = subprocess.Popen(
@@ -75,12 +85,13 @@ def served(site):
 
 
 @pytest.fixture(scope="module")
-def addresses(template, long):
-    """Two servers: over the small runs, one of which is at work, and over the long ones."""
+def addresses(template, long, made):
+    """Two servers: over the small runs, one of which is at work, and over the long ones; both over
+    a deployment that has ended."""
     with (
         RunFolder.named("racing", template / "runs").lock(),
-        served(template) as small,
-        served(long) as large,
+        served(template, made) as small,
+        served(long, made) as large,
     ):
         yield {"small": small, "large": large}
 
@@ -173,6 +184,61 @@ def test_walk(chromium, addresses, width, theme):
             trouble.append(f"{name}: {over} px too wide")
     context.close()
     assert not trouble, "\n".join(trouble)
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_page_passes_axe(chromium, addresses, width, theme):
+    name = "axe_playwright_python.sync_playwright"
+    axe = pytest.importorskip(name, reason="axe-playwright-python is not installed").Axe()
+    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    page.goto(f"{addresses['small']}/?token={TOKEN}")
+    trouble = []
+    for name, server, path in links():
+        if server == "large":  # the same pages
+            continue
+        page.goto(f"{addresses[server]}/{path}")
+        settled(page)
+        for fault in axe.run(page).response["violations"]:
+            if fault["id"] not in OF_STREAMLIT:
+                trouble += [f"{name}: {fault['id']}: {node['html']}" for node in fault["nodes"]]
+    context.close()
+    assert not trouble, "\n".join(trouble)
+
+
+def read_pages(pdf):
+    """The drawing commands of each page of a PDF by Chromium."""
+    found = []
+    for page in re.findall(rb"<</Type /Page\b.*?>>\s*endobj", pdf, re.S):
+        number = re.search(rb"/Contents (\d+) 0 R", page)[1]
+        stream = re.search(rb"\n%s 0 obj.*?stream\r?\n(.*?)\r?\nendstream" % number, pdf, re.S)[1]
+        found.append(zlib.decompress(stream))
+    return found
+
+
+def test_a_report_prints_with_the_verdict_on_its_first_page_and_no_empty_one(
+    chromium, template, tmp_path
+):
+    stored = read_backtest(template / "runs" / "demo" / "backtest")
+    path = write_report(tmp_path / "report.html", stored)
+    page = chromium.new_page(viewport={"width": 690, "height": 900})
+    page.goto(path.as_uri())
+    page.wait_for_selector("body[data-ready=yes]")
+    few = read_pages(page.pdf(format="A4"))
+    page.emulate_media(media="print")
+    verdict = page.locator("header").bounding_box()
+    assert page.inner_text("h1") == present_verdict(BacktestView.of(stored)).title
+    assert verdict["y"] + verdict["height"] < 1000  # of the paper's 1,030 pixels
+    page.emulate_media(media="screen")
+    page.click("#all")
+    page.wait_for_timeout(2000)
+    many = read_pages(page.pdf(format="A4"))
+    page.close()
+    assert 1 <= len(few) < len(many)
+    for shown in (few, many):
+        assert min(commands.count(b"Tj") + commands.count(b"TJ") for commands in shown) > 3
 
 
 def test_each_page_shows_its_chart_on_the_first_screen(chromium, addresses):

@@ -37,12 +37,12 @@ def test_folds_are_faint_and_their_mean_is_the_line():
 def test_the_curve_stands_before_any_loss(open_page, site, page):
     test = open_page(site, page, run="demo", pod="p0001")
     healthy(test)
-    assert not any("return" in str(one.value).lower() for one in test.subheader)
+    assert not any("return" in str(one.value).lower() for one in test.header)
     looked(site, "p0001", torn=True)
     test = open_page(site, page, run="demo", pod="p0001")
     healthy(test)
     assert not test.error
-    titles = [str(one.value) for one in test.subheader]
+    titles = [str(one.value) for one in test.header]
     assert any("eturn" in title and "alidation" in title for title in titles), said(test)
     if page == "pod":
         assert titles[0] == "Return in validation"

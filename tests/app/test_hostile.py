@@ -277,7 +277,7 @@ def test_texts_of_a_run_are_escaped_on_every_page(open_page, site):
     }
     for name, values in contents.items():
         (demo / name).write_text(json.dumps(values))
-    kinds = ("markdown", "caption", "info", "warning", "error", "success", "title", "subheader")
+    kinds = ("markdown", "caption", "info", "warning", "error", "success", "title", "header")
     for page in ("runs", "backtest", "honesty", "tournament"):
         test = open_page(site, page, run="demo")
         healthy(test)

@@ -45,7 +45,7 @@ def test_a_deployment_is_shown(made, monkeypatch):
         "Account",
         "Newest decision",
     }
-    assert [heading.value for heading in page.subheader][:3] == [
+    assert [heading.value for heading in page.header][:3] == [
         "Account and twin",
         "Cost of the orders",
         "Targets and holdings",

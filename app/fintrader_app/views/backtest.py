@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -210,7 +209,7 @@ def offer_report(folder: Folder, stored: StoredBacktest) -> None:
     if not names:
         return
     with st.popover("Report", icon=":material/description:"), guarded():
-        st.caption("One self-contained HTML file with all of this, and pyfolio's tear sheet.")
+        st.caption("One self-contained HTML file with all of this.")
         for name in names:
             st.download_button(
                 f"Download {name}",
@@ -407,11 +406,16 @@ def list_fills(
     frame = rows[list(config)].head(MOST_ROWS)
     moments = {name: frame[name].dt.tz_localize(None) for name in ("decision_time", "fill_time")}
     frame = frame.assign(symbol=frame["symbol"].astype(str), **moments)
-    options: dict[str, Any] = {}
     if follow is not None:
-        options = {"on_select": "rerun", "selection_mode": "single-row"}
         st.caption("Choose an order to go from its trades to its decision, and back.")
-    event = table(frame, key, height=320, column_config=config, **options)
+    event = table(
+        frame,
+        key,
+        height=320,
+        column_config=config,
+        on_select="ignore" if follow is None else "rerun",
+        selection_mode="single-row",
+    )
     if len(rows) > MOST_ROWS:
         st.caption(f"The first {count(MOST_ROWS)} rows; the rest is in backtest/trades.parquet.")
     if follow is None:
