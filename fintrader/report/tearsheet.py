@@ -8,7 +8,7 @@ import io
 import re
 import textwrap
 import warnings
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,9 @@ def tear_sheet_inputs(
     positions["cash"] = stored.daily("cash_usd")[strategy].to_numpy()
     positions.index = days
     trades = stored.select_fills(strategy)
-    named = {"amount": "shares", "price": "price_usd", "symbol": "symbol"}
-    columns = {name: trades[column].to_numpy() for name, column in named.items()}
-    columns["txn_dollars"] = -(trades["shares"] * trades["price_usd"]).to_numpy()
-    transactions = pd.DataFrame(columns, index=pd.DatetimeIndex(trades["fill_time"]))
+    named = {"shares": "amount", "price_usd": "price"}
+    transactions = trades.set_index("fill_time")[["symbol", *named]].rename(columns=named)
+    transactions["txn_dollars"] = -transactions["amount"] * transactions["price"]
     has_benchmark = "benchmark" in returns.columns and strategy != "benchmark"
     benchmark = returns["benchmark"].set_axis(days).rename("Index") if has_benchmark else None
     return returns[strategy].set_axis(days), positions, transactions, benchmark
@@ -114,83 +113,53 @@ def tear_sheet(stored: StoredBacktest, strategy: str) -> Any:
 
     returns, positions, transactions, benchmark = tear_sheet_inputs(stored, strategy)
     window = figures.rolling_sessions(len(returns)) or LEAST_SESSIONS
-    held = bool(positions.drop(columns="cash").to_numpy().any())
-    zone = stored.market_timezone
-
-    def beta(ax: Any) -> None:
-        timeseries.rolling_beta(returns, benchmark, rolling_window=window).plot(ax=ax)
-        ax.set(title=f"Rolling beta to the index ({window} sessions)", ylabel="Beta", xlabel="")
-
-    def named(
-        draw: Callable[..., Any], title: str, *given: Any, **options: Any
-    ) -> Callable[[Any], None]:
-        def panel(ax: Any) -> None:
-            draw(*given, ax=ax, **options)
-            ax.set_title(title)
-
-        return panel
-
     rolling = f"({window} sessions)"
-    alloc = pos.get_percent_alloc(positions)
-    wide: list[Callable[[Any], None]] = [
-        named(
-            plotting.plot_rolling_returns, "Cumulative returns", returns, factor_returns=benchmark
-        ),
-        named(plotting.plot_returns, "Returns", returns),
-        *([beta] if benchmark is not None and benchmark.std() > 0 else []),
-        named(
-            plotting.plot_rolling_sharpe,
-            f"Rolling Sharpe ratio {rolling}",
-            returns,
-            rolling_window=window,
-        ),
-        named(plotting.plot_drawdown_periods, "Top 5 drawdown periods", returns, top=5),
-        named(plotting.plot_drawdown_underwater, "Underwater plot", returns),
-        named(plotting.plot_return_quantiles, "Return quantiles", returns),
-    ]
-    if held:
-        wide += [
-            named(plotting.plot_exposures, "Exposure", returns, positions),
-            named(
-                plotting.show_and_plot_top_positions,
-                "Top 10 positions",
-                returns,
-                alloc,
-                show_and_plot=0,
-            ),
-            named(
-                plotting.plot_max_median_position_concentration, "Position concentration", positions
-            ),
-            named(plotting.plot_holdings, "Holdings", returns, positions),
-        ]
+    zone = stored.market_timezone
+    panels: dict[str, partial[Any]] = {}
+
+    def add(title: str, name: str, *given: Any, **options: Any) -> None:
+        panels[title] = partial(getattr(plotting, f"plot_{name}"), *given, **options)
+
+    add("Cumulative returns", "rolling_returns", returns, factor_returns=benchmark)
+    add("Returns", "returns", returns)
+    if benchmark is not None and benchmark.std() > 0:
+        beta = timeseries.rolling_beta(returns, benchmark, rolling_window=window)
+        panels[f"Rolling beta to the index {rolling}"] = partial(
+            beta.plot, ylabel="Beta", xlabel=""
+        )
+    add(f"Rolling Sharpe ratio {rolling}", "rolling_sharpe", returns, rolling_window=window)
+    add("Top 5 drawdown periods", "drawdown_periods", returns, top=5)
+    add("Underwater plot", "drawdown_underwater", returns)
+    add("Return quantiles", "return_quantiles", returns)
+    if positions.drop(columns="cash").to_numpy().any():
+        alloc = pos.get_percent_alloc(positions)
+        add("Exposure", "exposures", returns, positions)
+        panels["Top 10 positions"] = partial(
+            plotting.show_and_plot_top_positions, returns, alloc, show_and_plot=0
+        )
+        add("Position concentration", "max_median_position_concentration", positions)
+        add("Holdings", "holdings", returns, positions)
     if len(transactions):
-        wide += [
-            named(plotting.plot_turnover, "Daily turnover", returns, transactions, positions),
-            named(plotting.plot_daily_volume, "Daily trading volume", returns, transactions),
-            named(
-                plotting.plot_txn_time_hist,
-                f"Transactions by time of day, {zone}",
-                transactions,
-                tz=zone,
-            ),
-        ]
-    calendar = [
-        named(plotting.plot_monthly_returns_heatmap, "Monthly returns (%)", returns),
-        named(plotting.plot_annual_returns, "Annual returns", returns),
-        named(plotting.plot_monthly_returns_dist, "Distribution of monthly returns", returns),
-    ]
-    figure = plt.figure(figsize=(14, 5 * (len(wide) + 1)))
+        add("Daily turnover", "turnover", returns, transactions, positions)
+        add("Daily trading volume", "daily_volume", returns, transactions)
+        add(f"Transactions by time of day, {zone}", "txn_time_hist", transactions, tz=zone)
+    rows = len(panels)
+    add("Monthly returns (%)", "monthly_returns_heatmap", returns)
+    add("Annual returns", "annual_returns", returns)
+    add("Distribution of monthly returns", "monthly_returns_dist", returns)
+    figure = plt.figure(figsize=(14, 5 * (rows + 1)))
     # Margins are set here: a tight box would draw everything once more to measure it.
     inches = figure.get_figheight()
     edges = {"left": 0.08, "right": 0.96, "bottom": 0.8 / inches, "top": 1 - 1.2 / inches}
-    grid = figure.add_gridspec(len(wide) + 1, 3, wspace=0.5, hspace=0.5, **edges)
+    grid = figure.add_gridspec(rows + 1, 3, wspace=0.5, hspace=0.5, **edges)
     if stored.notice:
         words = textwrap.fill(stored.notice, 120)
         figure.text(
             0.5, 1 - 0.7 / inches, words, ha="center", color="#b42318", fontsize=14, weight="bold"
         )
-    for row, panel in enumerate(wide):
-        panel(figure.add_subplot(grid[row, :]))
-    for column, panel in enumerate(calendar):
-        panel(figure.add_subplot(grid[len(wide), column]))
+    for place, (title, plot) in enumerate(panels.items()):
+        wide = place < rows
+        ax = figure.add_subplot(grid[place, :] if wide else grid[rows, place - rows])
+        plot(ax=ax)
+        ax.set_title(title)
     return figure

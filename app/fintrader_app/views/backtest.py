@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -235,9 +236,6 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
     if lots.empty:
         return
     frame = lots.assign(
-        symbol=lots["symbol"].astype(str),
-        opened=lots["opened"].dt.tz_localize(None),
-        closed=lots["closed"].dt.tz_localize(None),
         profit_usd=lots["profit_usd"].round(2) + 0.0,  # makes -0.0 a 0.0
         held=(60 * lots["minutes"]).map(duration),
     )
@@ -249,9 +247,18 @@ def list_lots(view: BacktestView, version: Hashable) -> None:
         "profit_usd": NumberColumn("Profit, net", format="dollar"),
         "held": "Held",
     }
-    table(frame[list(config)].head(MOST_ROWS), "profit_lots", height=458, column_config=config)
-    if len(lots) > MOST_ROWS:
-        st.caption(f"The last {count(MOST_ROWS)} of {count(len(lots))}.")
+    list_rows(frame, "profit_lots", config, height=458)
+
+
+def list_rows(rows: pd.DataFrame, key: str, config: Any, **options: Any) -> Any:
+    """List the first rows in a table of the columns in `config`; return what `table` does."""
+    frame = rows[list(config)].head(MOST_ROWS).astype({"symbol": str})
+    for name, times in frame.select_dtypes("datetimetz").items():
+        frame[name] = times.dt.tz_localize(None)
+    event = table(frame, key, column_config=config, **options)
+    if len(rows) > MOST_ROWS:
+        st.caption(f"The first {count(MOST_ROWS)} of {count(len(rows))} rows.")
+    return event
 
 
 def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
@@ -403,21 +410,12 @@ def list_fills(
         "cost_usd": NumberColumn("Cost", format="dollar"),
         "kind": "Kind",
     }
-    frame = rows[list(config)].head(MOST_ROWS)
-    moments = {name: frame[name].dt.tz_localize(None) for name in ("decision_time", "fill_time")}
-    frame = frame.assign(symbol=frame["symbol"].astype(str), **moments)
     if follow is not None:
         st.caption("Choose an order to go from its trades to its decision, and back.")
-    event = table(
-        frame,
-        key,
-        height=320,
-        column_config=config,
-        on_select="ignore" if follow is None else "rerun",
-        selection_mode="single-row",
+    on_select = "ignore" if follow is None else "rerun"
+    event = list_rows(
+        rows, key, config, height=320, on_select=on_select, selection_mode="single-row"
     )
-    if len(rows) > MOST_ROWS:
-        st.caption(f"The first {count(MOST_ROWS)} rows; the rest is in backtest/trades.parquet.")
     if follow is None:
         return
     for place in event.selection.rows:
