@@ -50,7 +50,7 @@ from fintrader_app.shell import (
     remember,
     show_stages,
 )
-from fintrader_app.tables import find_height, show_board
+from fintrader_app.tables import find_height, show_board, table
 
 COLUMNS = {
     "status": TextColumn("Status", width=110),
@@ -137,15 +137,13 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
     if not is_shown_above("runs"):
         first.html(render_glance(chosen))
         return
-    event = st.dataframe(
+    event = table(
         build_table(chosen),
-        hide_index=True,
+        # A choice is a row number: another list of runs needs another key.
+        f"runs_table_{hash(tuple(by_name))}",
         height=find_height(min(len(chosen), ROWS)),
         column_config=COLUMNS,
         on_select="rerun",
-        # A choice is a row number: another list of runs needs another key.
-        key=f"runs_table_{hash(tuple(by_name))}",
-        placeholder=DASH,
     )
     picked = [chosen[row].name for row in event.selection.rows if row < len(chosen)]
     widget = link_choice("run", list(by_name), prefer_run(chosen))
