@@ -224,7 +224,7 @@ def describe_problem(
     """Describe the first problem of a ValidationError in one line: dotted field, problem, remedy.
     Problems of the fields `prefer` and of fields below them come first."""
     problems: dict[str, ErrorDetails] = {}
-    words: dict[str, str] = {}
+    words = {}
     # A value that fits no member of a union has one problem with each member: keep the first, and
     # the words that another allows.
     for details in error.errors(include_url=False):
@@ -313,7 +313,7 @@ def _follow(
 ) -> tuple[list[int | str], list[type[BaseModel]]]:
     """Remove from a problem's path the parts that pydantic adds, such as names of union members;
     returns the parts that the user wrote, and the models at the path's end."""
-    written: list[int | str] = []
+    written = []
     models: list[type[BaseModel]] = [model]
     annotation: Any = model
     for part in path:

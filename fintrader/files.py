@@ -39,12 +39,8 @@ def is_run_folder(folder: Path | str) -> bool:
 
 
 def _is_inside_run(path: Path | str) -> bool:
-    above = os.path.realpath(os.path.dirname(path))
-    while not is_run_folder(above):
-        if above == os.path.dirname(above):
-            return False
-        above = os.path.dirname(above)
-    return True
+    above = Path(os.path.realpath(os.path.dirname(path)))
+    return any(map(is_run_folder, (above, *above.parents)))
 
 
 def refuse_link(path: Path | str) -> None:

@@ -82,8 +82,7 @@ def find_session_starts(session: ArrayLike) -> NDArray[np.int64]:
 
 def daily_equity(equity: ArrayLike, session: ArrayLike) -> Array:
     """Equity at the end of each session: `[T]` (or `[T, B]`) and `[T]` -> `[S]` (or `[S, B]`)."""
-    values: Array = np.asarray(equity, dtype=np.float64)[find_session_ends(session)]
-    return values
+    return np.asarray(equity, dtype=np.float64)[find_session_ends(session)]
 
 
 def simple_returns(equity: ArrayLike, start: Any = None) -> Array:
@@ -121,8 +120,7 @@ def drop_rounding_differences(ours: Array, theirs: Array) -> Array:
 def drop_missing(returns: ArrayLike) -> Array:
     """Drop NaN from returns; the others keep their order."""
     values = np.asarray(returns, dtype=np.float64)
-    present: Array = values[~np.isnan(values)]
-    return present
+    return values[~np.isnan(values)]
 
 
 def finite_or_none(value: float) -> Measure:

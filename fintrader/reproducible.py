@@ -115,11 +115,10 @@ def code_paths() -> dict[str, str]:
     import torch
     from llvmlite.binding import get_host_cpu_name
 
-    numba = os.environ.get("NUMBA_CPU_NAME") or get_host_cpu_name()
     return {
         "processor": name_processor(),
         "torch": torch.backends.cpu.get_cpu_capability(),
-        "numba": numba,
+        "numba": os.environ.get("NUMBA_CPU_NAME") or get_host_cpu_name(),
     }
 
 

@@ -242,12 +242,6 @@ class Manifest:
     ) -> Manifest:
         """Write a new manifest: no stage done, no data, no trials."""
         still_open = dict.fromkeys(("finished", "market", "data_hash", "trials", "best"))
-        made_by = {
-            "versions": versions(),
-            "commit": commit(),
-            "platform": platform.platform(),
-            "command": command,
-        }
         manifest = cls(
             path,
             {
@@ -255,7 +249,10 @@ class Manifest:
                 "created": _format_now(),
                 "stages": {},
                 **still_open,
-                **made_by,
+                "versions": versions(),
+                "commit": commit(),
+                "platform": platform.platform(),
+                "command": command,
             },
         )
         manifest.update(name=name, seed=seed, device=device, config_hash=config_hash)

@@ -125,7 +125,7 @@ def read_stages(
     at_work = live.get("stage") if live.get("stage") in names else None
     if alive and at_work is None:
         at_work = next((name for name in names if not is_done[name]), None)
-    found: list[Stage] = []
+    found = []
     for name in names:
         seconds = _read_number(_read_mapping(known.get(name)).get("seconds"))
         if alive and name == at_work:

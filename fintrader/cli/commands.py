@@ -64,9 +64,7 @@ def _read_config(name: str, argv: list[str]) -> RunConfig:
     """Read CONFIG, its overrides and `--search`."""
     options, words = take_options(SearchOptions(), argv, name)
     config = parse_config(name, words)
-    if options.search:
-        config = load_object("fintrader.pipeline.wide_search:widen")(config)
-    return config
+    return load_object("fintrader.pipeline.wide_search:widen")(config) if options.search else config
 
 
 def _print_next_steps(config: RunConfig, report: Path) -> None:
@@ -250,7 +248,7 @@ def looks(argv: list[str]) -> None:
         claims = list_registrations()
         deleted, foreign = find_missing_looks(home) if home.is_dir() else ([], [])
     except LedgerError as error:
-        print(f"{error}")
+        print(error)
         sys.exit(1)
     rows = [
         {

@@ -95,6 +95,7 @@ class LookBudget:
         ledger. Raises ToolError when too few are left."""
         seen = len(Ledger().looks())
         spent = SpentLooks(self.folder, tool, subject, count, time.time())
+        given_back = to_json(replace(spent, count=-count))
         refusal = (
             f"this needs {format_count(count, 'look')}, and fewer are left of the {self.looks} in"
             f" {self.folder}; a person may start the server with a larger --looks"
@@ -103,13 +104,13 @@ class LookBudget:
             raise ToolError(refusal)
         append_jsonl(self.path, to_json(spent))
         if self.count_spent(spent) > self.looks:  # another server was first
-            append_jsonl(self.path, to_json(replace(spent, count=-count)))
+            append_jsonl(self.path, given_back)
             raise ToolError(refusal)
         try:
             yield
         except Exception:
             if len(Ledger().looks()) == seen:
-                append_jsonl(self.path, to_json(replace(spent, count=-count)))
+                append_jsonl(self.path, given_back)
             raise
 
 

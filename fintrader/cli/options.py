@@ -66,7 +66,13 @@ class Option(NamedTuple):
     def read(self, words: Sequence[str]) -> Any:
         """Read the value in `words`, for pydantic to convert and check. Raises ConfigError."""
         if self.is_flag:
-            return self._read_flag(words)
+            try:
+                return TypeAdapter(bool).validate_python(" ".join(words) or True)
+            except ValidationError:
+                given = " ".join(words)
+                raise ConfigError(
+                    f"{self.name}: expected true, false or nothing after it, got {given!r}"
+                ) from None
         if not words:
             raise ConfigError(f"{self.name} needs a value: {describe_shape(self)}")
         if len(words) == 1 and self.optional and words[0] in ("None", "null"):
@@ -86,15 +92,6 @@ class Option(NamedTuple):
         if len(words) > 1:
             raise ConfigError(f"{self.name} takes one value, got {' '.join(map(repr, words))}")
         return words[0]
-
-    def _read_flag(self, words: Sequence[str]) -> bool:
-        """Read true, false, or true from no word at all."""
-        try:
-            return TypeAdapter(bool).validate_python(" ".join(words) or True)
-        except ValidationError:
-            raise ConfigError(
-                f"{self.name}: expected true, false or nothing after it, got {' '.join(words)!r}"
-            ) from None
 
 
 def list_options(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Option]:
@@ -163,7 +160,7 @@ def parse(default: T, argv: Sequence[str], command: str, extra: Sequence[str] = 
     """
     known = {option.name: option for option in list_options(default)}
     values = default.model_dump(mode="json")
-    typed: dict[str, str] = {}
+    typed = {}
     words = list(argv)
     while words:
         word, equals, value = words.pop(0).partition("=")
@@ -273,8 +270,8 @@ def take_choices(argv: list[str], choices: Choices) -> tuple[list[str], dict[str
     The chosen model decides which further options exist. Raises ConfigError for a choice without a
     value.
     """
-    rest: list[str] = []
-    chosen: dict[str, str] = {}
+    rest = []
+    chosen = {}
     words = iter(argv)
     for word in words:
         name, equals, value = word.partition("=")
@@ -301,8 +298,8 @@ def _without_dates(argv: list[str]) -> list[str]:
 def take_options(defaults: SettingsT, argv: list[str], command: str) -> tuple[SettingsT, list[str]]:
     """Split off the options of `defaults` from those of a configuration. A flag takes no value
     here."""
-    own: list[str] = []
-    rest: list[str] = []
+    own = []
+    rest = []
     words = list(argv)
     while words:
         word = words.pop(0)

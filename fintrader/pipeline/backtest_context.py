@@ -68,7 +68,7 @@ def describe_origin(
     `title`: name of the window in the report.
     """
     env = config.trading
-    trained = config.trading if repeat is None else repeat.trained
+    trained = env if repeat is None else repeat.trained
     # Orders of a training fill at once, whatever `execution` says.
     other = [
         name

@@ -63,8 +63,7 @@ def make_market(config: RunConfig, manifest: Manifest) -> Path:
                 f" {str(manifest.values['commit'])[:12]}); restore the old bars, use that"
                 " version, or choose another --name"
             )
-        notice = description.provenance.notice
-        manifest.update(market=str(path), data_hash=content, notice=notice)
+        manifest.update(market=str(path), data_hash=content, notice=description.provenance.notice)
     return path
 
 

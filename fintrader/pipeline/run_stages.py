@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -325,8 +324,7 @@ def _tournament_stage(config: RunConfig, manifest: Manifest, market: Path) -> No
     with manifest.stage("tournament"):
         if not config.is_classic:
             _refuse_unfit_agents(config, MarketTensors.load(market))
-        start = _describe_start(config, manifest)
-        result = search(config, config.folder, market, start=start)
+        result = search(config, config.folder, market, start=_describe_start(config, manifest))
         manifest.update(trials=result.trials + _earlier_trials(manifest), best=result.best)
 
 
@@ -413,7 +411,7 @@ def search(
     `race` is called like `tournament.run_tournament.run_tournament`; `title` names the search in
     its progress.
     """
-    how: dict[str, Any] = {}
+    how = {}
     if start is not None:
         target = WarmStartTarget(config.tournament, config.agents, config.trading, market)
 

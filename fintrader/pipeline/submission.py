@@ -84,7 +84,7 @@ def _check_address(address: str) -> None:
 def _find_unreachable(config: RunConfig, to_ray: bool) -> Iterator[str]:
     """List files that the job would not find, and results that would be lost with its folder."""
     data = config.data
-    paths = dict[str, str | None]()
+    paths = {}
     if not config.is_classic and data.source.kind != "synthetic":
         paths = {
             "data.path": data.path,

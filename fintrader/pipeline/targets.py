@@ -87,7 +87,7 @@ def play_leaders(folder: Path) -> Race:
     events = read_events(run.events)
     began = min(event.time for event in events if isinstance(event, LaunchEvent))
     ended = {event.pod: event.time for event in events if isinstance(event, ResultEvent)}
-    played: dict[str, BacktestResult] = {}
+    played = {}
     led = [
         (event.score, results[event.pod])
         for event in select_events(events, ResultEvent)

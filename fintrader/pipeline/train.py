@@ -43,10 +43,8 @@ def train_one(config: RunConfig) -> Path:
             "from_run: `fintrader train` starts no tournament; use `fintrader run` or `tournament`"
         )
     with hold_run(config) as mirror:
-        classic = isinstance(config.env, GymnasiumSettings)
-        manifest = claim(
-            config, "train", mirror=mirror, plan=("train",) if classic else ("data", "train")
-        )
+        plan = ("train",) if config.is_classic else ("data", "train")
+        manifest = claim(config, "train", mirror=mirror, plan=plan)
         home = config.folder.root / "train"
         if isinstance(config.env, GymnasiumSettings):
             with manifest.stage("train"):

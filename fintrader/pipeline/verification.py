@@ -37,7 +37,7 @@ def verify_run(home: RunFolder, *, reopen: bool) -> Iterator[Check]:
         yield problem
     is_finished = bool(manifest.get("stages", {}).get("tournament", {}).get("done"))
     searches = {run.root for run in find_searches(home)}
-    trials: dict[Path, int] = {}
+    trials = {}
     has_failed = False
     for run in find_tournaments(home):
         recount = check_tournament(

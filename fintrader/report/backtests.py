@@ -127,9 +127,9 @@ def walk_forward(
         ) from None
     _check_market(make_agent, market)
     settings = _check_settings(settings, name)
-    own: list[BacktestResult] = []
-    rivals: list[Baselines] = []
-    windows: list[MarketTensors] = []
+    own = []
+    rivals = []
+    windows = []
     for fold in make_folds(market, folds):
         part = cut_fold(market, fold).split()
         policy = make_agent(part.train, part.validation)

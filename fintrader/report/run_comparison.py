@@ -70,8 +70,8 @@ def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     )
     page.add(Section("growth", "Wealth and drawdown", figures=charts))
     for number, (name, stored) in enumerate(runs.items(), 1):
-        section = replace(present_origin(BacktestView.of(stored)), key=f"run-{number}", title=name)
-        page.add(section)
+        origin = present_origin(BacktestView.of(stored))
+        page.add(replace(origin, key=f"run-{number}", title=name))
     return page.render()
 
 
@@ -85,8 +85,7 @@ def _tabulate_verdicts(runs: Mapping[str, StoredBacktest]) -> Table:
     rows = []
     for name, stored in runs.items():
         opening = stored.opening
-        outlook = f"{opening.sees} {opening.change}".strip()
-        cells = (name, opening.headline, opening.why, outlook)
+        cells = (name, opening.headline, opening.why, f"{opening.sees} {opening.change}".strip())
         rows.append(Row(cells, is_main=opening.is_skill))
     columns = ("Run", "Verdict", "Why", "Power, and evidence needed")
     return Table(columns, rows, words=columns)

@@ -263,8 +263,7 @@ class StoredBacktest:
 
     def daily_with_start(self) -> pd.DataFrame:
         """Starting capital, then the last equity of each session, as for the daily drawdown."""
-        wealth = self.curve()
-        return wealth.iloc[[0, *self.ends]]
+        return self.curve().iloc[[0, *self.ends]]
 
     def daily_returns(self) -> pd.DataFrame:
         """Wide: return of each session, the first one against the starting capital."""

@@ -64,8 +64,7 @@ class Normalisation:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits, equal for equal statistics."""
-        text = json.dumps(to_json(self), sort_keys=True)
-        return hash_bytes(text.encode())[:16]
+        return hash_bytes(json.dumps(to_json(self), sort_keys=True).encode())[:16]
 
 
 @dataclass(frozen=True)

@@ -346,13 +346,13 @@ def _summary(folder: Folder, cache: FileCache) -> Summary:
     except NotThereError:
         if is_locked(folder):
             return Summary(name=folder.root.name, status="running")
-        missing = "it has no manifest.json: another version made it, or the file was lost"
-        return _call_broken(folder, missing)
+        return _call_broken(
+            folder, "it has no manifest.json: another version made it, or the file was lost"
+        )
     except FintraderError as error:
         return _call_broken(folder, error)
     metrics = find_signature(folder, "backtest", "metrics.json")
-    seal = find_signature(folder, "backtest", SEAL)
-    state = manifest, metrics, seal
+    state = manifest, metrics, find_signature(folder, "backtest", SEAL)
     row = cache.get(
         "summaries", folder.root, state, lambda _: _read(folder, backtested=metrics is not None)
     )
@@ -401,7 +401,7 @@ def _read(folder: Folder, *, backtested: bool) -> Summary:
     except FintraderError as error:
         return _call_broken(folder, error)
     problem = None
-    strategies: dict[str, StrategyMetrics] = {}
+    strategies = {}
     verdict = None
     if backtested:
         try:

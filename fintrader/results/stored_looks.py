@@ -53,7 +53,7 @@ def count_looks(runs: Mapping[str, StoredBacktest]) -> tuple[int, int]:
     searches, each search counted once, and the different results on their windows, including those
     on the ledger. Raises LedgerError for a broken ledger."""
     searches: dict[Any, int] = {}
-    results: set[str] = set()
+    results = set()
     lines = [line for line in Ledger().looks() if line.held_out]
     for name, stored in runs.items():
         context = stored.context

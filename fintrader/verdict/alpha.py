@@ -101,8 +101,7 @@ def hedge(ours: Array, theirs: Array, past: int = 0) -> Hedged:
     beta = float(fitted[1:].sum())
     pull = size * (design @ (inverse[0] - level * inverse[1:].sum(axis=0)))
     freedom = math.sqrt(size / max(size - len(columns), 1))
-    alpha = float(fitted[0] - beta * level)
-    return Hedged(beta, alpha, residual, residual * pull * freedom)
+    return Hedged(beta, float(fitted[0] - beta * level), residual, residual * pull * freedom)
 
 
 def count_past_sessions(ours: Array, theirs: Array) -> int:

@@ -130,8 +130,7 @@ def _conclude(judged: Verdict) -> tuple[State, list[str]]:
     if why_not is not None:
         return "no_verdict", [why_not]
     if judged.is_ruined:
-        closed = "Went bankrupt: the account was closed inside the window."
-        return "not_told_from_luck", [closed]
+        return "not_told_from_luck", ["Went bankrupt: the account was closed inside the window."]
     if not judged.has_traded:
         reserved = f" Reservations: {'; '.join(judged.caveats)}." if judged.caveats else ""
         return "no_verdict", ["Never traded: there is nothing to judge." + reserved]
@@ -184,14 +183,15 @@ def _describe_finding(judged: Verdict, alpha: AlphaTest, rival: str) -> str:
     sign = "+" if alpha.alpha > 0 else "-"
     if alpha.beta:
         where += f", {sign}{excess} once its beta of {ratio(alpha.beta)} is hedged"
-    chosen = _describe_choice(judged)
     look = evidence.look
     nth = "looks not counted" if look is None else f"look {look} at this window"
     side = p_equals(alpha.p_value)
     is_behind = _is_behind(evidence, alpha)
     if is_behind:
         side = f"{p_equals(1 - alpha.p_value)} for a negative alpha"
-    tested = f"{side} at a level of {significance(evidence.level)}, {nth}, {chosen}"
+    tested = (
+        f"{side} at a level of {significance(evidence.level)}, {nth}, {_describe_choice(judged)}"
+    )
     if is_behind:
         return f"{'Negative alpha' if is_ahead else 'Behind its benchmark'}: {where} ({tested})."
     if alpha.p_value > evidence.level:

@@ -363,8 +363,7 @@ class _Chain:
             )
         body["sha256"] = find_seal(raw)
         if "result" in body:
-            look = read_entry(Look, body)
-            self.looks.append(Line(number, body["sha256"], body["time"], look))
+            self.looks.append(Line(number, body["sha256"], body["time"], read_entry(Look, body)))
         self.lines.append(body)
         self.data += raw
 

@@ -226,8 +226,7 @@ def _read_json(data: bytes, name: str, column: str | None) -> ReturnsFile:
     equity = _read_chart(charts, "Strategy Equity", "Equity")
     if equity is None:
         raise ValueError("it has no chart `Strategy Equity` with a series `Equity`")
-    benchmark = _read_chart(charts, "Benchmark", "Benchmark")
-    return ReturnsFile(equity, name, "equity", benchmark)
+    return ReturnsFile(equity, name, "equity", _read_chart(charts, "Benchmark", "Benchmark"))
 
 
 # --- freqtrade ------------------------------------------------------------------------------------

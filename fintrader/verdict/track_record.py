@@ -150,7 +150,7 @@ def make_record(
     days = _read_dates(ours)
     usual = count_sessions_a_year(days, sessions_a_year, name)
     year = sessions_a_year or usual
-    caveats = list[str]()
+    caveats = []
     if abs(year - usual) > usual / 3:
         caveats.append(f"{year} periods a year as stated, which its dates do not confirm")
     if year == 12 and (days.day == 1).all():

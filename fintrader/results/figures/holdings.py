@@ -78,8 +78,7 @@ def turnover_figure(
     """Notional traded in each session over the equity at its end. Both in USD, at every bar."""
     ends = find_session_ends(session)
     traded = turnover.groupby(np.asarray(session)).sum().to_numpy()
-    close = equity.to_numpy()[ends]
-    share = divide(traded, close)
+    share = divide(traded, equity.to_numpy()[ends])
     times = pd.DatetimeIndex(equity.index[ends])
     label = escape_label(format_title(name))
     figure = go.Figure(

@@ -108,8 +108,7 @@ def measure_gaps(curve: pd.Series) -> Array:
 def intraday_figure(curve: pd.Series, session: Session, timezone: str, minutes: int) -> go.Figure:
     """Heat map of `intraday_returns`."""
     table = intraday_returns(curve, session, timezone, minutes)
-    rows = [day_abbr[day] for day in table.index]
-    figure = _draw_returns(table, rows, "{:+.1f}")
+    figure = _draw_returns(table, [day_abbr[day] for day in table.index], "{:+.1f}")
     figure.data[0].colorbar.update(title={"text": "bps"})
     title = "Mean return by weekday and time of day, basis points"
     x_title = f"slots of {max(minutes, measure_gaps(curve).min()):.0f} minutes, {timezone} time"

@@ -101,8 +101,7 @@ def sharpe_figure(trial: SelectedSharpe) -> go.Figure:
     ):
         _add_point(figure, expected, label, _LUCK_MARK, "expected Sharpe %{x:.2f}")
     figure.add_vline(x=0, line=ZERO_LINE)
-    title = "Sharpe ratio in the selection window, against luck"
-    return _lay_out_points(figure, title, 240)
+    return _lay_out_points(figure, "Sharpe ratio in the selection window, against luck", 240)
 
 
 def alpha_figure(alpha: AlphaTest, against: str) -> go.Figure:
@@ -145,8 +144,7 @@ def overfitting_figure(risk: OverfittingEstimate) -> go.Figure:
     edges = np.array(risk.logits.edges)
     colours = np.where((edges[1:] + edges[:-1]) / 2 <= 0, _WARN, _OURS).tolist()
     hover = "logit %{x:.1f}: %{y} splits"
-    bars = histogram(risk.logits.counts, edges, hover, colours, marker_opacity=0.8)
-    figure = go.Figure(bars)
+    figure = go.Figure(histogram(risk.logits.counts, edges, hover, colours, marker_opacity=0.8))
     figure.add_vline(x=0, line={"color": INK, "width": 1})
     title = (
         f"Probability of overfitting {risk.probability:.0%}: rank of the in-sample best,"

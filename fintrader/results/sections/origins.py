@@ -68,8 +68,7 @@ def present_origin(view: BacktestView) -> Section:
     notes = []
     if settings:
         text = "The whole configuration and the data's recipe"
-        columns = ("Setting", "Value")
-        tables.append(Table(columns, settings, text, words=["Value"], is_folded=True))
+        tables.append(Table(("Setting", "Value"), settings, text, words=["Value"], is_folded=True))
     if "config" in context.recipe:
         notes.append(
             "`fintrader verify report.html` reads the report, runs the run again and compares every"

@@ -53,8 +53,7 @@ def present_baselines(view: BacktestView) -> Section:
     charts = []
     if verdict is not None and verdict.excess and verdict.strategy == view.main:
         scale, over = span(verdict.sessions, verdict.sessions_a_year)
-        draw = partial(figures.excess_figure, verdict.excess, scale, over)
-        charts.append(Chart("excess", draw))
+        charts.append(Chart("excess", partial(figures.excess_figure, verdict.excess, scale, over)))
     return Section("baselines", "Against the baselines", figures=charts, tables=tables)
 
 

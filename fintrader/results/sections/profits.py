@@ -67,8 +67,7 @@ def _months_table(profit: pd.DataFrame, timezone: str) -> Table:
         for month, total, best, gain, worst, loss in pnl_by_month(profit, timezone).itertuples()
     ]
     rows.append(Row(("All", format_usd(profit.to_numpy().sum()), "", ""), is_main=True))
-    columns = ("Month", "Profit, net", "Best symbol", "Worst symbol")
-    return Table(columns, rows, is_half=True)
+    return Table(("Month", "Profit, net", "Best symbol", "Worst symbol"), rows, is_half=True)
 
 
 def present_attribution(view: BacktestView) -> Section:
