@@ -171,8 +171,7 @@ class OffPolicyAgent(BaseAgent):
         squared errors."""
 
         def iterate_parts() -> Parts:
-            for share, obs, *columns in self.split_batch(sample.obs, sample.latent, target):
-                latent, goal = columns
+            for share, obs, latent, goal in self.split_batch(sample.obs, sample.latent, target):
                 values = self.critic(obs, latent)
                 loss = (values - goal).pow(2).mean(dim=-1).sum()
                 means = {"critic_loss": loss / self.members, "value_mean": values.mean()}

@@ -111,8 +111,7 @@ def sum_n_steps(
     `discount`: the factor of the value of the observation after it, 0 after a termination.
     """
     total = torch.zeros_like(rewards[0])
-    discount = torch.ones_like(rewards[0])
-    running = torch.ones_like(rewards[0])
+    discount = running = torch.ones_like(rewards[0])
     last = torch.zeros_like(total, dtype=torch.int64)
     for k in range(len(rewards)):
         total = total + running * gamma**k * rewards[k]

@@ -578,14 +578,7 @@ def mark_to_market(
         closes = mark_bars(view, account, stages, stage, bars)
         highest = closes.amax(1)
         equity = closes[:, -1]
-    return Marks(
-        bars=bars,
-        closes=closes,
-        equity=equity,
-        highest=highest,
-        books=books,
-        changes=changes,
-    )
+    return Marks(bars, closes, equity, highest, books, changes)
 
 
 def may_hold(mask: Tensor) -> bool:
@@ -647,8 +640,7 @@ def change_books(
     before = view.mark_at(torch.clamp(bar - 1, min=0))
     cash = books.cash
     shares = books.shares
-    income = torch.zeros_like(cash)
-    interest = torch.zeros_like(cash)
+    income = interest = torch.zeros_like(cash)
     if view.has_events:
         row = torch.where(happens, view.event_row[bar], 0)
         due = torch.where(bar > fill_bar, row, 0)
@@ -789,8 +781,7 @@ def record_step(
     """Record a step bar by bar."""
     number = torch.arange(marks.bars.shape[1], device=marks.bars.device)
     shape = (*marks.bars.shape, fills.shares.shape[1])
-    closed = fills.shares.new_zeros(shape)
-    closed_cost = fills.shares.new_zeros(shape)
+    closed = closed_cost = fills.shares.new_zeros(shape)
     interest = torch.zeros_like(marks.closes)
     income = torch.where(number == 0, orders.income.unsqueeze(1), interest)
     for change in marks.changes:

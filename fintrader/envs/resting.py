@@ -90,8 +90,7 @@ def advance_resting(
     """
     now = account._replace(resting=place_orders(view, account, action, settings))
     placed = now.resting[:, LEFT : settings.num_sides * ORDER_ROWS : ORDER_ROWS].sum(1)
-    cost = torch.zeros_like(account.cash)
-    turnover = torch.zeros_like(account.cash)
+    cost = turnover = torch.zeros_like(account.cash)
     bars = []
     closes = []
     entries = []
@@ -262,7 +261,7 @@ def trade_bar(
         wanted = torch.where(may_trade, left, 0.0).clamp(-most, most)
         auction = open_bar(wanted, worst, quote.price)
         quote = quote._replace(price=auction.price)
-    sides: list[BarTrade] = []
+    sides = []
     room = None
     now = start
     for side in range(settings.num_sides):

@@ -228,9 +228,8 @@ class TradingEnv(VectorEnv[Any, Any, Tensor]):
 
         self.wanted_engine = engine
         self.copies = copy
-        self.engine, kernel = choose_engine(engine, settings, self.device, record=record)
+        self.engine, self._kernel = choose_engine(engine, settings, self.device, record=record)
         """Name of the engine that steps the accounts, as in `name_engine`."""
-        self._kernel = kernel
         self.view: MarketView = build_market_view(self.market, settings, self._obs_dtype)
         """The market as accounts read it; do not write to it."""
         self.start_groups = start_groups(settings, self.num_envs)

@@ -240,8 +240,7 @@ class StockTradingEnv(gymnasium.Env[Any, Any]):
         return env, env.reset()
 
     def _shares(self) -> NDArray[np.float64]:
-        shares: NDArray[np.float64] = self.env.vector_env.account.shares[0].numpy().astype(float)
-        return shares
+        return self.env.vector_env.account.shares[0].numpy().astype(float)
 
     def _measure_equity(self) -> float:
         return float(self.env.vector_env.equity[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from numba import types
@@ -58,10 +59,7 @@ def copy_bytes(
     typing_context: Any, target: Any, target_offset: Any, source: Any, source_offset: Any, size: Any
 ) -> Any:
     """Copy bytes between two arrays."""
-
-    def copy(builder: Any, to: Any, origin: Any, count: Any) -> None:
-        cgutils.raw_memcpy(builder, to, origin, count, 1)
-
+    copy = partial(cgutils.raw_memcpy, itemsize=1)
     return types.void(target, target_offset, source, source_offset, size), _between_arrays(copy)
 
 
