@@ -66,13 +66,7 @@ class Option(NamedTuple):
     def read(self, words: Sequence[str]) -> Any:
         """Read the value in `words`, for pydantic to convert and check. Raises ConfigError."""
         if self.is_flag:
-            try:
-                return TypeAdapter(bool).validate_python(" ".join(words) or True)
-            except ValidationError:
-                given = " ".join(words)
-                raise ConfigError(
-                    f"{self.name}: expected true, false or nothing after it, got {given!r}"
-                ) from None
+            return self._read_flag(words)
         if not words:
             raise ConfigError(f"{self.name} needs a value: {describe_shape(self)}")
         if len(words) == 1 and self.optional and words[0] in ("None", "null"):
@@ -92,6 +86,15 @@ class Option(NamedTuple):
         if len(words) > 1:
             raise ConfigError(f"{self.name} takes one value, got {' '.join(map(repr, words))}")
         return words[0]
+
+    def _read_flag(self, words: Sequence[str]) -> bool:
+        """Read true, false, or true from no word at all."""
+        try:
+            return TypeAdapter(bool).validate_python(" ".join(words) or True)
+        except ValidationError:
+            raise ConfigError(
+                f"{self.name}: expected true, false or nothing after it, got {' '.join(words)!r}"
+            ) from None
 
 
 def list_options(model: BaseModel, path: tuple[str, ...] = ()) -> Iterator[Option]:

@@ -428,10 +428,11 @@ def make_seal(hashes: Mapping[str, str], look: Mapping[str, Any] | None = None) 
 
 def hash_files(folder: Path) -> dict[str, str]:
     """SHA-256 of every file of the backtest in `folder`, by name, the seal's own left out."""
-    paths = sorted(
-        path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")
-    )
-    return {path.name: hash_file(path) for path in paths if path.name != SEAL}
+    return {
+        path.name: hash_file(path)
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.name != SEAL and not path.name.startswith(".")
+    }
 
 
 def read_seal(folder: Folder) -> dict[str, Any]:
