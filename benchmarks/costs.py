@@ -1,13 +1,14 @@
 """Costs of starting, training, checking data and judging, on this tree and on an older one in turn.
 
-    python -m benchmarks.costs --base FOLDER [--only help looks] [--part 0.1] [--save]
+    python -m benchmarks.costs --base FOLDER [--only help looks] [--part 0.1] [--fresh] [--save]
 
 `--base` is a checkout of the older commit. Each point is a process with one thread, which works
 once on a small size, so that kernels are compiled, and then on its own. `cpu_seconds` is that one
 work, `peak_mib` the most memory that the process had by then, libraries included. Both trees take
-turns: three times where a work takes less than 10 CPU-seconds, else once; medians are noted.
-`--part` scales all sizes. Start-ups are of the whole process (`code` is its exit status). CPU seconds, because other processes
-may run; `load` says how many did.
+turns: three times where a process takes less than 10 CPU-seconds, else once; medians are noted.
+`--part` scales all sizes. Start-ups are of the whole process (`code` is its exit status). CPU
+seconds, because other processes may run; `load` says how many did. A finished row is not measured
+again, except with `--fresh`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -324,9 +326,9 @@ def measure(name: str, size: int, home: Path, *, prepares: bool) -> None:
 # --- both trees in turn ---------------------------------------------------------------------------
 
 
-def run(tree: Path, home: Path, *words: str) -> dict[str, float] | str:
-    """Run Python in a tree: the figures that it prints, else the seconds of the process; or why
-    not."""
+def run(tree: Path, home: Path, *words: str) -> tuple[dict[str, float] | str, float]:
+    """Run Python in a tree: the figures that it prints, or why it failed; for start-ups the
+    seconds of the process. And these seconds."""
     env = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
     env["FINTRADER_HOME"] = str(home)
     before = getrusage(RUSAGE_CHILDREN)
@@ -334,12 +336,12 @@ def run(tree: Path, home: Path, *words: str) -> dict[str, float] | str:
     nothing = subprocess.DEVNULL
     done = subprocess.run(command, cwd=home, env=env, stdin=nothing, capture_output=True, text=True)
     after = getrusage(RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if words[0] in ("-c", "-m"):
-        used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        return {"cpu_seconds": used, "code": done.returncode}
+        return {"cpu_seconds": used, "code": done.returncode}, used
     if done.returncode:
-        return done.stderr.strip().splitlines()[-1]
-    return json.loads((done.stdout.splitlines() or ["{}"])[-1])
+        return done.stderr.strip().splitlines()[-1], used
+    return json.loads((done.stdout.splitlines() or ["{}"])[-1]), used
 
 
 def measure_row(name: str, part: float, trees: dict[str, Path], home: Path) -> dict[str, Any]:
@@ -348,21 +350,20 @@ def measure_row(name: str, part: float, trees: dict[str, Path], home: Path) -> d
     size = 0 if row is None else max(round(part * row.size), 40)
     words = START.get(name) or (__file__, "work", name, str(size))
     found: dict[str, list[Any]] = {tree: [] for tree in trees}
-    if name in START:
-        for path in trees.values():
+    for tree, path in trees.items():
+        if row is None:
             run(path, home, *words)  # writes bytecode
-    elif row.prepare:
-        for tree, path in trees.items():
+        elif row.prepare:
             run(path, home, __file__, "prepare", name, str(size), str(home / tree))
-    for number in range(ROUNDS):
+    longest = 0.0
+    while len(found["then"]) < ROUNDS and longest < FEW_SECONDS:
         for tree, path in trees.items():
-            place = home / tree if row is None or row.prepare else home / f"{tree}-{number}"
-            last = () if name in START else (str(place),)
-            found[tree].append(run(path, home, *words, *last))
-        ended = [figures[-1] for figures in found.values()]
-        if any(isinstance(one, str) or one["cpu_seconds"] > FEW_SECONDS for one in ended):
-            break
-    summary: dict[str, Any] = {"size": size, "rounds": number + 1}
+            place = tree if row and row.prepare else f"{tree}-{len(found[tree])}"
+            last = () if row is None else (str(home / place),)
+            figures, used = run(path, home, *words, *last)
+            found[tree].append(figures)
+            longest = max(longest, used)
+    summary: dict[str, Any] = {"size": size, "rounds": len(found["then"])}
     for tree, runs in found.items():
         problem = next((one for one in runs if isinstance(one, str)), None)
         summary[tree] = (
@@ -370,28 +371,28 @@ def measure_row(name: str, part: float, trees: dict[str, Path], home: Path) -> d
             if problem
             else {key: median(one[key] for one in runs) for key in runs[0]}
         )
-    print(name, json.dumps(summary))
-    return summary
+    return summary | {"load": os.getloadavg()[0]}
 
 
 def main() -> None:
     """Measure every row."""
-    from benchmarks._bench import ROOT, finish, read_arguments
+    from benchmarks._bench import ROOT, FinishedRuns, read_arguments
 
     names = [*START, *ROWS]
-    options = read_arguments(__doc__, base=Path, only=names, part=1.0)
+    options = read_arguments(__doc__, base=Path, only=names, part=1.0, fresh=False)
     if options.base is None:
         raise SystemExit("name a checkout of the older commit: --base FOLDER")
     trees = {"now": ROOT, "then": options.base.resolve()}
     ask = ["git", "-C", str(trees["then"]), "rev-parse", "--short=7", "HEAD"]
-    than = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
-    load = [os.getloadavg()[0]]
+    older = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()
+    runs = FinishedRuns("costs", options)
     rows = {}
     for name in options.only:
+        settings = {"older": older, "part": options.part}
         with tempfile.TemporaryDirectory(prefix="costs-") as home:
-            rows[name] = measure_row(name, options.part, trees, Path(home))
-    load.append(os.getloadavg()[0])
-    finish("costs", {"older": than, "part": options.part, "rows": rows, "load": load}, options)
+            take = partial(measure_row, name, options.part, trees, Path(home))
+            rows[name] = runs.get(name, settings, take)
+    runs.finish({"older": older, "part": options.part, "rows": rows})
 
 
 if __name__ == "__main__":
