@@ -35,6 +35,8 @@ WORDS: dict[str, Callable[..., str]] = {
     "range": spread,
     "count": lambda value: str(value or "nothing"),
 }
+LIBRARIES_MIB = 450
+"""Memory of libraries that the target of a training's start does not count."""
 SPEC = re.compile(f"({'|'.join([*WORDS, *UNITS])})?(.*)")
 
 
@@ -239,6 +241,33 @@ def compute_deploy(found: Named) -> str:
         f" the processor {1e3 * many['p50_cpu_seconds']:.0f}); the account is {same}the backtest's"
         " to the last bit"
     )
+
+
+def compute_cost(record: Named, *, rows: Sequence[str], text: str, first: str = "") -> str:
+    """Today's cost of some rows, the older commit's, and the one that was measured at first."""
+
+    def show(tree: str) -> str:
+        found = [_derive_costs(record["rows"], name, tree) for name in rows]
+        return "; ".join(one.get("problem") or Filler().vformat(text, (), one) for one in found)
+
+    at_first = f", at first {first}" if first else ""
+    return f"{show('now')} ({record['older']}: {show('then')}{at_first})"
+
+
+def _derive_costs(rows: Named, name: str, tree: str) -> dict[str, Any]:
+    """A row's figures in one tree; per decision, or what else is its size, and next to other rows."""
+    one = rows[name][tree]
+    if "problem" in one:
+        return {"problem": "cannot do it"}
+    seconds = one["cpu_seconds"]
+    count = one.get("decisions") or rows[name]["size"] or 1
+    return {
+        **one,
+        "each_us": 1e6 * seconds / count,
+        "look_ms": 100 * seconds,
+        "times_torch": seconds / rows["torch"][tree]["cpu_seconds"],
+        "times_file": (one.get("peak_mib", 0.0) - LIBRARIES_MIB) / one.get("file_mib", 1.0),
+    }
 
 
 CLAIMS = {

@@ -14,6 +14,7 @@ from fintrader.agents.normalisation import Batch
 from fintrader.agents.on_policy import Rollout, log_prob_per_latent
 from fintrader.agents.ppo import PPOAgent
 from fintrader.envs import ObservationLayout
+from tests.quick import slow_but
 
 CHOICES = {
     "hidden": ([32, 32], [8], [30, 17, 9], [5, 64]),
@@ -134,6 +135,23 @@ def test_in_float64_a_hundred_steps_are_the_readable_ones(number):
 @pytest.mark.parametrize("number", range(12))
 def test_in_float32_a_step_is_the_readable_one(number):
     assert measure_difference(*make_state(number)) < 1e-3
+
+
+@pytest.mark.parametrize("number", slow_but(0, 1, 2, 3, every=range(100)))
+def test_in_float32_an_update_is_the_readable_one(number):
+    """Weights and moments each as one vector: Adam's first steps are as long as the learning rate
+    where a gradient is mere rounding, so that single weights may differ by more."""
+    agent, rollout = make_state(number)
+    wanted, _ = learn(on_policy.take_passes.__wrapped__, agent, rollout, updates=1)
+    found, _ = learn(descent.take_passes, agent, rollout, updates=1)
+    assert found.keys() == wanted.keys()
+    for kind in ("exp_avg", "exp_avg_sq", "step", ""):
+        names = [name for name in wanted if name.partition(" ")[2] == kind]
+        one, other = (
+            torch.cat([state[name].double().flatten() for name in names])
+            for state in (found, wanted)
+        )
+        assert torch.dist(one, other) < 1e-5 * other.norm(), kind
 
 
 def test_a_network_that_diverged_shows():
