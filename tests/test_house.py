@@ -4,9 +4,9 @@ from tests import ROOT
 from tools import house
 
 AT_MOST = {
-    "tokens": 598_600,
+    "tokens": 598_900,
     "code_lines_over_100_columns_percent": 0,
-    "dict_str_any": 199,
+    "dict_str_any": 198,
     "tuple_assignments": 12,
     "walruses": 18,
     "fmt_skip": 0,
