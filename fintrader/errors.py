@@ -137,8 +137,9 @@ class StorageFullError(StorageError):
     reason = "disk_full"
 
 
-def install_command(extra: str) -> str:
-    """Return the shell command that installs the packages of an extra for the running Python.
+def install_command(extra: str = "") -> str:
+    """Return the shell command that installs the packages of an extra for the running Python, or
+    those that every part of fintrader needs.
 
     It names the packages themselves: fintrader is in no registry, so `pip install 'fintrader[ray]'`
     would fail from a checkout and from a wheel alike. Where Python has no pip, as in the
@@ -152,7 +153,11 @@ def install_command(extra: str) -> str:
     except metadata.PackageNotFoundError:  # a source tree on PYTHONPATH, never installed
         requirements = []
     marker = re.compile(rf"""extra == ["']{re.escape(extra)}["']""")
-    packages = [line.partition(";")[0].strip() for line in requirements if marker.search(line)]
+    packages = [
+        line.partition(";")[0].strip()
+        for line in requirements
+        if (marker.search(line) if extra else "extra ==" not in line)
+    ]
     names = " ".join(f"'{package}'" for package in packages) or f"-e '.[{extra}]'"
     if importlib.util.find_spec("pip") is None and shutil.which("uv") is not None:
         return f"uv pip install --python {python} {names}"

@@ -1,14 +1,20 @@
 """What `pip install fintrader` leaves behind, seen from outside the source tree."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
+from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
 
+from fintrader import cli
 from tests import ROOT
 
 pytestmark = pytest.mark.slow
@@ -61,7 +67,7 @@ def run(python, folder, *words):
     done = subprocess.run(
         [python, *words],
         cwd=folder,
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        env=environment | {"OMP_NUM_THREADS": "1", "FINTRADER_HOME": str(folder / "home")},
         capture_output=True,
         text=True,
     )
@@ -108,6 +114,48 @@ def test_the_command_runs_a_shipped_configuration(python, tmp_path):
     assert (tmp_path / "runs" / "small" / "ensemble" / "policy.safetensors").is_file()
     assert "quickstart" in run(
         python, tmp_path, "-c", "import fintrader.config as c; print(c.list_shipped_configs())"
+    )
+
+
+WITHOUT = """
+import sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in {names!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def test_returns_are_judged_without_torch(python, tmp_path):
+    """With the libraries of requirements-judge.txt alone."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    few = (ROOT / "requirements-judge.txt").read_text().splitlines()[1:]
+    assert set(few) < set(project["dependencies"])
+    left = {line.partition(">")[0] for line in set(project["dependencies"]) - set(few)}
+    assert {name.replace("-", "_") for name in left} == cli._LEFT_OUT
+    home = tmp_path / "environment"
+    shutil.copytree(Path(python).parents[1], home, symlinks=True)
+    site = next(home.glob("lib/python*/site-packages"))
+    (site / "sitecustomize.py").write_text(WITHOUT.format(names=cli._LEFT_OUT))
+    days = pandas.bdate_range("2024-01-01", periods=300)
+    returns = pandas.Series(np.random.default_rng(0).normal(5e-4, 0.01, 300), days, name="return")
+    returns.to_csv(tmp_path / "returns.csv", index_label="date")
+    alone = str(home / "bin" / "python")
+    said = run(alone, tmp_path, "-m", "fintrader", "judge", "returns.csv", "--trials", "5")
+    assert "the choice of 5 trials" in said
+    assert "1 looks" in run(alone, tmp_path, "-m", "fintrader", "looks")
+    done = subprocess.run(
+        [alone, "-m", "fintrader", "run", "quickstart"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"fintrader: this needs \w+, which is not installed: .* install .*torch.*\n", done.stderr
     )
 
 

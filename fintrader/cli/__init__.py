@@ -24,7 +24,7 @@ from fintrader import logs, reproducible
 from fintrader.cli import help
 from fintrader.cli.options import HELP
 from fintrader.cli.registry import COMMANDS
-from fintrader.errors import ConfigError, FintraderError
+from fintrader.errors import ConfigError, FintraderError, install_command
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -95,6 +95,11 @@ def _main(argv: list[str]) -> None:
     except FintraderError as error:
         _complain(str(error))
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        if error.name not in _LEFT_OUT:
+            raise
+        _complain(f"this needs {error.name}, which is not installed: {install_command()}")
+        sys.exit(2)
     except KeyboardInterrupt as stop:
         _complain("interrupted; run the same command again to resume")
         sys.exit(143 if isinstance(stop, Terminated) else 130)
@@ -110,6 +115,8 @@ def _main(argv: list[str]) -> None:
         sys.exit(2)
 
 
+_LEFT_OUT = {"exchange_calendars", "numba", "safetensors", "torch", "yfinance"}
+"""Libraries of fintrader that `requirements-judge.txt` leaves out."""
 _DISK_ERRORS = {
     errno.ENOSPC,
     errno.EDQUOT,
