@@ -149,7 +149,7 @@ def identify_board(folder: Folder) -> tuple[Signature, Signature | None]:
     except NotThereError:
         raise NotThereError("this run has no leaderboard: no tournament has begun") from None
     try:
-        wal: Signature | None = folder.signature("leaderboard.sqlite-wal")
+        wal = folder.signature("leaderboard.sqlite-wal")
     except NotThereError:
         wal = None
     folder.path("leaderboard.sqlite-shm")  # refuses a link, as `signature` does

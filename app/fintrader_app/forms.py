@@ -220,7 +220,7 @@ def _is_range_of_dates(field: Schema) -> bool:
 
 def _draw_number(title: str, value: Any, field: Schema, how: dict[str, Any]) -> Any:
     """Draw a number. The widget also takes an exclusive limit itself, which the models refuse."""
-    kind: Any = int if field["type"] == "integer" else float
+    kind = int if field["type"] == "integer" else float
     step = 10.0 ** math.floor(math.log10(abs(value))) / 10 if value else 0.1
     how |= {"step": 1} if kind is int else {"step": step, "format": "%g"}
     bounds = {
@@ -251,8 +251,8 @@ def _draw_yaml(title: str, value: Any, how: dict[str, Any]) -> Any:
 def draw_rows(field: Schema, name: str, draft: Draft, key: str, names: Sequence[str]) -> None:
     """Draw a mapping from names to models or lists, one row each, with a line to add one; `names`
     are suggested for new rows."""
-    values: Schema = field["additionalProperties"]
-    model: Schema = next(one for one in values.get("anyOf", [values]) if "properties" in one)
+    values = field["additionalProperties"]
+    model = next(one for one in values.get("anyOf", [values]) if "properties" in one)
     entries = hold_mapping(draft, name)
     if not entries:
         st.caption("Nothing is searched.")

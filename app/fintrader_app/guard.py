@@ -165,9 +165,7 @@ class Admission:
 
 
 def read_admission(
-    bound: str | None,
-    words: Sequence[str],
-    variables: MutableMapping[str, str],
+    bound: str | None, words: Sequence[str], variables: MutableMapping[str, str]
 ) -> Admission:
     """Read the rules of a server that listens on `bound` from the words of its command line.
 
@@ -186,12 +184,7 @@ def read_admission(
 
 
 def describe(
-    admission: Admission,
-    bound: str,
-    port: int,
-    root: str,
-    *,
-    scheme: str,
+    admission: Admission, bound: str, port: int, root: str, *, scheme: str
 ) -> Iterator[str]:
     """Write the lines that a starting server prints: its address with the token, and warnings."""
     host = "127.0.0.1" if is_wildcard(bound) else bound
@@ -251,9 +244,8 @@ class Guard:
 
     def _is_health_check(self, scope: Scope) -> bool:
         """Tell whether this is a health check, which needs neither token nor known host."""
-        if scope["type"] != "http" or scope["path"] != self.health:
-            return False
-        return scope["method"] in ("GET", "HEAD")
+        is_http = scope["type"] == "http"
+        return is_http and scope["path"] == self.health and scope["method"] in ("GET", "HEAD")
 
     def _find_location(self, scope: Scope) -> NetworkLocation | None:
         """Find the requested host; None when it is unknown, or a page of another origin asks."""
@@ -262,12 +254,12 @@ class Guard:
         if location is None or location.host not in self.hosts:
             return None
         origins = _read_headers(scope, b"origin")
-        if not origins:
+        if origins:
+            is_allowed = len(origins) == 1 and _is_same_origin(origins[0], location)
+        else:
             # Browsers send an origin with every websocket; other programs need none with a token.
-            is_unproven = scope["type"] == "websocket" and self.token is None
-            return None if is_unproven else location
-        is_own = len(origins) == 1 and _is_same_origin(origins[0], location)
-        return location if is_own else None
+            is_allowed = scope["type"] != "websocket" or self.token is not None
+        return location if is_allowed else None
 
     def _is_token(self, text: str) -> bool:
         return self.token is not None and hmac.compare_digest(text.encode(), self.token.encode())
@@ -353,10 +345,7 @@ async def _refuse(scope: Scope, send: Send, page: str) -> None:
 
 
 async def _answer(
-    send: Send,
-    status: int,
-    headers: list[tuple[bytes, bytes]],
-    body: bytes = b"",
+    send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes = b""
 ) -> None:
     fixed = [(b"content-length", str(len(body)).encode()), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, *fixed]})

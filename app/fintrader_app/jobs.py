@@ -73,8 +73,7 @@ def start(runs: RunsFolder, name: str, text: str) -> Job:
         )
     config = runs.path(PLACE, f"{name}.yaml")
     write_text(config, text)
-    log = runs.path(PLACE, f"{name}.log")
-    with log.open("ab") as output:
+    with runs.path(PLACE, f"{name}.log").open("ab") as output:
         output.write(f"{_BEGUN}{datetime.now(UTC):%Y-%m-%d %H:%M} UTC\n".encode())
         output.flush()
         child = subprocess.Popen(

@@ -73,8 +73,8 @@ def build_command(settings: AppSettings) -> list[str]:
 
 def build_environment(runs_dir: Path | str) -> dict[str, str]:
     """Build the environment of the app's server, with the folder of the runs."""
-    folder = {RUNS_DIR_VARIABLE: str(Path(runs_dir).resolve())}
-    return {"OMP_NUM_THREADS": "1", **os.environ, **folder}
+    runs = str(Path(runs_dir).resolve())
+    return {"OMP_NUM_THREADS": "1", **os.environ, RUNS_DIR_VARIABLE: runs}
 
 
 def main() -> None:
@@ -103,16 +103,8 @@ def start_copying(url: str) -> Path:
     home.mkdir(parents=True, exist_ok=True)
     variables = build_variables(Path(__file__).resolve().parents[1])
     variables.pop(TOKEN_VARIABLE, None)
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "fintrader_app.launch",
-        "--follow",
-        url,
-        str(os.getpid()),
-    ]
-    subprocess.Popen(command, stdin=subprocess.DEVNULL, env=variables)
+    words = "-P", "-m", "fintrader_app.launch", "--follow", url, str(os.getpid())
+    subprocess.Popen([sys.executable, *words], stdin=subprocess.DEVNULL, env=variables)
     return home
 
 

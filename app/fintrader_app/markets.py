@@ -185,5 +185,4 @@ def _open(root: Path, parts: tuple[str, ...], signature: Signature) -> Market:
             raise DamagedFileError(
                 f"the market file {name} is damaged ({error}); delete it and build it again"
             ) from None
-    content = str(metadata.get("content_hash", ""))
-    return Market(root.joinpath(*parts), content, description, arrays)
+    return Market(root.joinpath(*parts), str(metadata.get("content_hash", "")), description, arrays)

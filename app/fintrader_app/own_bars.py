@@ -88,7 +88,7 @@ def browse() -> str:
     """Draw the picker; return the path, typed or chosen by opening folders."""
     state = st.session_state
     home = Path.cwd().resolve()
-    inside: tuple[str, ...] = state.get("own_inside", ())
+    inside = state.get("own_inside", ())
     folder = Folder(Folder(home).path(*inside)) if inside else Folder(home)
     here = "/".join(inside)
 

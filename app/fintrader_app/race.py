@@ -41,16 +41,10 @@ from fintrader_app.tables import select_settings
 MANY = 500
 """Number of pods above which their marks are small."""
 ORIGINS = {"fresh": "#0b6e99", "exploit": "#d9730d", "survivor": "#9065b0"}
-STATES = {
-    "done": GAIN,
-    "failed": LOSS,
-    "lost": LOSS,
-    "running": "#0b6e99",
-    "waiting": "#a0a8b0",
-}
+GREY = "#a0a8b0"
+STATES = {"done": GAIN, "failed": LOSS, "lost": LOSS, "running": "#0b6e99", "waiting": GREY}
 MOST_BARS = 1_000
 MOST_PODS = 1_200
-GREY = "#a0a8b0"
 
 
 @dataclass(frozen=True)
@@ -299,14 +293,14 @@ def _describe_attempt(row: Any) -> Attempt:
     score = number(row.score)
     hover = "" if score is None else f"<br>score {score:.3f}"
     hover += f"<br>on {escape_label(row.device)}" if row.device else ""
-    times = float(row.started), float(row.finished)
-    return Attempt(row.pod, *times, str(row.state), str(row.reason or ""), hover)
+    reason = str(row.reason or "")
+    return Attempt(row.pod, float(row.started), float(row.finished), str(row.state), reason, hover)
 
 
 def list_lost_attempts(events: Iterable[TournamentEvent]) -> list[Attempt]:
     """List the lost attempts, each from its launch to its loss; a launch that is not in the log is
     drawn at the loss."""
-    since: dict[str, float] = {}
+    since = {}
     found = []
     for event in events:
         if isinstance(event, LaunchEvent):
@@ -331,12 +325,6 @@ def plot_timeline(found: list[Attempt], total: int) -> go.Figure:
         part = rows[rows["state"] == state]
         if not len(part):
             continue
-        hover = [
-            f"{escape_label(row['pod'])} · {state}"
-            + (f" ({escape_label(row['reason'])})" if row["reason"] else "")
-            + row["hover"]
-            for row in part.to_dict("records")
-        ]
         figure.add_bar(
             x=(part["finished"] - part["started"]) / size,
             base=(part["started"] - zero) / size,
@@ -351,7 +339,12 @@ def plot_timeline(found: list[Attempt], total: int) -> go.Figure:
             insidetextanchor="middle",
             textangle=0,
             constraintext="inside",
-            customdata=hover,
+            customdata=[
+                f"{escape_label(row['pod'])} · {state}"
+                + (f" ({escape_label(row['reason'])})" if row["reason"] else "")
+                + row["hover"]
+                for row in part.to_dict("records")
+            ],
             hovertemplate="%{customdata}<br>%{x:.2f} " + unit + "<extra></extra>",
         )
     if len(found) < total:
@@ -440,8 +433,8 @@ def select_best_lines(pods: pd.DataFrame) -> pd.DataFrame:
 def _draw_edges(pods: pd.DataFrame, place: dict[str, float]) -> go.Scatter:
     """Draw a segment from each parent to its child."""
     depth = dict(zip(pods["pod"], pods["generation"], strict=True))
-    x: list[float | None] = []
-    y: list[float | None] = []
+    x = []
+    y = []
     for pod, parent in zip(pods["pod"], pods["parent"], strict=True):
         if parent in place:
             x += [depth[parent], depth[pod], None]
@@ -453,12 +446,6 @@ def _draw_edges(pods: pd.DataFrame, place: dict[str, float]) -> go.Scatter:
 def _draw_nodes(
     pods: pd.DataFrame, place: dict[str, float], marker: dict[str, object], *, few: bool
 ) -> go.Scatter:
-    note = [
-        f"{escape_label(row.pod)} · {escape_label(row.origin)} · {escape_label(row.state)}"
-        + (f"<br>score {row.score:.3f}" if number(row.score) is not None else "")
-        + (f"<br>child of {escape_label(row.parent)}" if isinstance(row.parent, str) else "")
-        for row in pods.itertuples()
-    ]
     return go.Scatter(
         x=pods["generation"],
         y=[place[pod] for pod in pods["pod"]],
@@ -468,7 +455,12 @@ def _draw_nodes(
         text=label_pods(pods) if few else None,
         textposition="top center",
         textfont_size=10,
-        customdata=note,
+        customdata=[
+            f"{escape_label(row.pod)} · {escape_label(row.origin)} · {escape_label(row.state)}"
+            + (f"<br>score {row.score:.3f}" if number(row.score) is not None else "")
+            + (f"<br>child of {escape_label(row.parent)}" if isinstance(row.parent, str) else "")
+            for row in pods.itertuples()
+        ],
         hovertemplate="%{customdata}<extra></extra>",
         showlegend=False,
     )
@@ -481,7 +473,7 @@ def assign_rows(pods: pd.DataFrame) -> dict[str, float]:
     known = set(pods["pod"])
     for pod, parent in zip(pods["pod"], pods["parent"], strict=True):
         children.setdefault(parent if parent in known and parent != pod else None, []).append(pod)
-    order: list[str] = []
+    order = []
     stack = children.get(None, [])[::-1]
     while stack:
         order.append(stack.pop())

@@ -116,10 +116,9 @@ def describe_importance(found: Importance) -> str:
         " tested one by one, not together."
     )
     if found.constant:
-        left_out = ", ".join(map(name_setting, found.constant))
         text += (
             " Not tested, because all these pods have the same value, or some have none:"
-            f" {left_out}."
+            f" {', '.join(map(name_setting, found.constant))}."
         )
     return text
 

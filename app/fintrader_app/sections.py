@@ -116,8 +116,7 @@ def draw_table(table: Table, key: str) -> None:
         texts: dict[object, str] = dict(zip(values, shown[name], strict=True))
         styled = styled.format(texts.__getitem__, [name], na_rep=DASH)
     title = table.title or table.columns[0]
-    home = st.expander(plain(title)) if table.is_folded else st.container()
-    with home:
+    with st.expander(plain(title)) if table.is_folded else st.container():
         if table.title and not table.is_folded:
             st.markdown(f"**{plain(title)}**")
         right = [name for name in names[1:] if name not in (*table.words, *read)]

@@ -306,7 +306,7 @@ def choose_several(
 ) -> list[str]:
     """Like `choose`, for up to `most` values."""
     widget = link_choices(key, options, default, most)
-    value: list[str] = st.multiselect(label, options, max_selections=most, key=widget)
+    value = st.multiselect(label, options, max_selections=most, key=widget)
     remember(key, ",".join(value))  # an empty choice is stored, too
     return value
 
@@ -349,8 +349,7 @@ def pick_clock(market: str) -> str:
         st.caption("Times are UTC, the market's own.", width="content")
         return UTC
     with st.container(horizontal=True, vertical_alignment="center"):
-        value = choose_part({"market": f"{place} time", "utc": UTC}, "clock", "Clock")
-        if value == "market":
+        if choose_part({"market": f"{place} time", "utc": UTC}, "clock", "Clock") == "market":
             return market
         st.caption("Sessions are named by the market's days.", width="content")
     return UTC
@@ -438,13 +437,12 @@ def draw_notice(notice: str) -> None:
 def show_stages(runs: RunsFolder, run: Summary) -> None:
     """Show the progress of a run's stages, live while it runs, the purpose of the current one, and
     the reason if the run failed."""
-    live = run.status == "running"
 
     def draw() -> None:
         now = reload_running(runs, run)
         draw_stages(load_stages(runs, now), now)
 
-    follow(draw, live=live)
+    follow(draw, live=run.status == "running")
 
 
 def reload_running(runs: RunsFolder, run: Summary) -> Summary:

@@ -49,8 +49,7 @@ def numbers(cells: Mapping[str, str], about: Mapping[str, str] | None = None) ->
     """Draw a line of figures: title -> value; `about`: title -> text of its tooltip."""
     with st.container(horizontal=True):
         for title, value in cells.items():
-            note = (about or {}).get(title)
-            st.metric(title, value, help=note, border=True)
+            st.metric(title, value, help=(about or {}).get(title), border=True)
 
 
 def table(

@@ -21,7 +21,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def lock_pod(
     open_file(path, "ab").close()
     lock = open_file(context.folder / LOCK, "ab")
     with lock, path.open("r+b", buffering=0) as file:
-        before: Sign | None = None
+        before = None
         while not try_lock(lock):
             known = before
             before = _read_sign(path) or known
@@ -99,15 +99,15 @@ def lock_pod(
             nonlocal written
             if time.monotonic() - written >= SIGN_SECONDS:
                 written = time.monotonic()
-                _write(file, Sign(own.process, own.slot, (share, env_steps, note)))
+                _write(file, replace(own, progress=(share, env_steps, note)))
             report(share, env_steps, note)
 
         context.report = sign_and_report
         try:
             yield
         except Exception as error:
-            failure = (reason_of(error), f"{type(error).__name__}: {error}"[:2000])
-            _write(file, Sign(own.process, own.slot, failure=failure))
+            failure = reason_of(error), f"{type(error).__name__}: {error}"[:2000]
+            _write(file, replace(own, failure=failure))
             raise
         else:
             # this process may live on; its sign must not count for the next lock holder
@@ -156,12 +156,13 @@ def wait_for_takeover(pod: str, context: PodContext) -> None:
     trains the pod from its stored state.
     """
     store = context.open_store()
+    patience = context.operations.orphan_seconds
     alone_since = time.monotonic()
     last_check = 0.0
-    while context.operations.orphan_seconds and context.run.root.is_dir():
+    while patience and context.run.root.is_dir():
         if leases.is_held(context.run, None):
             alone_since = time.monotonic()
-        elif time.monotonic() - alone_since >= context.operations.orphan_seconds:
+        elif time.monotonic() - alone_since >= patience:
             break
         elif time.monotonic() - last_check > FENCE_SECONDS:
             last_check = time.monotonic()
@@ -169,7 +170,7 @@ def wait_for_takeover(pod: str, context: PodContext) -> None:
                 if store.is_superseded(context.token or 0):
                     return
         time.sleep(LOOK_SECONDS)
-    if context.operations.orphan_seconds:
+    if patience:
         wait_for_checkpoint(context.run.pod(pod))
 
 

@@ -105,7 +105,6 @@ def evaluate(
     year = result.sessions_a_year
     check_windows(len(returns), terms.metric, terms.windows, year)
     own, by_part = score_windows(returns, benchmark, terms, year, env.risk_aversion)
-    active = tuple((returns - benchmark).tolist())
     measured = {
         name: None if value is None else float(value)
         for name, value in (result.metrics.by_key() if measures else {}).items()
@@ -117,7 +116,7 @@ def evaluate(
         by_part,
         measured,
         tuple(returns.tolist()),
-        active,
+        tuple((returns - benchmark).tolist()),
         score_windows(benchmark, benchmark, terms, year, env.risk_aversion)[0],
     )
 

@@ -49,7 +49,7 @@ def read_log(path: Path) -> tuple[list[TournamentEvent], list[int]]:
     except OSError as error:
         raise TournamentError(f"{path} cannot be read ({error.strerror}); move it away") from None
     events = dict[int, TournamentEvent]()
-    broken = list[int]()
+    broken = []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(keepends=True), 1):
         try:
             values = unseal(line, TournamentError(str(number)))
@@ -117,8 +117,7 @@ class EventLog:
         try:
             before = os.fstat(handle).st_size
             data = text.encode()
-            written = os.write(handle, data)
-            if written != len(data):  # a full disk can take part of a write
+            if os.write(handle, data) != len(data):  # a full disk can take part of a write
                 os.ftruncate(handle, before)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             os.fsync(handle)

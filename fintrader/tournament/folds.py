@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,11 +171,10 @@ class FoldLearners:
         pieces = self.training[number]
 
         def make(_: int, __: int, device: torch.device) -> tuple[Agent, Any]:
-            env: Any
-            if len(pieces) == 1:
-                env = TradingEnv(pieces[0], self.env, device=device, seed=derive(seed, "env"))
-            else:
-                env = JoinedEnv(pieces, self.env, device=device, seed=derive(seed, "env"))
+            make_env: Any = (
+                partial(TradingEnv, pieces[0]) if len(pieces) == 1 else partial(JoinedEnv, pieces)
+            )
+            env = make_env(self.env, device=device, seed=derive(seed, "env"))
             settings = read_agent_settings(self.spec)
             return make_agent(settings, env.layout, device=device, seed=seed), env
 

@@ -26,13 +26,7 @@ from fintrader.errors import ConfigError
 from fintrader.seeding import create_numpy_generator, derive
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.settings import Range, Space, TournamentSettings
-from fintrader.tournament.spec import (
-    EvaluationTerms,
-    Origin,
-    PodSpec,
-    Rival,
-    SettingsValues,
-)
+from fintrader.tournament.spec import EvaluationTerms, Origin, PodSpec, Rival, SettingsValues
 
 Random = np.random.Generator
 
@@ -104,8 +98,7 @@ class Generator:
         """Propose the asynchronous tournament's next pod: fresh, or a child of a row picked
         by rank."""
         settings = self.settings
-        random = create_numpy_generator(self.seed, "propose", index)
-        coin, pick = random.random(2)
+        coin, pick = create_numpy_generator(self.seed, "propose", index).random(2)
         if len(leaderboard.parents) < settings.founders:
             return self.propose_founder(index, leaderboard)
         if coin < settings.fresh:

@@ -214,28 +214,23 @@ class LeaderboardIndex:
             row = {name: getattr(result, name) for name in _RESULT_NAMES}
             lineage = result.env_steps + (parent[0] if parent else 0)
             self._insert("entries", {**row, "applied": applied, "lineage_env_steps": lineage})
-            state = (
-                result.status,
-                result.attempts,
-                result.reason,
-                result.location or result.device,
-            )
-            self.connection.execute(_SET_STATE, (*state, spec.pod))
+            device = result.location or result.device
+            state = result.status, result.attempts, result.reason, device, spec.pod
+            self.connection.execute(_SET_STATE, state)
 
     def _insert(self, table: str, row: Mapping[str, Any]) -> None:
         """Insert a row unless it exists. Lists and mappings become JSON."""
-        values = [
-            (
-                json.dumps(value, sort_keys=True, allow_nan=False)
-                if isinstance(value, dict | tuple)
-                else value
-            )
-            for value in row.values()
-        ]
         self.connection.execute(
             f"INSERT OR IGNORE INTO {table} ({', '.join(row)}) VALUES"
             f" ({', '.join('?' * len(row))})",
-            values,
+            [
+                (
+                    json.dumps(value, sort_keys=True, allow_nan=False)
+                    if isinstance(value, dict | tuple)
+                    else value
+                )
+                for value in row.values()
+            ],
         )
 
 

@@ -192,7 +192,7 @@ class MirroredStore(RunStore):
 
     def drop(self, result: PodResult, shared: Collection[str] = ()) -> None:
         """Drop from the object store first, the policy last: `has_leftovers` finds what remains."""
-        names: list[str] = []
+        names = []
         with contextlib.suppress(StorageDamagedError):
             names = self.mirror.list_hashes_of_files(result.pod)
         others = [digest for digest in (result.snapshot, *names) if digest != result.policy]

@@ -99,5 +99,4 @@ def _write(run: RunFolder, address: str) -> ExportSummary:
     # Only now: a kill in between leaves both exports, and the next one removes them.
     for export_before in earlier:
         client.delete_run(export_before.info.run_id)
-    view = f"mlflow ui --backend-store-uri {address}"
-    return ExportSummary(address, len(specs), written, view)
+    return ExportSummary(address, len(specs), written, f"mlflow ui --backend-store-uri {address}")

@@ -144,7 +144,8 @@ class Orchestrator:
     def recover(self) -> None:
         """Derive the state from the store, and always rebuild the index."""
         self.store.sweep()
-        self.log.check_owner(self.store.read_identity_digest())
+        owner = self.store.read_identity_digest()
+        self.log.check_owner(owner)
         self.specs = self.store.read_unbroken_specs()
         for loss in select_events(self.log.records, LossEvent):
             self._count(loss.pod, loss.reason)
@@ -176,15 +177,11 @@ class Orchestrator:
         )
         self._indexed = made, len(self.leaderboard.applied)
         token = self.lease.token
-        owner = self.store.read_identity_digest()
-        if made:
-            self._events.append(
-                ResumptionEvent(token=token, of=owner, pods=pods, results=len(results))
-            )
-        else:
-            self._events.append(
-                StartEvent(token=token, of=owner, pods=pods, seed=self.generator.seed)
-            )
+        self._events.append(
+            ResumptionEvent(token=token, of=owner, pods=pods, results=len(results))
+            if made
+            else StartEvent(token=token, of=owner, pods=pods, seed=self.generator.seed)
+        )
         self._flush()
         self.retention.resume(self.leaderboard, self.specs)
 
@@ -194,7 +191,7 @@ class Orchestrator:
 
         Snapshot and policy of a dropped pod may be gone, unless another pod starts from it.
         """
-        whole = dict[str, PodResult]()
+        whole = {}
         found = [spec for spec in self.specs if self.store.has_result(spec.pod)]
         # Parents and rivals of pods without a result: needed in full, even if they were dropped.
         ended = {spec.pod for spec in found}
@@ -457,8 +454,8 @@ class Orchestrator:
         under_way = max(
             self.launcher.measure_capacity(), len(self.running), self.settings.at_once or 0
         )
-        is_hopeless = self.finished or failed >= under_way + FAILURES_ALLOWED
-        if 0 < failed == len(applied) and is_hopeless and (self.finished or not self.pending):
+        is_hopeless = failed >= under_way + FAILURES_ALLOWED and not self.pending
+        if 0 < failed == len(applied) and (self.finished or is_hopeless):
             last = applied[-1].result
             raise TournamentError(
                 f"all {failed} pods failed, the last one by {last.reason}: {last.detail} (see"
@@ -505,5 +502,5 @@ class Orchestrator:
 
     def _note(self) -> str:
         rows = self.leaderboard.rows
-        best = f"best {rows[0].score:.3f} ({rows[0].spec.pod})" if rows else ""
-        return ", ".join(part for part in (f"{len(self.running)} at work", best) if part)
+        best = f", best {rows[0].score:.3f} ({rows[0].spec.pod})" if rows else ""
+        return f"{len(self.running)} at work{best}"

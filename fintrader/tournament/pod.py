@@ -72,15 +72,14 @@ def begin_pod(spec: PodSpec, context: PodContext, body: str | Body = BODY) -> Po
             return _store_result(store, spec, context, unpublished)
         context.market = store.fetch_market(spec.data_hash, context.market)
         started = time.time()
-        location = describe_location(context.device)
-        call: Body = load_object(body) if isinstance(body, str) else body
+        call = load_object(body) if isinstance(body, str) else body
         with store.keep_training(spec, context.folder, context.operations.store_seconds):
             learned = call(spec, context)
         outcome = replace(
             learned,
             started=started,
             device=context.device,
-            location=location,
+            location=describe_location(context.device),
             attempts=context.attempt,
         )
         return (
@@ -127,8 +126,13 @@ def _store_result(
         raise Fenced(f"{spec.pod}: another orchestrator has taken over {context.run.root}")
     result = store.write_result(result)
     store.delete_training_state(spec.pod)
-    fields = {"status": result.status, "score": result.score, "env_steps": result.env_steps}
-    log.info("pod is done", extra={"fields": {**fields, "seconds": round(result.seconds, 3)}})
+    fields = {
+        "status": result.status,
+        "score": result.score,
+        "env_steps": result.env_steps,
+        "seconds": round(result.seconds, 3),
+    }
+    log.info("pod is done", extra={"fields": fields})
     return result
 
 

@@ -122,7 +122,7 @@ class IntermediateScores:
             share: -math.inf if one.score is None else one.score
             for share, one in self.evaluations.items()
         }
-        return max(sorted(ranked), key=lambda share: ranked[share])
+        return max(sorted(ranked), key=ranked.__getitem__)
 
     def add(
         self, share: float, found: Evaluation, state: Callable[[], State], *, last: bool
@@ -175,8 +175,7 @@ def evaluate_trained(spec: PodSpec, context: PodContext, trained: TrainedPod) ->
     alone = replace(spec, replicas=1, snapshot=None)
     learner = _make_learner(alone, replace(context, device="cpu"))
     learner.take(read_snapshot(context, str(trained.snapshot)))
-    parts = _list_parts(learner, spec, split)
-    final = _evaluate(parts, spec, context, 1.0, trained.env_steps)
+    final = _evaluate(_list_parts(learner, spec, split), spec, context, 1.0, trained.env_steps)
     return _store_scored(spec, context, trained, final, learner.policy, split)
 
 
@@ -198,9 +197,12 @@ def _evaluate(
     env_steps: int,
 ) -> Evaluation:
     """Score the current policies, with a sign of life every second or so."""
-    alive = _EvaluationProgress(context, share, env_steps)
-    here = [(copy_to_cpu(policy), window) for policy, window in parts]
-    return evaluate(here, read_env_settings(spec), spec.evaluation, progress=alive)
+    return evaluate(
+        [(copy_to_cpu(policy), window) for policy, window in parts],
+        read_env_settings(spec),
+        spec.evaluation,
+        progress=_EvaluationProgress(context, share, env_steps),
+    )
 
 
 def _store_scored(
@@ -212,8 +214,7 @@ def _store_scored(
     split: Split | None,
 ) -> PodResult:
     """Store the policy, and return the result with its score."""
-    scored = {"pod": spec.pod, "seed": spec.seed, "score": final.score}
-    meta = {**scored, **to_json(spec.evaluation)}
+    meta = {"pod": spec.pod, "seed": spec.seed, "score": final.score, **to_json(spec.evaluation)}
     market = None
     if split is not None:
         # A later search must not test on bars that chose its parents.

@@ -138,7 +138,8 @@ class Watch:
             "waiting": len(orchestrator.waiting),
             "running": len(orchestrator.running),
             "arrived": len(orchestrator.pending),
-            **{status: results[status] for status in ("done", "failed")},
+            "done": results["done"],
+            "failed": results["failed"],
         }
         self._samples = [
             *(("fintrader_pods", (state,), count) for state, count in states.items()),

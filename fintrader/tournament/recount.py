@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from fintrader.agents.settings import AgentSettings
 from fintrader.errors import FintraderError, TournamentError
 from fintrader.files import hash_file, read_bytes
-from fintrader.results.leaderboard_reader import (
-    StoredPod,
-    read_cells,
-    read_leaderboard,
-    read_pods,
-)
+from fintrader.results.leaderboard_reader import StoredPod, read_cells, read_leaderboard, read_pods
 from fintrader.results.tournament_events import (
     AdoptionEvent,
     DamageEvent,
@@ -120,10 +115,8 @@ class StoredTournament:
                 )
                 del self.specs[pod]
         for pod, spec in self.specs.items():
-            if pod in self.results and (self.results[pod].pod, self.results[pod].spec) != (
-                pod,
-                spec.digest,
-            ):
+            result_of_pod = self.results.get(pod)
+            if result_of_pod and (result_of_pod.pod, result_of_pod.spec) != (pod, spec.digest):
                 self._reject_result(pod, "its result belongs to another spec.json")
 
     def _reject_result(self, pod: str, reason: str) -> None:
@@ -166,8 +159,7 @@ class StoredTournament:
     @property
     def is_finished(self) -> bool:
         """True when every pod has a result that was applied, and the end is on the log."""
-        has_end = bool(select_events(self.events, FinishEvent))
-        return has_end and set(self.order) == set(self.pods)
+        return bool(select_events(self.events, FinishEvent)) and set(self.order) == set(self.pods)
 
     def make_generator(self) -> Generator:
         """Make the generator of the specs.
@@ -522,13 +514,17 @@ def _is_equal(row: StoredPod, expected: StoredPod | None) -> bool:
 def check_ensemble(stored: StoredTournament, settings: TournamentSettings | None) -> Check:
     """Compare members and policy with those that the leaderboard makes."""
     described = stored.run.ensemble / "ensemble.json"
-    compares = "members and policy of the ensemble with those that the leaderboard makes"
+    describe = partial(
+        _describe,
+        "ensemble",
+        "members and policy of the ensemble with those that the leaderboard makes",
+    )
     if not stored.is_finished or set(stored.order) != set(stored.results):
-        return _describe("ensemble", compares, (), "none yet")
+        return describe((), "none yet")
     if not described.is_file():
-        return _describe("ensemble", compares, (f"{described} is missing",))
+        return describe((f"{described} is missing",))
     if settings is None:  # only the configuration has the number of members
-        return _describe("ensemble", compares, (), "not made again: no settings were given")
+        return describe((), "not made again: no settings were given")
     problems = []
     with tempfile.TemporaryDirectory() as folder:
         other = Path(folder)
@@ -539,15 +535,12 @@ def check_ensemble(stored: StoredTournament, settings: TournamentSettings | None
             again = build_ensemble(stored.run, board, settings, other)
             ensemble = read_ensemble(stored.run)
         except FintraderError as error:
-            return _describe("ensemble", compares, (str(error),))
+            return describe((str(error),))
         if ensemble != again:
             problems.append("ensemble.json does not follow from the leaderboard")
         policy = stored.run.ensemble / "policy.safetensors"
         if not policy.is_file() or read_bytes(policy) != read_bytes(other / policy.name):
             problems.append("ensemble/policy.safetensors is not the one that its members make")
-    return _describe(
-        "ensemble",
-        compares,
-        problems,
-        f"{', '.join(ensemble.members)}, made again from the leaderboard, and equal",
+    return describe(
+        problems, f"{', '.join(ensemble.members)}, made again from the leaderboard, and equal"
     )

@@ -30,9 +30,8 @@ def repair(run: RunFolder, settings: TournamentSettings | None = None) -> list[s
     Returns a sentence on each repair. Raises TournamentError when the tournament is
     running.
     """
-    done: list[str] = []
     with leases.acquire(run, find_mirror(run.root), patience_seconds=0.0):
-        done += [
+        done = [
             f"{path.relative_to(run.root)}: another kind of file belongs there; it is now"
             f" {move_aside(path).name}"
             for path in run.list_misplaced()

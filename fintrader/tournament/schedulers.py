@@ -63,9 +63,8 @@ class Generational(Submission):
         if not best:
             return generator.propose_founder(index, leaderboard, generation)
         parent = best[number % len(best)]
-        explore = number >= len(best)
         return generator.derive_child(
-            index, leaderboard, parent, generation=generation, explore=explore
+            index, leaderboard, parent, generation=generation, explore=number >= len(best)
         )
 
     def _choose_best(self, leaderboard: Leaderboard, generation: int) -> list[FinishedPod]:
@@ -126,8 +125,7 @@ class Halving(Scheduler):
             )
         else:
             spec = generator.propose_founder(index, leaderboard, rung)
-        has_anneal = "anneal" in spec.agent
-        anneal = {"anneal": first == self.rungs[-1][0]} if has_anneal else {}
+        anneal = {"anneal": first == self.rungs[-1][0]} if "anneal" in spec.agent else {}
         return replace(
             spec, rung=rung, budget=spec.budget.scale(times), agent={**spec.agent, **anneal}
         )

@@ -16,13 +16,7 @@ from pydantic import (
 )
 
 from fintrader.agents.settings import Budget
-from fintrader.config import (
-    Address,
-    Count,
-    Fraction,
-    PositiveFraction,
-    Settings,
-)
+from fintrader.config import Address, Count, Fraction, PositiveFraction, Settings
 from fintrader.seams import LAUNCHERS
 
 Metric = Literal["sharpe", "return", "calmar", "utility", "information_ratio", "active_utility"]

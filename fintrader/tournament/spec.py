@@ -131,8 +131,8 @@ class PodSpec(_SealedRecord):
     @property
     def sources(self) -> tuple[str, ...]:
         """Pods of the same run whose snapshots this pod reads: parent and rivals."""
-        inherits_here = self.parent is not None and ":" not in self.parent
-        return (*([str(self.parent)] if inherits_here else []), *(one.pod for one in self.rivals))
+        rivals = tuple(one.pod for one in self.rivals)
+        return (self.parent, *rivals) if self.parent and ":" not in self.parent else rivals
 
     @property
     def digest(self) -> str:

@@ -154,8 +154,9 @@ class TrainingState:
         """Link or copy the state's files into `to` while training goes on; return name -> hash."""
         remove_tree(to)
         files = {}
-        fused = self.folder.glob("fused-*.safetensors")
-        done = {path.stem.removeprefix("fused-") for path in fused}
+        done = {
+            path.stem.removeprefix("fused-") for path in self.folder.glob("fused-*.safetensors")
+        }
         for turn in range(3):  # files of a turn are listed after those of the turn before are taken
             for path in self._list_files():
                 if _TURNS.get(path.name, 2) != turn:
@@ -172,10 +173,9 @@ class TrainingState:
 
     def _list_files(self) -> list[Path]:
         """List the files of the state, sorted."""
-        found = sorted(self.folder.rglob("*"))
         return [
             path
-            for path in found
+            for path in sorted(self.folder.rglob("*"))
             if not _LEFT_OUT.search(path.relative_to(self.folder).as_posix()) and path.is_file()
         ]
 

@@ -217,7 +217,7 @@ def make_index(run: RunFolder, path: Path | None = None) -> int:
     store = RunStore(run)
     log = EventLog(run.events)
     specs = store.read_specs()
-    results = dict[str, PodResult]()
+    results = {}
     for pod in filter(store.has_result, specs):
         with contextlib.suppress(TournamentError):
             results[pod] = store.read_result(pod)
@@ -236,7 +236,7 @@ def make_index(run: RunFolder, path: Path | None = None) -> int:
 
 def _find_states(log: EventLog, results: Mapping[str, PodResult]) -> list[PodState]:
     """List the states of pods without a result, as the log has them."""
-    at: dict[str, PodState] = {}
+    at = {}
     for event in log.records:
         match event:
             case LaunchEvent(pod=pod):

@@ -270,8 +270,7 @@ def _merge_settings(base: Settings, earlier: SettingsValues, settings: Tournamen
     """Merge this run's settings with the values that the earlier search found for the same
     names."""
     values = base.model_dump(mode="json")
-    searched = select_values(values, settings.search)
-    for name, value in select_values(earlier, searched).items():
+    for name, value in select_values(earlier, select_values(values, settings.search)).items():
         set_value(values, name, value)
     try:
         return type(base).model_validate(values)
@@ -284,8 +283,12 @@ def _merge_settings(base: Settings, earlier: SettingsValues, settings: Tournamen
 def _describe_architecture(policy: Mapping[str, Any]) -> dict[str, Any]:
     """Select the parts of a policy's description that must be equal, beyond the shapes of its
     tensors."""
-    same = {name: policy[name] for name in ("outputs", "squash")}
-    return {**policy["network"], "head": policy["head"]["kind"], **same}
+    return {
+        **policy["network"],
+        "head": policy["head"]["kind"],
+        "outputs": policy["outputs"],
+        "squash": policy["squash"],
+    }
 
 
 def _transfer_state(
@@ -303,13 +306,11 @@ def _transfer_state(
     noise = state.get(_NOISE)
     count = layout.num_assets
     if noise is not None and trained.symbols != here.symbols:
-        mean = noise[:count].mean().expand(len(here.symbols))
-        moved[_NOISE] = torch.cat([mean, noise[count:]])
+        moved[_NOISE] = torch.cat([noise[:count].mean().expand(len(here.symbols)), noise[count:]])
         # The noise is the optimiser's last parameter; its moments belong to the old assets.
         numbers = (int(name.split(".")[2]) for name in state if name.startswith(_MOMENTS))
         last = f"{_MOMENTS}{max(numbers, default=0)}."
-        moment = state.get(f"{last}exp_avg", noise[:0])
-        if moment.shape == noise.shape:
+        if state.get(f"{last}exp_avg", noise[:0]).shape == noise.shape:
             moved = {name: one for name, one in moved.items() if not name.startswith(last)}
     for name in state:
         if name.endswith(f"{_STATISTICS}mean"):

@@ -110,9 +110,12 @@ def draw_part(
     draw = partial(show, view=view, version=version)
     match tab:
         case "curves":
-            scales = ["USD", "Relative", "Log"]
             scale = bar.segmented_control(
-                "Scale", scales, default="USD", key="curves_scale", label_visibility="collapsed"
+                "Scale",
+                ["USD", "Relative", "Log"],
+                default="USD",
+                key="curves_scale",
+                label_visibility="collapsed",
             )
             draw(present_curves, scale=scale or "USD")
             draw(present_drawdowns)
@@ -184,18 +187,17 @@ def pick_strategies(
         )
     rest = [name for name in stored.strategies if name != main]
     with right:
-        key = link_choices(
-            "compared",
-            rest,
-            [name for name in rest if name in DEFAULT_RIVALS] or rest[:3],
-            len(rest),
-        )
         chosen = st.pills(
             "Compare with",
             rest,
             selection_mode="multi",
             format_func=format_title,
-            key=key,
+            key=link_choices(
+                "compared",
+                rest,
+                [name for name in rest if name in DEFAULT_RIVALS] or rest[:3],
+                len(rest),
+            ),
             label_visibility="collapsed",
         )
     others = [name for name in rest if name in (chosen or [])]
@@ -317,8 +319,9 @@ def explore_decision(stored: StoredBacktest) -> None:
     if found is None:
         return
     zone = stored.timezone
-    link = [st.query_params.get("decision", "")]
-    linked = pd.to_datetime(link, utc=True, errors="coerce", format=STAMP)
+    linked = pd.to_datetime(
+        [st.query_params.get("decision", "")], utc=True, errors="coerce", format=STAMP
+    )
     times = found.times.union(stored.minutes.intersection(linked))
     names = list(times.strftime(STAMP))  # UTC, so that a link means the same on both clocks
     when = dict(zip(names, times.tz_convert(zone).strftime(STAMP), strict=True))

@@ -58,8 +58,8 @@ def show_lookahead(folder: Folder) -> None:
             "Not stored with this run. The check alters later bars and compares all values before"
             " them. Run:"
         )
-        command = ["fintrader", "lookahead", str(folder.root / "config.yaml")]
-        st.code(shlex.join(command), language="bash")
+        path = folder.root / "config.yaml"
+        st.code(shlex.join(["fintrader", "lookahead", str(path)]), language="bash")
         return
     names = ("leaks", "alarms", "trusted", "untried", "unproved")
     leaks, alarms, trusted, untried, unproved = (list_entries(report.get(name)) for name in names)

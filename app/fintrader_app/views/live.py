@@ -58,7 +58,6 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
     with left:
         name = choose("Deployment", names, "deployment", label_visibility="collapsed")
     first = deployments.read_status(folder / name)
-    alive = first.is_beating
     with right:
         timezone = pick_clock(first.timezone)
     steer(folder / name, first)
@@ -69,7 +68,7 @@ def render(runs: RunsFolder, head: DeltaGenerator) -> None:
             st.rerun()
         draw(now, timezone)
 
-    follow(watch, live=alive)
+    follow(watch, live=first.is_beating)
 
 
 def steer(home: Path, status: Status) -> None:
@@ -132,12 +131,11 @@ def draw(status: Status, timezone: str) -> None:
 
 def show_state(status: Status) -> None:
     """Draw the state and the return in one line, then the problems."""
-    badge = f":{COLOURS[status.state]}-badge[{status.state}]"
     words = f"{status.role} bundle of the run {status.bundle.run}"
     if status.equity is not None and status.growth is not None:
         grown = percent(status.growth, signed=True)
         words += f": the account is worth {usd(status.equity)}, {grown} since the start."
-    st.markdown(f"{badge} **{plain(words.strip())}**")
+    st.markdown(f":{COLOURS[status.state]}-badge[{status.state}] **{plain(words.strip())}**")
     if status.flattening:
         st.error(f"Not flat yet: {plain(status.why)}.", icon=":material/sell:")
     elif status.why:

@@ -138,8 +138,7 @@ def show_bars(market: Market) -> None:
             " one are left out, not filled in."
         )
     heading("All sessions")
-    ends = find_session_ends(market.arrays["session"])
-    index = market.arrays["benchmark"][ends]
+    index = market.arrays["benchmark"][find_session_ends(market.arrays["session"])]
     stamps = np.asarray(market.days().index)
     values = market.daily_closes()[:, column]
     known = values[np.isfinite(values)]
@@ -187,8 +186,7 @@ def average_by_session(market: Market, array: str) -> np.ndarray[Any, Any]:
     """Average a flag over the bars of each session: `[sessions, N]`."""
     starts = market.days().to_numpy()
     flags = np.asarray(market.arrays[array], dtype=np.float32)
-    lengths = np.diff(starts, append=len(flags))
-    return np.add.reduceat(flags, starts, axis=0) / lengths[:, None]
+    return np.add.reduceat(flags, starts, axis=0) / np.diff(starts, append=len(flags))[:, None]
 
 
 def show_coverage(market: Market) -> None:
@@ -220,7 +218,6 @@ def plot_shares(
     starts = np.arange(0, sessions, stretch)
     shown = np.minimum.reduceat(shares, starts, axis=0).T
     few, many = ("#a0a8b0", "#2a9d8f") if binary else ("#b42318", "#2a9d8f")
-    colours = [[0, few], *([] if binary else [[0.8, "#e6bd52"]]), [1, many]]
     figure = plot_heatmap(
         shown.astype(float),
         [days[k] for k in starts],
@@ -228,7 +225,7 @@ def plot_shares(
         ".1%",
         "of bars",
         zmin=0,
-        colorscale=colours,
+        colorscale=[[0, few], *([] if binary else [[0.8, "#e6bd52"]]), [1, many]],
     )
     figure.update_traces(colorbar_tickformat=".0%").update_xaxes(nticks=10)
     return figure.update_layout(height=min(900, 120 + 14 * max(8, assets)))

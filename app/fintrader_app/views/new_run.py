@@ -139,14 +139,13 @@ def offer_search(draft: forms.Draft) -> None:
     from fintrader.pipeline.config import RunConfig
     from fintrader.pipeline.wide_search import widen
 
-    pressed = st.button(
+    if st.button(
         "Search algorithms and settings",
         key="new_search",
         icon=":material/manage_search:",
         help="Use it where good settings are unknown: all algorithms race, with step size, discount"
         " and noise from wide ranges, as with `fintrader run --search`.",
-    )
-    if pressed:
+    ):
         with guarded():
             settings = validate(RunConfig, copy.deepcopy(draft), "settings")
             draft |= widen(settings).model_dump(mode="json")
@@ -170,7 +169,7 @@ def load(runs: RunsFolder, place: tuple[Folder, str] | None) -> dict[str, Any]:
     from fintrader.pipeline.config import RunConfig
 
     values: Any = {}
-    name: Any = "run"
+    name = "run"
     if place is not None:
         folder, file = place
         values = parse_yaml(folder.text(file), file) or {}

@@ -98,10 +98,9 @@ def describe_pod(pod: pd.Series[Any]) -> str:
 def show_cards(pod: pd.Series[Any]) -> None:
     """Show score, state, origin and size of a pod."""
     parent = pod["parent"] if isinstance(pod["parent"], str) else None
-    state = str(pod["state"]) + (f" ({pod['reason']})" if pod["reason"] else "")
     cells = {
         "Score": score(pod["score"]),
-        "State": plain(state),
+        "State": plain(str(pod["state"]) + (f" ({pod['reason']})" if pod["reason"] else "")),
         "Origin": plain(f"{pod['origin']} of {parent}" if parent else pod["origin"]),
         "Generation": count(int(pod["generation"])),
         "Env-steps": count(pod["env_steps"]),

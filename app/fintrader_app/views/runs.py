@@ -202,7 +202,7 @@ def pick_tags(found: list[Summary]) -> tuple[list[str], bool]:
     """Pick the tags that runs must have; also return True if archived runs are to be listed."""
     known = list_tags(found)
     aside = sum(run.notes.archived for run in found)
-    tags: list[str] = []
+    tags = []
     archived = False
     with st.container(horizontal=True, vertical_alignment="center"):
         if known:
@@ -338,10 +338,9 @@ def draw_notes(runs: RunsFolder, run: Summary, tags: list[str]) -> None:
         note = st.text_area(
             "Note", run.notes.note, max_chars=MOST_CHARACTERS, placeholder="remarks on this run"
         )
-        options = sorted({*tags, *run.notes.tags})
         chosen = st.multiselect(
             "Tags",
-            options,
+            sorted({*tags, *run.notes.tags}),
             run.notes.tags,
             accept_new_options=True,
             placeholder="choose, or type a new one",
@@ -361,8 +360,7 @@ def draw_deletion(runs: RunsFolder, run: Summary) -> None:
     """Draw the losses of a deletion, and its button, which works once the run's name is typed."""
     if not st.toggle("Delete this run …", key=f"delete:{run.name}"):
         return
-    lost = describe_loss(runs, run.name)
-    st.warning(plain(lost, 600), icon=":material/delete_forever:")
+    st.warning(plain(describe_loss(runs, run.name), 600), icon=":material/delete_forever:")
     typed = st.text_input(f"Type {plain(run.name)} to confirm", key=f"confirm:{run.name}")
     if st.button(
         "Delete for good", icon=":material/delete_forever:", disabled=typed.strip() != run.name

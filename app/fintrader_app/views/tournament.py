@@ -82,8 +82,7 @@ def draw(
         with picker:
             order = artifacts.rank_pods(pods)
             pod = choose("Look at a pod", order, "pod", label_visibility="collapsed")
-        title = f"Open {plain(pod)}"
-        if opener.button(title, icon=":material/model_training:", width="stretch"):
+        if opener.button(f"Open {plain(pod)}", icon=":material/model_training:", width="stretch"):
             go("pod.py", pod=pod)
     show_numbers(pace, alive)
     with guarded():

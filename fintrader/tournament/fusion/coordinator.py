@@ -188,7 +188,7 @@ class RankGroup:
         for number, code in codes.items():
             if code is None:  # lost with its machine, or with the process above it
                 reason = ended[number].reason
-                lost: Reason = "node" if reason == "rank" else reason
+                lost = "node" if reason == "rank" else reason
                 return self._build_loss(number, lost, ended[number].detail)
         if failed:  # ranks that only lost other ranks come last
             number = min(sorted(failed), key=lambda one: failed[one].reason == "rank")
@@ -224,12 +224,11 @@ class RankGroup:
 
 def choose_backend(ranks: Sequence[RankAddress]) -> str:
     """Choose NCCL if every rank has a GPU to itself, else gloo."""
-    distinct = len(set(ranks)) == len(ranks)
-    return (
-        "nccl"
-        if distinct and all(torch.device(at.device).type == "cuda" for at in ranks)
-        else "gloo"
-    )
+    if len(set(ranks)) == len(ranks) and all(
+        torch.device(at.device).type == "cuda" for at in ranks
+    ):
+        return "nccl"
+    return "gloo"
 
 
 class ProcessFusion(ThreadFusion):

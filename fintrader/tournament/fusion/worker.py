@@ -44,12 +44,7 @@ from fintrader.tournament.fusion.learners import (
     split_budget,
     write_round,
 )
-from fintrader.tournament.messages import (
-    RankProgressMessage,
-    RankTask,
-    ReadyMessage,
-    RoundMessage,
-)
+from fintrader.tournament.messages import RankProgressMessage, RankTask, ReadyMessage, RoundMessage
 from fintrader.tournament.pod import describe_failure
 from fintrader.tournament.pod_context import PodContext
 from fintrader.tournament.process import Channel
@@ -148,7 +143,7 @@ class Rank:
     ) -> tuple[dict[str, Tensor], list[TrainResult]]:
         """Average all replicas of all ranks; rank 0 adds the tensors that only its first replica
         has."""
-        replicas: dict[int, State] = {}
+        replicas = {}
         world = self.exchange.world
         for turn in range(-(-self.spec.replicas // world)):
             own = save(select_inherited(states[turn])) if turn < len(states) else b""
@@ -160,11 +155,10 @@ class Rank:
             fused = {name: tensor.cpu().contiguous() for name, tensor in states[0].items()} | fused
         own_totals = json.dumps([one.to_json() for one in totals]).encode()
         by_rank = [json.loads(data) for data in self.exchange.gather(own_totals)]
-        all_totals = [
+        return dict(sorted(fused.items())), [
             TrainResult(**by_rank[replica % world][replica // world])
             for replica in range(self.spec.replicas)
         ]
-        return dict(sorted(fused.items())), all_totals
 
 
 def main() -> None:

@@ -437,8 +437,10 @@ def find_slots(devices: Sequence[str]) -> list[Slot]:
             if set(names) <= set(found):
                 slots.append(_build_cuda_slot(names, number, join))
         else:
-            known = "auto, cpu, cpu/cpu, cuda, cuda:0, cuda:0+1, cuda:0/1"
-            raise ConfigError(f"tournament.devices: {device!r} is none of {known}")
+            raise ConfigError(
+                f"tournament.devices: {device!r} is none of auto, cpu, cpu/cpu, cuda, cuda:0,"
+                " cuda:0+1, cuda:0/1"
+            )
     return slots
 
 

@@ -198,7 +198,7 @@ class ActorSource:
         that."""
         if self._gone:
             raise StopIteration
-        found: list[tuple[int, Message]] = []
+        found = []
         try:
             found = ray.get(self.pending)
         except ray.exceptions.ActorUnavailableError:

@@ -143,7 +143,7 @@ def wrap_remote(
 
 def build_options(need: Resources) -> dict[str, Any]:
     """Build Ray's options of a task or actor that takes `need` of a node."""
-    options: dict[str, Any] = {
+    options = {
         "num_cpus": need["CPU"],
         "num_gpus": need.get("GPU", 0.0),
         "resources": {name: amount for name, amount in need.items() if name not in ("CPU", "GPU")},
@@ -337,8 +337,7 @@ class Cluster:
         silent = self.is_silent
         self.request([])
         self._closing.set()
-        leaving = start_thread(disconnect, name="ray leaving")
-        leaving.join(1.0 if silent else CLOSE_SECONDS)
+        start_thread(disconnect, name="ray leaving").join(1.0 if silent else CLOSE_SECONDS)
 
 
 def read_nodes() -> ClusterView:

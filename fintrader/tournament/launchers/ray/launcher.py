@@ -389,13 +389,11 @@ class RayLauncher(Launcher):
                 if self.access.open_store().has_result(result.pod):
                     self._end(pod, result)
                 else:
-                    where = f"{pod.progress.device} stored the result elsewhere"
-                    self._end(
-                        pod,
-                        PodFailure(
-                            "error", f"{where}; set runs_dir to a folder that all nodes share"
-                        ),
+                    detail = (
+                        f"{pod.progress.device} stored the result elsewhere; set runs_dir to a"
+                        " folder that all nodes share"
                     )
+                    self._end(pod, PodFailure("error", detail))
             case FailureMessage():
                 self._end(pod, PodFailure(message.reason, message.detail))
 

@@ -343,7 +343,7 @@ def run_task(task: PodTask) -> Iterator[Message]:
     start = describe_start()
     yield start
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    hosts: list[Host] = []
+    hosts = []
     streams = Streams() if task.nodes > 1 else None
     if streams is not None:
         group = ray.util.get_current_placement_group()  # known to this thread only
