@@ -101,18 +101,21 @@ def draw_fields(schema: Schema, names: Sequence[str], draft: Draft, key: str) ->
     """Draw widgets for these fields, in two columns, the basic ones first and the others folded."""
     basic = [name for name in names if name in BASIC] or names
     rest = [name for name in names if name not in basic]
-    _draw_pairs(schema, basic, draft, key)
+    draw_pairs(schema, basic, draft, key)
     if rest:
         with st.expander(format_count(len(rest), "more setting")):
-            _draw_pairs(schema, rest, draft, key)
+            draw_pairs(schema, rest, draft, key)
 
 
-def _draw_pairs(schema: Schema, names: Sequence[str], draft: Draft, key: str) -> None:
+def draw_pairs(
+    schema: Schema, names: Sequence[str], draft: Draft, key: str, empty: str = "none"
+) -> None:
+    """Draw widgets for these fields, in two columns; `empty` stands where there is no value."""
     for position, name in enumerate(names):
         if position % 2 == 0:
             places = line_up(1, 1)
         with places[position % 2]:
-            draw_widget(schema["properties"][name], name, draft, f"{key}.{name}")
+            draw_widget(schema["properties"][name], name, draft, f"{key}.{name}", empty)
 
 
 def draw(schema: Schema, draft: Draft, key: str, *, skip: tuple[str, ...] = ()) -> None:
@@ -151,7 +154,7 @@ def _index(options: list[Any], value: Any) -> int:
     return options.index(value) if value in options else 0
 
 
-def draw_widget(field: Schema, name: str, draft: Draft, key: str) -> None:
+def draw_widget(field: Schema, name: str, draft: Draft, key: str, empty: str = "none") -> None:
     """Draw one field. A value that the widget cannot read stays text, for the models to refuse."""
     field, may_be_none = split_optional(field)
     kind = field.get("type")
@@ -162,15 +165,20 @@ def draw_widget(field: Schema, name: str, draft: Draft, key: str) -> None:
         draft[name] = st.toggle(title, bool(value), **how)
     elif "enum" in field or "const" in field:
         options = [*([None] if may_be_none else []), *field.get("enum", [field.get("const")])]
-        how["format_func"] = lambda option: "none" if option is None else str(option)
+        how["format_func"] = lambda option: empty if option is None else str(option)
         draft[name] = st.selectbox(title, options, _index(options, value), **how)
     elif kind in ("integer", "number") and (value is None or number(value) is not None):
-        draft[name] = _draw_number(title, value, field, how)
+        draft[name] = _draw_number(title, value, field, how | {"placeholder": empty})
     elif kind == "string" and "examples" in field and isinstance(value, str):
         # Known names; any other may be typed, and the models check it.
         options = list(dict.fromkeys([*field["examples"], value]))
         draft[name] = st.selectbox(
-            title, options, _index(options, value), accept_new_options=True, **_EMPTY, **how
+            title,
+            options,
+            _index(options, value),
+            accept_new_options=True,
+            placeholder=empty,
+            **how,
         )
     elif kind == "string" and field.get("format") == "date" and _is_date(value):
         day = st.date_input(title, _parse_date(value), **_DAYS, **how)
@@ -183,13 +191,12 @@ def draw_widget(field: Schema, name: str, draft: Draft, key: str) -> None:
         picked = st.date_input(title, days, **_DAYS, **how)
         draft[name] = [day.isoformat() for day in picked] or None
     elif kind == "string" and field.get("format", "path") == "path":
-        typed = st.text_input(title, "" if value is None else str(value), **_EMPTY, **how)
+        typed = st.text_input(title, "" if value is None else str(value), placeholder=empty, **how)
         draft[name] = None if may_be_none and not typed.strip() else typed
     else:
-        draft[name] = _draw_yaml(title, value, how)
+        draft[name] = _draw_yaml(title, value, how | {"placeholder": empty})
 
 
-_EMPTY: dict[str, Any] = {"placeholder": "none"}
 _DAYS: dict[str, Any] = {
     "min_value": date(1900, 1, 1),
     "max_value": date(2100, 12, 31),
@@ -228,7 +235,7 @@ def _draw_number(title: str, value: Any, field: Schema, how: dict[str, Any]) -> 
         "max_value": field.get("maximum", field.get("exclusiveMaximum")),
     }
     how |= {limit: kind(bound) for limit, bound in bounds.items() if bound is not None}
-    return st.number_input(title, value=None if value is None else kind(value), **_EMPTY, **how)
+    return st.number_input(title, value=None if value is None else kind(value), **how)
 
 
 def _draw_yaml(title: str, value: Any, how: dict[str, Any]) -> Any:
@@ -236,7 +243,7 @@ def _draw_yaml(title: str, value: Any, how: dict[str, Any]) -> Any:
     shown = ""
     if value is not None:
         shown = yaml.safe_dump(value, default_flow_style=True, width=10_000)
-    typed = st.text_input(title, shown.strip().removesuffix("\n..."), **_EMPTY, **how)
+    typed = st.text_input(title, shown.strip().removesuffix("\n..."), **how)
     if not typed.strip():
         return None
     try:

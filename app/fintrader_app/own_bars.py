@@ -2,31 +2,37 @@
 configuration.
 
 Browsing stays inside the folder that the app was started in and follows no link; a path of this
-machine may be typed instead.
+machine may be typed instead. Uploaded files are kept below `uploads`.
 """
 
 from __future__ import annotations
 
 from itertools import chain, count
 from pathlib import Path
-from typing import get_args
 
 import streamlit as st
 
 from fintrader.bars.detect import Detection, detect
 from fintrader.bars.sources.listing import find_file_kind
-from fintrader.bars.sources.presets import Preset
-from fintrader.config import is_url
+from fintrader.cli.detect_bars import InitOptions
+from fintrader.config import is_url, validate
 from fintrader.errors import DataError
+from fintrader.files import write_bytes
 from fintrader.market.config_path import choose_config_path
 from fintrader.numerals import format_count
 from fintrader.results.folders import Folder
+from fintrader_app.forms import Draft, draw_pairs, read_schema
 from fintrader_app.shell import go, guarded, line_up, list_config_folders, plain
 from fintrader_app.tables import table
 
 MOST_ENTRIES = 2_000
 UP = ".."
 HERE = "this whole folder"
+ANSWERS = (
+    *("ts", "date", "open", "high", "low", "close", "volume", "symbol", "zone", "label"),
+    *("bar_minutes", "time_format", "decimal", "delimiter", "price_divisor"),
+)
+"""Options of `fintrader init` that replace a guess."""
 SURE = {"given": "◆ given", "sure": "● sure", "likely": "◐ likely", "assumed": "○ assumed"}
 
 
@@ -52,20 +58,12 @@ def render() -> None:
     """Draw the picker, the detected settings, and the button that writes the configuration."""
     with guarded():
         path = browse()
-    left, middle, right = line_up(1, 1, 1)
-    vendor = left.selectbox(
-        "Vendor",
-        ["detected", *get_args(Preset)],
-        key="own_preset",
-        help="The source of the files, which fixes their layout",
-    )
-    calendar = middle.text_input(
-        "Calendar",
-        key="own_calendar",
-        help="The exchange's: XNAS, XLON, FX, 24/7",
-        placeholder="detected from the times",
-    )
-    asked = right.button(
+    schema = read_schema(InitOptions)
+    answers = st.session_state.setdefault("own_answers", {})
+    draw_pairs(schema, ("preset", "calendar"), answers, "own", "detected")
+    with st.expander("Columns, zone and format, where a guess is wrong"):
+        draw_pairs(schema, ANSWERS, answers, "own", "detected")
+    asked = st.button(
         "Detect how to read it",
         icon=":material/search:",
         key="own_detect",
@@ -76,9 +74,7 @@ def render() -> None:
         if asked:
             st.session_state.pop("own_found", None)
             with st.spinner("Reading a part of the bars"):
-                st.session_state["own_found"] = detect_bars(
-                    path, None if vendor == "detected" else vendor, calendar
-                )
+                st.session_state["own_found"] = detect_bars(path, answers)
         found = st.session_state.get("own_found")
         if isinstance(found, Detection):
             show_findings(found)
@@ -121,16 +117,35 @@ def browse() -> str:
             else "no folder and no file of bars here"
         ),
     )
+    st.file_uploader(
+        "Upload files of bars",
+        accept_multiple_files=True,
+        key="own_uploads",
+        on_change=keep_uploads,
+    )
     return right.text_input(
         "File or folder of bars", key="own_path", placeholder="a path on this machine"
     ).strip()
 
 
-def detect_bars(path: str, preset: Preset | None, calendar: str) -> Detection:
-    """Detect how to read these bars. Raises FintraderError."""
+def keep_uploads() -> None:
+    """Write the uploaded files into a new folder below `uploads`, and choose it."""
+    files = st.session_state["own_uploads"]
+    if not files:
+        return
+    folder = find_unused(Path("uploads") / (Path(files[0].name).stem.strip(".") or "bars"))
+    for file in files:
+        write_bytes(folder / Path(file.name).name, file.getvalue())
+    st.session_state["own_path"] = str(folder)
+
+
+def detect_bars(path: str, answers: Draft) -> Detection:
+    """Detect how to read these bars; `answers`: options of `fintrader init`. Raises
+    FintraderError."""
     if is_url(path):
         raise DataError("a URL is not read from here; use `fintrader init URL` in a terminal")
-    return detect(path, preset=preset, calendar=calendar.strip() or None)
+    options = validate(InitOptions, answers, "init")
+    return detect(path, preset=options.preset, calendar=options.calendar, known=options.source())
 
 
 def show_findings(found: Detection) -> None:

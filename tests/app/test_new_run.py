@@ -383,6 +383,32 @@ def test_own_bars_become_a_configuration_to_start_from(open_page, tmp_path, monk
     assert own_bars.find_unused(written).name == f"{written.stem}-2.yaml"
 
 
+@pytest.mark.slow
+def test_uploaded_bars_are_read_by_answers(open_page, tmp_path, monkeypatch):
+    """What no guess can tell is answered as for `init`."""
+    monkeypatch.chdir(tmp_path)
+    names = {"open": "A", "high": "B", "low": "C", "close": "D"}
+    named = minute_table(3, 12).rename(columns=names)
+    test = open_page(tmp_path, "new_run", section="run")
+    monkeypatch.setenv(launch.CONFIGS_VARIABLE, str(tmp_path / "configs"))
+    for _ in range(2):  # a second upload does not replace the first
+        test.file_uploader(key="own_uploads").upload(
+            "../bars.csv", named.to_csv(index=False).encode(), "text/csv"
+        ).run()
+    kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("bars.csv")}
+    assert kept == {"uploads/bars/bars.csv", "uploads/bars-2/bars.csv"}
+    test.button(key="own_detect").click().run()
+    assert any("which columns are the open" in str(error.value) for error in test.error)
+    for role, column in names.items():
+        test.text_input(key=f"own.{role}").set_value(column).run()
+    test.button(key="own_detect").click().run()
+    assert "3 symbols" in said(test)
+    test.button(key="own_write").click().run()
+    (written,) = (tmp_path / "configs").glob("*.yaml")
+    columns = yaml.safe_load(written.read_text())["data"]["source"]["columns"]
+    assert columns.items() >= names.items()
+
+
 def test_browsing_shows_no_links_and_nothing_hidden(tmp_path):
     for name in ("b.csv", "a.parquet", "notes.md", ".secret.csv"):
         (tmp_path / name).touch()
