@@ -152,12 +152,8 @@ def install_command(extra: str = "") -> str:
         requirements = metadata.requires("fintrader") or []
     except metadata.PackageNotFoundError:  # a source tree on PYTHONPATH, never installed
         requirements = []
-    marker = re.compile(rf"""extra == ["']{re.escape(extra)}["']""")
-    packages = [
-        line.partition(";")[0].strip()
-        for line in requirements
-        if (marker.search(line) if extra else "extra ==" not in line)
-    ]
+    marker = re.compile(rf"""extra == ["']{re.escape(extra)}["']""" if extra else "^[^;]*$")
+    packages = [line.partition(";")[0].strip() for line in requirements if marker.search(line)]
     names = " ".join(f"'{package}'" for package in packages) or f"-e '.[{extra}]'"
     if importlib.util.find_spec("pip") is None and shutil.which("uv") is not None:
         return f"uv pip install --python {python} {names}"

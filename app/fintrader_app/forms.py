@@ -160,6 +160,7 @@ def draw_widget(field: Schema, name: str, draft: Draft, key: str, empty: str = "
     kind = field.get("type")
     title = human(name)
     how: dict[str, Any] = {"help": field.get("description"), "key": key}
+    typed_in = how | {"placeholder": empty}
     value = draft.get(name, field.get("default", {} if kind == "object" else None))
     if kind == "boolean" and not may_be_none:
         draft[name] = st.toggle(title, bool(value), **how)
@@ -168,17 +169,12 @@ def draw_widget(field: Schema, name: str, draft: Draft, key: str, empty: str = "
         how["format_func"] = lambda option: empty if option is None else str(option)
         draft[name] = st.selectbox(title, options, _index(options, value), **how)
     elif kind in ("integer", "number") and (value is None or number(value) is not None):
-        draft[name] = _draw_number(title, value, field, how | {"placeholder": empty})
+        draft[name] = _draw_number(title, value, field, typed_in)
     elif kind == "string" and "examples" in field and isinstance(value, str):
         # Known names; any other may be typed, and the models check it.
         options = list(dict.fromkeys([*field["examples"], value]))
         draft[name] = st.selectbox(
-            title,
-            options,
-            _index(options, value),
-            accept_new_options=True,
-            placeholder=empty,
-            **how,
+            title, options, _index(options, value), accept_new_options=True, **typed_in
         )
     elif kind == "string" and field.get("format") == "date" and _is_date(value):
         day = st.date_input(title, _parse_date(value), **_DAYS, **how)
@@ -191,10 +187,10 @@ def draw_widget(field: Schema, name: str, draft: Draft, key: str, empty: str = "
         picked = st.date_input(title, days, **_DAYS, **how)
         draft[name] = [day.isoformat() for day in picked] or None
     elif kind == "string" and field.get("format", "path") == "path":
-        typed = st.text_input(title, "" if value is None else str(value), placeholder=empty, **how)
+        typed = st.text_input(title, "" if value is None else str(value), **typed_in)
         draft[name] = None if may_be_none and not typed.strip() else typed
     else:
-        draft[name] = _draw_yaml(title, value, how | {"placeholder": empty})
+        draft[name] = _draw_yaml(title, value, typed_in)
 
 
 _DAYS: dict[str, Any] = {
