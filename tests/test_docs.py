@@ -153,6 +153,7 @@ def test_the_readme_shows_the_output_of_its_examples(tmp_path, monkeypatch, caps
     pytest.importorskip("stable_baselines3", reason="stable-baselines3 is missing")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("FINTRADER_HOME", str(tmp_path / "home"))  # its looks are its own
     write_random_walks(tmp_path / "my.csv")
     days = pd.bdate_range("2022-01-03", periods=500, name="date")
     returns = 0.0006 + 0.008 * np.random.default_rng(4).standard_normal(500)
