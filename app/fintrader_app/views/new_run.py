@@ -103,7 +103,7 @@ def compose(runs: RunsFolder) -> None:
         edit(section, draft, source)
     if section == "yaml":
         st.caption("The form's settings as a file for `fintrader run`.")
-        st.code(hide_secrets(format_yaml(draft)), language="yaml")
+        st.code(hide_secrets(format_yaml(draft)), language=None)
     with top:
         begin(runs, draft)
 

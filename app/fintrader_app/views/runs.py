@@ -297,7 +297,7 @@ def show_preview(runs: RunsFolder, run: Summary) -> None:
     if settings.open:
         with settings, guarded():
             tables.show_changed_settings(artifacts.load_config(folder), "preview_changed")
-            st.code(hide_secrets(folder.text("config.yaml")), language="yaml", height=420)
+            st.code(hide_secrets(folder.text("config.yaml")), language=None, height=420)
 
 
 def show_leaders(folder: Folder) -> None:
