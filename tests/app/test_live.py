@@ -53,7 +53,7 @@ def test_a_deployment_is_shown(made, monkeypatch):
     assert len(page.get("plotly_chart")) == 3
     assert page.dataframe[0].value["Return"].nunique() == 1, "the account is its twin's"
     assert len(page.dataframe) == 5
-    assert not page.button  # nothing here trades
+    assert all(button.disabled for button in page.button)  # it has ended
 
 
 def test_a_deployment_is_on_one_clock(made, monkeypatch):

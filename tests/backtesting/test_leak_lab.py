@@ -1,6 +1,7 @@
 """The look-ahead check against planted leaks, and against markets without any."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -163,6 +164,7 @@ def test_a_file_that_a_module_opens_is_named_for_all_its_features(tmp_path, monk
         "def second(bars):\n    return FACTOR * bars.close\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_table", raising=False)
     path = lab.write_bars(tmp_path, sessions=6)
     names = ["own_table:first", "own_table:second"]
     report = lookahead(lab.settings_of(path, features={"names": names}), lab.ENV, lab.QUICK)

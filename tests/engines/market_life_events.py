@@ -121,6 +121,8 @@ def delisting(life: Life, session: Session) -> object:
     shares = world.ledger.shares.get(symbol, 0)
     if shares:
         world.ledger.book(world.now, "delisting", symbol, -shares, world.value(symbol, shares))
+    for cause in life.causes:  # what is left of such a trade is cash, perhaps cents
+        cause.must &= cause.name != f"a hand trade in {symbol}"
     return None
 
 

@@ -72,9 +72,9 @@ def test_five_hundred_pods_leave_nothing_open(race):
     files, threads, memory = (
         {count: values[k] for count, values in seen.items()} for k in range(3)
     )
-    for open_now in (files, threads):
-        early = max(value for count, value in open_now.items() if 20 <= count < 100)
-        assert max(value for count, value in open_now.items() if count > 400) <= early + 3
+    for open_now in (files, threads):  # the least, since pods at work open some
+        early = min(value for count, value in open_now.items() if count < 100)
+        assert min(value for count, value in open_now.items() if count > 400) <= early
     # The leaderboard and the specs stay in memory.
     assert memory[max(memory)] - memory[min(count for count in memory if count >= 100)] < 30
 
