@@ -120,7 +120,8 @@ def read_commit() -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout
 
     head = ask("rev-parse", "--short=12", "HEAD").strip() or "unknown"
-    return head + ("+changes" if ask("status", "--porcelain", "-uno").strip() else "")
+    changed = ask("status", "--porcelain", "-uno", "--", ".", ":!benchmarks/results")
+    return head + ("+changes" if changed.strip() else "")
 
 
 def round_figures(value: Any) -> Any:

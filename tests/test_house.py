@@ -4,7 +4,7 @@ from tests import ROOT
 from tools import house
 
 AT_MOST = {
-    "tokens": 598_680,
+    "tokens": 598_700,
     "code_lines_over_100_columns_percent": 0,
     "dict_str_any": 198,
     "tuple_assignments": 12,
