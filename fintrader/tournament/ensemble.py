@@ -135,7 +135,7 @@ def build_ensemble(
     ready = [row for row in leaderboard.rows if row.result.policy is not None]
     if not ready:
         raise CheckpointError(f"{run.root}: no pod on the leaderboard has stored a policy")
-    members = choose(ready, settings.ensemble_size)
+    members = choose(ready, settings.num_members)
     weights = (1.0 / len(members),) * len(members)
     policies = [load_policy(run.pod(member.spec.pod) / "policy.safetensors") for member in members]
     shrinkage = estimate_shrinkage(members, weights, settings)

@@ -122,7 +122,7 @@ class TournamentSettings(Settings):
     one leaderboard; `generations`: the best of each generation are copied over the rest of it;
     `halving`: of 25 `pods`, 16 start fresh and train briefly; the best 6 continue unchanged, then
     the best 2 of these, then the best one, for a third of all training and with falling step sizes
-    (it sets `anneal`, and `ensemble_size` to 1 unless you set that). In total they train as much as
+    (it sets `anneal`). In total they train as much as
     in the other orders."""
     pool_size: Count = 2
     """With `order: submission` and `generations`: pods at work at once, which is also the size of a
@@ -166,9 +166,10 @@ class TournamentSettings(Settings):
     """`best_validation`: a pod is scored after every tenth of its budget, and publishes its state
     at the best score. Each of these scores counts as a trial."""
 
-    ensemble_size: Count = 4
+    ensemble_size: Count | None = None
     """Members of the final ensemble: the best pod, then each time the one that adds most to the
-    score of the members' pooled validation returns. With `order: halving` 1 unless set."""
+    score of the members' pooled validation returns. None: 4, or 1 with `order: halving`, whose
+    earlier pods make it worse (docs/results.md)."""
     ensemble_shrinkage: Literal["none", "james_stein"] = "none"
     """`james_stein`: members keep max(0, 1 - 1/t^2) of their distance to the benchmark (`tilt`
     heads), where t is the t-statistic of their pooled validation returns in excess of the
@@ -183,13 +184,6 @@ class TournamentSettings(Settings):
     on the leaderboard, which include the ensemble's members. Parents of pods at work are always
     kept."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _shrink_ensemble(cls, values: Any) -> Any:
-        """Let halving end with its last pod alone: earlier pods make it worse (docs/results.md)."""
-        is_halving = isinstance(values, dict) and values.get("order") == "halving"
-        return {"ensemble_size": 1, **values} if is_halving else values
-
     @field_validator("search")
     @classmethod
     def _in_order(cls, search: dict[str, Space]) -> dict[str, Space]:
@@ -202,6 +196,11 @@ class TournamentSettings(Settings):
         if not devices:
             raise ValueError("name at least one device, or 'auto'")
         return devices
+
+    @property
+    def num_members(self) -> int:
+        """Members of the final ensemble."""
+        return self.ensemble_size or (1 if self.order == "halving" else 4)
 
     @property
     def at_once(self) -> int | None:
@@ -267,9 +266,9 @@ class TournamentSettings(Settings):
                 f"founders ({self.founders}) exceeds leaderboard_size ({self.leaderboard_size}), so"
                 " that no pod would ever become a parent; raise leaderboard_size"
             )
-        if self.ensemble_size > self.leaderboard_size:
+        if self.num_members > self.leaderboard_size:
             raise ValueError(
-                f"ensemble_size ({self.ensemble_size}) exceeds leaderboard_size"
+                f"ensemble_size ({self.num_members}) exceeds leaderboard_size"
                 f" ({self.leaderboard_size})"
             )
         return self

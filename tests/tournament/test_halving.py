@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from fintrader.agents import PPO, Budget
 from fintrader.errors import TournamentError
-from fintrader.pipeline.config import RunConfig
 from fintrader.tournament.leaderboard import FinishedPod, Leaderboard
 from fintrader.tournament.recount import check_tournament
 from fintrader.tournament.schedulers import Halving
-from fintrader.tournament.settings import Range
+from fintrader.tournament.settings import Range, TournamentSettings
 from fintrader.tournament.spec import PodResult
 from fintrader.tournament.store import RunStore
 from fintrader.tournament.updater import submit
@@ -68,16 +67,21 @@ def test_any_number_of_pods_takes_the_training_of_as_many_budgets(pods, scores):
         assert spec.parent is None or spec.parent in able
 
 
-def test_only_the_last_pod_is_a_member_unless_a_size_is_set():
-    def count_members(**race):
-        config = RunConfig.model_validate({"tournament": race})
-        stored = RunConfig.model_validate(config.model_dump(mode="json"))
-        assert stored.tournament.ensemble_size == config.tournament.ensemble_size
-        return stored.tournament.ensemble_size
-
-    assert count_members(order="halving") == 1
-    assert count_members(order="halving", ensemble_size=4) == 4
-    assert count_members(order="submission") == 4
+@pytest.mark.parametrize(
+    ("changes", "members"),
+    [
+        ([{"order": "halving"}], 1),
+        ([{"order": "halving"}, {"ensemble_size": 4}], 4),
+        ([{"ensemble_size": 4}, {"order": "halving"}], 4),
+        ([{"order": "halving"}, {"order": "submission"}], 4),
+    ],
+)
+def test_only_the_last_pod_is_a_member_unless_a_size_is_set(changes, members):
+    """Whether a file sets it, a flag, or a form that changes stored settings."""
+    race = TournamentSettings()
+    for change in changes:
+        race = TournamentSettings.model_validate(race.model_dump(mode="json") | change)
+    assert race.num_members == members
 
 
 def test_a_race_by_halving_goes_on_and_is_made_again(race):
