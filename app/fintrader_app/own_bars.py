@@ -7,14 +7,17 @@ machine may be typed instead. Uploaded files are kept below `uploads`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
+from streamlit.runtime.uploaded_file_manager import UploadedFile
 
 from fintrader.bars.detect import Detection, detect
 from fintrader.bars.sources.listing import find_file_kind
-from fintrader.cli.detect_bars import InitOptions
+from fintrader.cli.detect_bars import COLUMNS, SETTINGS, InitOptions
 from fintrader.config import is_url, validate
 from fintrader.errors import DataError
 from fintrader.files import write_bytes
@@ -26,12 +29,10 @@ from fintrader_app.shell import go, guarded, line_up, list_config_folders, plain
 from fintrader_app.tables import table
 
 MOST_ENTRIES = 2_000
+LONGEST_NAME = 100
 UP = ".."
 HERE = "this whole folder"
-ANSWERS = (
-    *("ts", "date", "open", "high", "low", "close", "volume", "symbol", "zone", "label"),
-    *("bar_minutes", "time_format", "decimal", "delimiter", "price_divisor"),
-)
+ANSWERS = (*COLUMNS, *SETTINGS)
 """Options of `fintrader init` that replace a guess."""
 SURE = {"given": "◆ given", "sure": "● sure", "likely": "◐ likely", "assumed": "○ assumed"}
 
@@ -58,6 +59,7 @@ def render() -> None:
     """Draw the picker, the detected settings, and the button that writes the configuration."""
     with guarded():
         path = browse()
+    files = st.file_uploader("Upload files of bars", accept_multiple_files=True, key="own_uploads")
     schema = read_schema(InitOptions)
     answers = st.session_state.setdefault("own_answers", {})
     draw_pairs(schema, ("preset", "calendar"), answers, "own", "detected")
@@ -67,13 +69,14 @@ def render() -> None:
         "Detect how to read it",
         icon=":material/search:",
         key="own_detect",
-        disabled=not path,
+        disabled=not path and not files,
         width="stretch",
     )
     with guarded():
         if asked:
             st.session_state.pop("own_found", None)
             with st.spinner("Reading a part of the bars"):
+                path = keep_uploads(files) if files else path
                 st.session_state["own_found"] = detect_bars(path, answers)
         found = st.session_state.get("own_found")
         if isinstance(found, Detection):
@@ -117,26 +120,22 @@ def browse() -> str:
             else "no folder and no file of bars here"
         ),
     )
-    st.file_uploader(
-        "Upload files of bars",
-        accept_multiple_files=True,
-        key="own_uploads",
-        on_change=keep_uploads,
-    )
     return right.text_input(
         "File or folder of bars", key="own_path", placeholder="a path on this machine"
     ).strip()
 
 
-def keep_uploads() -> None:
-    """Write the uploaded files into a new folder below `uploads`, and choose it."""
-    files = st.session_state["own_uploads"]
-    if not files:
-        return
-    folder = find_unused(Path("uploads") / (Path(files[0].name).stem.strip(".") or "bars"))
-    for file in files:
-        write_bytes(folder / Path(file.name).name, file.getvalue())
-    st.session_state["own_path"] = str(folder)
+def keep_uploads(files: Sequence[UploadedFile]) -> str:
+    """Write uploaded files into a new folder below `uploads`, once, and return its path."""
+    kept: dict[Any, str] = st.session_state.setdefault("own_kept", {})
+    uploads = tuple(file.file_id for file in files)
+    if uploads not in kept:
+        names = [Path(file.name).name[-LONGEST_NAME:] for file in files]
+        folder = find_unused(Path("uploads") / (Path(names[0]).stem.strip(".") or "bars"))
+        for file, name in zip(files, names, strict=True):
+            write_bytes(find_unused(folder / name), file.getvalue())
+        kept[uploads] = str(folder)
+    return kept[uploads]
 
 
 def detect_bars(path: str, answers: Draft) -> Detection:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fintrader.bars.detect import Detection
     from fintrader.bars.sniff import Known
 
-_COLUMNS = ("ts", "date", "open", "high", "low", "close", "volume")
-_SETTINGS = {"zone": "timezone"} | {
+COLUMNS = ("ts", "date", "open", "high", "low", "close", "volume")
+SETTINGS = {"zone": "timezone"} | {
     name: name
     for name in (
         *("symbol", "name_pattern", "label", "bar_minutes", "time_format", "decimal", "delimiter"),
@@ -84,8 +84,8 @@ class InitOptions(DownloadOptions):
     def source(self) -> Known:
         """Settings of `data.source` that were given. Raises ConfigError for an invalid one."""
         given = self.model_dump(exclude_none=True)
-        columns = {role: given[role] for role in _COLUMNS if role in given}
-        known = {setting: given[name] for name, setting in _SETTINGS.items() if name in given}
+        columns = {role: given[role] for role in COLUMNS if role in given}
+        known = {setting: given[name] for name, setting in SETTINGS.items() if name in given}
         files = {setting: value for setting, value in known.items() if setting != "symbol"}
         validate(FilesSettings, files, "data.source")
         return known | ({"columns": columns} if columns else {})
@@ -189,7 +189,7 @@ def _write(found: Detection, path: Path, is_forced: bool) -> None:
 def _name_options(problem: str) -> str:
     """Name options instead of settings in a message: there is no configuration yet."""
     problem = re.sub(r"(?:--)?data\.source\.columns\.(\w+)", r"--\1", problem)
-    for option, setting in _SETTINGS.items():
+    for option, setting in SETTINGS.items():
         name = f"--{option.replace('_', '-')}"
         problem = re.sub(rf"\bdata\.source[.:] ?{setting}\b", name, problem)
     for words, instead in (

@@ -296,10 +296,9 @@ def show_trades(stored: StoredBacktest, run: Summary, main: str) -> None:
         f" {usd(shown['notional_usd'].sum())} traded, {usd(shown['cost_usd'].sum())} costs"
     )
 
-    decided = stored.minutes[shown["decision_bar"]].tz_convert(UTC).strftime(STAMP)
-
     def follow(place: int) -> None:
-        go("backtest.py", part="decisions", decision=decided[place])
+        decided = stored.minutes[shown["decision_bar"].iloc[place]].tz_convert(UTC)
+        go("backtest.py", part="decisions", decision=decided.strftime(STAMP))
 
     found = stored.explanation
     is_explained = found is not None and main == found.strategy
@@ -416,15 +415,17 @@ def list_fills(
     if follow is not None:
         st.caption("Choose an order to go from its trades to its decision, and back.")
     on_select = "ignore" if follow is None else "rerun"
+    # A choice is a row number: other fills need another key.
+    key = f"{key}_{hash(tuple(rows.index))}"
     event = list_rows(
         rows, key, config, height=320, on_select=on_select, selection_mode="single-row"
     )
-    if follow is None:
+    if follow is None or not event.selection.rows:
         return
-    for place in event.selection.rows:
-        if rows["kind"].iloc[place] == "order":
-            follow(place)
-        st.caption("This fill was forced: it follows from no decision.")
+    (place,) = event.selection.rows
+    if rows["kind"].iloc[place] == "order":
+        follow(place)
+    st.caption("This fill was forced: it follows from no decision.")
 
 
 page("Backtest", render)
