@@ -2,13 +2,14 @@
 
     python -m benchmarks.costs --base FOLDER [--only help looks] [--part 0.1] [--fresh] [--save]
 
-`--base` is a checkout of the older commit. Each point is a process with one thread, which works
-once on a small size, so that kernels are compiled, and then on its own. `cpu_seconds` is that one
-work, `peak_mib` the most memory that the process had by then, libraries included. Both trees take
-turns: three times where a process takes less than 10 CPU-seconds, else once; medians are noted.
-`--part` scales all sizes. Start-ups are of the whole process (`code` is its exit status). CPU
-seconds, because other processes may run; `load` says how many did. A finished row is not measured
-again, except with `--fresh`.
+`--base` is a checkout of the older commit. Each point is a process with one thread, in which
+a small warm-up compiles the kernels before the work is measured: `cpu_seconds`, and `peak_mib`, the
+most memory of the process meanwhile, libraries included. Both trees take turns, at most three times,
+until a process takes 10 CPU-seconds; medians are noted. `--part` scales all sizes but the
+quickstart's, which each tree runs with its own configuration (8 pods of 200,000 steps in 7d5d1ad, of
+180,000 now, and a longer test window). Start-ups are of the whole process (`code` is its exit
+status). CPU seconds, because other processes may run; `load` says how many did. A finished row is
+not measured again, except with `--fresh`; a record takes all rows.
 """
 
 from __future__ import annotations
@@ -363,7 +364,7 @@ def run(tree: Path, home: Path, *words: str) -> tuple[dict[str, float] | str, fl
     if words[0] in ("-c", "-m"):
         return {"cpu_seconds": used, "code": done.returncode}, used
     if done.returncode:
-        return done.stderr.strip().splitlines()[-1], used
+        return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1], used
     return json.loads((done.stdout.splitlines() or ["{}"])[-1]), used
 
 
@@ -405,6 +406,8 @@ def main() -> None:
     options = read_arguments(__doc__, base=Path, only=names, part=1.0, fresh=False)
     if options.base is None:
         raise SystemExit("name a checkout of the older commit: --base FOLDER")
+    if options.save and options.only != names:
+        raise SystemExit("a record takes all rows: leave out --only")
     trees = {"now": ROOT, "then": options.base.resolve()}
     ask = ["git", "-C", str(trees["then"]), "rev-parse", "--short=7", "HEAD"]
     older = subprocess.run(ask, check=True, capture_output=True, text=True).stdout.strip()

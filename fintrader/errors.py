@@ -154,7 +154,7 @@ def install_command(extra: str = "") -> str:
         requirements = []
     marker = re.compile(rf"""extra == ["']{re.escape(extra)}["']""" if extra else "^[^;]*$")
     packages = [line.partition(";")[0].strip() for line in requirements if marker.search(line)]
-    names = " ".join(f"'{package}'" for package in packages) or f"-e '.[{extra}]'"
+    names = " ".join(f"'{package}'" for package in packages) or f"-e '.[{extra}]'".replace("[]", "")
     if importlib.util.find_spec("pip") is None and shutil.which("uv") is not None:
         return f"uv pip install --python {python} {names}"
     return f"{python} -m pip install {names}"

@@ -34,9 +34,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with logs.use_format():
         _main(argv)
-    if arguments is None:  # the command is done, and its process only ends
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
 
 
 class Terminated(KeyboardInterrupt):

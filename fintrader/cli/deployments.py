@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 from fintrader.cli.options import parse_argument, take_options
 from fintrader.config import Settings
-from fintrader.errors import ConfigError, DeployError, FintraderError
+from fintrader.errors import ConfigError, DeployError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from fintrader.deploy.control import Request
     from fintrader.deploy.settings import PaperSettings
 
@@ -153,30 +151,17 @@ def flatten(argv: list[str]) -> None:
         return
     if words:
         raise ConfigError(f"`fintrader flatten --all` takes no name, got {words[0]!r}")
-    for name in flatten_all(Path(options.deployments_dir)):
-        _confirm(name, "flatten")
-
-
-def flatten_all(folder: Path) -> Iterator[str]:
-    """Ask each deployment in `folder` that has not ended to sell everything; yield its name.
-
-    Raises DeployError at the end, after all others were asked, naming those that could not be.
-    """
     from fintrader.deploy import control, status
 
+    folder = Path(options.deployments_dir)
     names = status.list_names(folder)
     if not names:
         raise DeployError(f"{folder} holds no deployment; see --deployments-dir")
-    refused = []
-    for name in names:
-        try:
-            if not control.has_ended(folder / name):
-                control.ask(folder / name, "flatten")
-                yield name
-        except (FintraderError, OSError) as error:
-            refused.append(f"{name}: {error}")
-    if refused:
-        raise DeployError("; ".join(refused))
+    asked, faults = control.ask_all([folder / name for name in names], "flatten")
+    for name in asked:
+        _confirm(name, "flatten")
+    if faults:
+        raise DeployError("; ".join(faults))
 
 
 def _request(kind: Request, argv: list[str]) -> None:

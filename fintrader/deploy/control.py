@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from fintrader.deploy.entries import DeploymentEnd
 from fintrader.deploy.journal import Journal
-from fintrader.errors import DeployError
+from fintrader.errors import DeployError, FintraderError
 from fintrader.files import publish, read_json, write_json
 
 BUNDLE = "bundle.json"
@@ -55,6 +56,21 @@ def ask(folder: Path, request: Request) -> None:
         raise DeployError(
             f"{home} cannot be written ({error}); free space or fix permissions there"
         ) from None
+
+
+def ask_all(homes: Iterable[Path], request: Request) -> tuple[list[str], list[str]]:
+    """Leave a request for each deployment that has not ended. Return the names of those that were
+    asked, and the faults of the others: one does not stop the rest."""
+    asked = []
+    faults = []
+    for home in homes:
+        try:
+            if not has_ended(home):
+                ask(home, request)
+                asked.append(home.name)
+        except (FintraderError, OSError) as error:
+            faults.append(f"{home.name}: {error}")
+    return asked, faults
 
 
 def has_ended(folder: Path) -> bool:

@@ -149,15 +149,15 @@ spec:
 """
 """A pod that is started again wherever it ends, and its network access: Prometheus reads its
 gauges."""
-_GAUGES = "0.0.0.0:9109"
-"""Address of the gauges in a pod, unless the settings have another."""
+_PORT = 9109
+"""Port of the gauges in a pod, unless the settings have another."""
 
 
 def write_service(name: str, run: str, words: Sequence[str], settings: PaperSettings) -> str:
     """Write the files of a service next to a deployment; return the remaining steps, in lines.
 
-    words: the command after `fintrader`, with `run`, which for `live` is a deployment. Raises DeployError for addresses of alerts
-    in the settings, which may be secrets.
+    words: the command after `fintrader`, with `run`, which for `live` is a deployment. Raises
+    DeployError for addresses of alerts in the settings, which may be secrets.
     """
     if settings.alerts.urls or settings.alerts.heartbeat:
         raise DeployError(
@@ -175,9 +175,8 @@ def write_service(name: str, run: str, words: Sequence[str], settings: PaperSett
     kind = "run" if words[0] == "paper" else "deployment"
     there = f"{kind}s/{Path(run).name}"
     inside = [there if word == run and kind == "run" else word for word in words]
-    if settings.metrics is None:
-        inside += ["--metrics", _GAUGES]
-    port = split_address(settings.metrics or _GAUGES)[1]
+    port = split_address(settings.metrics or "0")[1] or _PORT
+    inside += ["--metrics", f"0.0.0.0:{port}"]  # the last one counts
     secret = _name_resource(name)
     write_text(manifest, _MANIFEST.format(title=secret, args=json.dumps(inside), port=port))
     variables = f"~/.config/fintrader/{name}.env"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +25,7 @@ from fintrader.pipeline.config import RunConfig, changed_results
 from fintrader.results.folders import Folder, RunsFolder
 from fintrader.results.formatting import duration
 from fintrader.results.run import Summary
+from fintrader.system import count_usable_cores
 from fintrader.tournament.launchers.local import find_slots
 from fintrader.tournament.schedulers import Halving
 from fintrader.tournament.settings import TournamentSettings
@@ -218,10 +218,10 @@ def _find_room(
     free = measure_free_memory(HOST)
     if free is None or free >= needed:
         return needed, ""
-    fit = format_count(min(os.cpu_count() or 1, max(0, free - shared) // own), "slot")
+    fit = format_count(min(count_usable_cores(), max(0, free - shared) // own), "slot")
     return (
         needed,
-        f", and only {free / 2**30:.1f} GiB are free here, for {fit} (tournament.workers)",
+        f", and only {free / 2**30:.1f} GiB are free here, enough for {fit} (tournament.workers)",
     )
 
 
@@ -270,7 +270,7 @@ def _count_rounds(settings: TournamentSettings) -> float:
 def _work(settings: TournamentSettings) -> float:
     """Env-steps in sequence: those of a pod, times the rounds of pods, times the pods that share a
     core."""
-    crowded = max(1.0, _at_once(settings) / (os.cpu_count() or 1))
+    crowded = max(1.0, _at_once(settings) / count_usable_cores())
     return _count_rounds(settings) * crowded * float(settings.budget.env_steps or 1.0)
 
 

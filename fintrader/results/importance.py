@@ -91,7 +91,7 @@ def importance(pods: pd.DataFrame) -> Importance:
             pods=size,
             why=(
                 f"Importance needs {MIN_PODS} scored pods that began from fresh weights (here:"
-                f" {count(size)}), more than default runs have: raise `tournament.pods`, or"
+                f" {count(size)}). Default runs have fewer: raise `tournament.pods`, or"
                 " `tournament.fresh`, the share of pods that begin so. (A child inherits its"
                 " parent's networks with its settings, so its score depends on both.)"
             ),

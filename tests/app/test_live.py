@@ -38,6 +38,7 @@ def drawn(folder, monkeypatch):
 
 
 def test_a_deployment_is_shown(made, monkeypatch):
+    monkeypatch.delenv(GUARD_VARIABLE, raising=False)
     page = drawn(made, monkeypatch)
     assert {metric.label for metric in page.metric} >= {
         "Bars",
@@ -53,7 +54,7 @@ def test_a_deployment_is_shown(made, monkeypatch):
     assert len(page.get("plotly_chart")) == 3
     assert page.dataframe[0].value["Return"].nunique() == 1, "the account is its twin's"
     assert len(page.dataframe) == 5
-    assert all(button.disabled for button in page.button)  # it has ended
+    assert not page.button  # nothing here trades
 
 
 def test_a_deployment_is_on_one_clock(made, monkeypatch):
@@ -99,7 +100,7 @@ def test_behind_the_token_it_halts_resumes_and_flattens(tmp_path, monkeypatch):
     monkeypatch.setenv(GUARD_VARIABLE, "token")
     page = drawn(tmp_path, monkeypatch)
     disabled = [one.label for one in page.button if one.disabled]
-    assert disabled == ["Resume", "Sell everything", "Sell everything of all"]
+    assert disabled == ["Resume", "Sell everything", "Sell all holdings"]
     page = press(page, "Halt")
     assert status.read_status(home).requests == ("halt",)
     assert "Asked to halt" in drawn(tmp_path, monkeypatch).warning[0].value
@@ -135,14 +136,14 @@ def test_all_deployments_are_flattened_behind_the_token(made, tmp_path, monkeypa
     assert {one.label for one in page.button if not one.disabled} == set()
     label = "Type all to confirm"
     (typed,) = [one for one in page.text_input if one.label == label]
-    page = press(typed.set_value("all").run(), "Sell everything of all")
+    page = press(typed.set_value("all").run(), "Sell all holdings")
     assert any("torn" in error.value for error in page.error)
     for name, asked in {"ended": [], "one": ["flatten"], "two": ["flatten"]}.items():
         assert [kind for _, kind in control.list_requests(tmp_path / name)] == asked
     shutil.rmtree(tmp_path / "torn")
     page = drawn(tmp_path, monkeypatch)
     (typed,) = [one for one in page.text_input if one.label == label]
-    page = press(typed.set_value("all").run(), "Sell everything of all")
+    page = press(typed.set_value("all").run(), "Sell all holdings")
     assert page.toast[0].value == "Asked to flatten: one, two."
 
 

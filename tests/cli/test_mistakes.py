@@ -195,7 +195,7 @@ def test_an_interruption_at_any_moment_is_one_line_and_its_status(tmp_path):
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=120)
         assert "Traceback" not in err
-        if process.returncode == 0:  # it was faster
+        if process.returncode == 0 or err.endswith("sealed\n"):  # it was faster
             break
         assert process.returncode in (130, -signal.SIGINT)  # a shell calls both 130
         assert (

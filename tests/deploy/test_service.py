@@ -90,13 +90,19 @@ def test_real_money_runs_as_a_service_once_it_is_open(tmp_path, monkeypatch, cap
     record = {"passed": True, "sources": broker.hash_sources(), "sessions": 40_000}
     (tmp_path / "record.json").write_text(json.dumps(record))
     monkeypatch.setattr(broker, "RECORD", tmp_path / "record.json")
-    main(["live", "mine", "--install", "--cap-usd", "5000"])
+    main(["live", "mine", "--install", "--cap-usd", "5000", "--metrics", "127.0.0.1:9200"])
     assert "copy the deployment to /data/deployments/mine of its disk" in capsys.readouterr().out
     service = tmp_path / "deployments" / "mine-live" / "service"
-    assert '"live" "mine" "--cap-usd" "5000"' in next(service.glob("*.service")).read_text()
+    assert (
+        '"live" "mine" "--cap-usd" "5000" "--metrics" "127.0.0.1:9200"'
+        in next(service.glob("*.service")).read_text()
+    )
     deployment = next(yaml.safe_load_all((service / "kubernetes.yaml").read_text()))
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     assert container["args"][:4] == ["live", "mine", "--cap-usd", "5000"]
+    # Prometheus could not read this loopback's address.
+    assert container["args"][-2:] == ["--metrics", "0.0.0.0:9200"]
+    assert container["ports"][0]["containerPort"] == 9200
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_a_plan_guesses_the_memory_that_training_had_on_a_gpu(peak, agent, monke
 
 def test_a_plan_says_how_many_slots_fit_where_memory_is_short(monkeypatch):
     config = load_config(ROOT / "configs" / "quickstart.yaml")
-    monkeypatch.setattr(estimates.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(estimates, "count_usable_cores", lambda: 8)
 
     def plan_with(free, workers):
         monkeypatch.setattr(estimates, "measure_free_memory", lambda _: free)

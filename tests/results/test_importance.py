@@ -89,7 +89,7 @@ def test_one_pod_few_pods_and_failed_ones_make_a_sentence():
         found = importance(pods)
         assert not found.shares
         assert f"needs {MIN_PODS} scored pods" in found.why
-        assert "more than default runs have: raise `tournament.pods`" in found.why
+        assert "Default runs have fewer: raise `tournament.pods`" in found.why
     assert TournamentSettings().pods < MIN_PODS
     some = race(30, planted="network", noise=0.1)
     some.loc[20:, "score"] = None

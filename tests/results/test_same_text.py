@@ -70,7 +70,7 @@ def test_the_search_says_how_alike_the_members_are(tmp_path, stored):
     shown = copy(stored)
     shown.context = add_ensembles(stored.context, [RunFolder(tmp_path / "three")])
     assert shown.context.correlations == (0.3, 0.97)
-    sentence = "In validation two members correlate by 0.30 to 0.97."
+    sentence = "Validation excess returns of the members correlate pairwise by 0.30 to 0.97."
     assert sentence in present_search(BacktestView.of(shown)).notes
     assert sentence in render_report(shown)
     shown.context = add_ensembles(stored.context, [RunFolder(tmp_path / "alone")])

@@ -212,7 +212,7 @@ def offer_report(folder: Folder, stored: StoredBacktest) -> None:
     if not names:
         return
     with st.popover("Report", icon=":material/description:"), guarded():
-        st.caption("One self-contained HTML file with all of this.")
+        st.caption("The report is one HTML file with all of this.")
         for name in names:
             st.download_button(
                 f"Download {name}",
@@ -222,7 +222,7 @@ def offer_report(folder: Folder, stored: StoredBacktest) -> None:
                 on_click="ignore",
             )
         if not set(sheets).intersection(names):
-            raise NotThereError(explain_absence(stored))
+            st.info(explain_absence(stored), icon=":material/hourglass_empty:")
 
 
 @st.cache_data(max_entries=8, show_spinner=False)

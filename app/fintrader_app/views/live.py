@@ -11,11 +11,11 @@ import pandas as pd
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from fintrader.cli.deployments import flatten_all
 from fintrader.deploy import status as deployments
-from fintrader.deploy.control import ask
+from fintrader.deploy.control import ask, ask_all
 from fintrader.deploy.drift_page import present_account, present_shortfall
 from fintrader.deploy.status import Status, format_moment
+from fintrader.errors import DeployError
 from fintrader.numerals import DASH, percent, usd
 from fintrader.records import to_json
 from fintrader.results.figures.shortfall import account_figure
@@ -89,9 +89,12 @@ def steer(home: Path, status: Status) -> None:
         if confirm("Flatten …", about, "Sell everything", home, disabled=is_off):
             ask(home, "flatten")
         about = "Cancels the orders of every deployment here and sells everything that they hold."
-        if confirm("Flatten all …", about, "Sell everything of all", home.parent / "all"):
-            names = ", ".join(flatten_all(home.parent))
-            st.toast(f"Asked to flatten: {plain(names) or 'none, all have ended'}.")
+        if confirm("Flatten all …", about, "Sell all holdings", home.parent / "all"):
+            homes = [home.parent / name for name in deployments.list_names(home.parent)]
+            asked, faults = ask_all(homes, "flatten")
+            st.toast(f"Asked to flatten: {plain(', '.join(asked)) or 'none'}.")
+            if faults:
+                raise DeployError("; ".join(faults))
 
 
 def confirm(title: str, about: str, label: str, path: Path, *, disabled: bool = False) -> bool:

@@ -97,7 +97,9 @@ def present_search(view: BacktestView) -> Section | None:
         notes.append(_NO_NULL_MODEL)
     alike = [ratio(known) for known in sorted(stored.context.correlations)]
     if alike:
-        notes.append(f"In validation two members correlate by {alike[0]} to {alike[-1]}.")
+        notes.append(
+            f"Validation excess returns of the members correlate pairwise by {alike[0]} to {alike[-1]}."
+        )
     return Section(
         key="search",
         title="Diagnosis of the search",
