@@ -57,7 +57,7 @@ Address = Annotated[str | None, BeforeValidator(_check_address)]
 def split_address(address: str) -> tuple[str, int]:
     """Return host and port of an `Address`."""
     host, _, port = address.rpartition(":")
-    return host or "127.0.0.1", int(port)
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def fill_mapping(defaults: Mapping[str, Any]) -> BeforeValidator:
@@ -533,6 +533,9 @@ def load_object(reference: str) -> Any:
             raise ConfigError(f"{reference!r}: expected 'package.module:name'")
         raise AttributeError(name)
     except (ImportError, AttributeError) as error:
+        is_library = isinstance(error, ModuleNotFoundError) and error.name != module_name
+        if is_library and module_name.startswith("fintrader."):
+            raise  # for the command line, which names libraries that are missing
         if module_name == "__main__" or "<" in name:
             raise ConfigError(
                 f"{reference!r} was a function of a notebook, a script or another function, of"

@@ -14,7 +14,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -254,7 +254,8 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
 
 
-def shorten_list(names: Sequence[str]) -> str:
-    """List the first five names, and count the rest."""
-    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-    return ", ".join(names[:5]) + more
+def shorten_list(items: Iterable[object], separator: str = ", ", most: int = 5) -> str:
+    """List the first `most` items, and count the others."""
+    texts = [*map(str, items)]
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + more

@@ -231,7 +231,9 @@ def _draw_number(title: str, value: Any, field: Schema, how: dict[str, Any]) -> 
         "max_value": field.get("maximum", field.get("exclusiveMaximum")),
     }
     how |= {limit: kind(bound) for limit, bound in bounds.items() if bound is not None}
-    return st.number_input(title, value=None if value is None else kind(value), **how)
+    # Streamlit fills an emptied field with `value`, so it is given once.
+    first = None if value is None or how["key"] in st.session_state else kind(value)
+    return st.number_input(title, value=first, **how)
 
 
 def _draw_yaml(title: str, value: Any, how: dict[str, Any]) -> Any:

@@ -7,6 +7,7 @@ machine may be typed instead. Uploaded files are kept below `uploads`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -19,17 +20,19 @@ from fintrader.bars.detect import Detection, detect
 from fintrader.bars.sources.listing import find_file_kind
 from fintrader.cli.detect_bars import COLUMNS, SETTINGS, InitOptions
 from fintrader.config import is_url, validate
-from fintrader.errors import DataError
+from fintrader.errors import ConfigError, DataError
 from fintrader.files import write_bytes
 from fintrader.market.config_path import choose_config_path
 from fintrader.numerals import format_count
+from fintrader.progress import shorten_list
 from fintrader.results.folders import Folder
 from fintrader_app.forms import Draft, draw_pairs, read_schema
 from fintrader_app.shell import go, guarded, line_up, list_config_folders, plain
 from fintrader_app.tables import table
 
 MOST_ENTRIES = 2_000
-LONGEST_NAME = 100
+LONGEST_NAME = 60
+"""Characters of an uploaded file's name; one has up to four bytes."""
 UP = ".."
 HERE = "this whole folder"
 ANSWERS = (*COLUMNS, *SETTINGS)
@@ -72,14 +75,18 @@ def render() -> None:
         disabled=not path and not files,
         width="stretch",
     )
+    asked_for = path, tuple(file.file_id for file in files), dict(answers)
     with guarded():
         if asked:
             st.session_state.pop("own_found", None)
             with st.spinner("Reading a part of the bars"):
-                path = keep_uploads(files) if files else path
-                st.session_state["own_found"] = detect_bars(path, answers)
-        found = st.session_state.get("own_found")
-        if isinstance(found, Detection):
+                if path and files:
+                    raise ConfigError("remove the uploaded files, or the path: one of them is read")
+                found = detect_bars(keep_uploads(files) if files else path, answers)
+                st.session_state["own_found"] = asked_for, found
+        # Other answers, or another file, need another look.
+        was_asked_for, found = st.session_state.get("own_found", (None, None))
+        if was_asked_for == asked_for:
             show_findings(found)
 
 
@@ -129,11 +136,13 @@ def keep_uploads(files: Sequence[UploadedFile]) -> str:
     """Write uploaded files into a new folder below `uploads`, once, and return its path."""
     kept: dict[Any, str] = st.session_state.setdefault("own_kept", {})
     uploads = tuple(file.file_id for file in files)
-    if uploads not in kept:
-        names = [Path(file.name).name[-LONGEST_NAME:] for file in files]
-        folder = find_unused(Path("uploads") / (Path(names[0]).stem.strip(".") or "bars"))
+    if uploads not in kept or not Path(kept[uploads]).is_dir():
+        names = [
+            re.sub(r"[^\w.-]|^\W+", "", Path(file.name).name)[-LONGEST_NAME:] for file in files
+        ]
+        folder = find_unused(Path("uploads") / (Path(names[0]).stem or "bars"))
         for file, name in zip(files, names, strict=True):
-            write_bytes(find_unused(folder / name), file.getvalue())
+            write_bytes(find_unused(folder / (name or "bars.csv")), file.getvalue())
         kept[uploads] = str(folder)
     return kept[uploads]
 
@@ -151,11 +160,9 @@ def show_findings(found: Detection) -> None:
     """Show the detected settings, their certainty, and the next step."""
     from fintrader.market.starter import write_config  # it imports torch
 
-    names = ", ".join(found.symbols[:6]) + (" …" if len(found.symbols) > 6 else "")
-    number = format_count(len(found.symbols), "symbol")
     st.markdown(
-        f"**{number}** ({plain(names)}), {found.first} to {found.last}, {len(found.sessions):,}"
-        " sessions"
+        f"**{format_count(len(found.symbols), 'symbol')}** ({plain(shorten_list(found.symbols))}),"
+        f" {found.first} to {found.last}, {len(found.sessions):,} sessions"
     )
     rows = [
         {"Setting": one.setting, "Found": one.value, "How sure": SURE[one.sure], "Why": one.why}

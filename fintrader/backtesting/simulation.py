@@ -29,7 +29,7 @@ from fintrader.backtesting.result import BacktestResult
 from fintrader.envs import EnvSettings, Policy
 from fintrader.errors import BacktestError
 from fintrader.market.tensors import BarSpan, MarketTensors
-from fintrader.progress import SILENT, Progress
+from fintrader.progress import SILENT, Progress, shorten_list
 
 Decide = Callable[[BacktestAccount], "Action | Holdings | RestingOrders | None"]
 """A strategy: account -> action `[1, N]` or `[N]`, holdings to reach, orders that rest, or None to
@@ -111,10 +111,7 @@ def describe_origin(policy: object) -> str:
         return ""
 
     def count(symbols: list[str]) -> str:
-        return (
-            f"{len(symbols)} symbols"
-            f" ({', '.join(symbols[:4])}{', ...' if len(symbols) > 4 else ''})"
-        )
+        return f"{len(symbols)} symbols ({shorten_list(symbols)})"
 
     return f"trained on {count(symbols['trained_on'])}, traded on {count(symbols['traded_on'])}"
 

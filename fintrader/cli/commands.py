@@ -26,6 +26,7 @@ from fintrader.cli.options import (
 from fintrader.cli.terminal_tables import tabulate
 from fintrader.config import Settings, is_url, load_object
 from fintrader.errors import ConfigError
+from fintrader.progress import shorten_list
 from fintrader.results.folders import RunsFolder
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ def looks(argv: list[str]) -> None:
         {
             "window": f"{one.bars.first} to {one.bars.last}",
             "called": ", ".join(one.names),
-            "universe": _describe_universe(one.bars.symbols),
+            "universe": f"{len(one.bars.symbols)}: {shorten_list(one.bars.symbols)}",
             **({} if one.question == ACTIVE_RETURN else {"question": one.question}),
             "looks": one.looks,
             "next level": significance(level_of_look(one.looks + 1)),
@@ -272,10 +273,6 @@ def looks(argv: list[str]) -> None:
         print(sentence)
     print(f"{ledger.path}: {len(lines)} looks; its chain of hashes is unbroken")
     sys.exit(1 if deleted else 0)
-
-
-def _describe_universe(symbols: tuple[str, ...]) -> str:
-    return f"{len(symbols)}: {', '.join(symbols[:4])}{' ...' if len(symbols) > 4 else ''}"
 
 
 class RunsOptions(Settings):

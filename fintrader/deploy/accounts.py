@@ -33,13 +33,13 @@ from fintrader.deploy.reconcile import (
     Tolerance,
     expect_holdings,
     format_day,
-    join_findings,
     reconcile,
 )
 from fintrader.deploy.recorder import Recorder
 from fintrader.deploy.simulated import AccountState, SimulatedBroker
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError, RunError, StorageError
 from fintrader.market.tensors import MarketTensors
+from fintrader.progress import shorten_list
 from fintrader.storage.lease import StoreLease, find_lease, hold
 from fintrader.storage.objects import ObjectStore
 
@@ -210,12 +210,12 @@ class Accounts:
             tolerance=Tolerance(due_usd=due, split=split),
         )
         if wrong:
-            text = join_findings([finding.text for finding in wrong])
-            name = self.journal.path.parent.name
-            self._halt(f"{text}; mend the account, or run `fintrader accept {name}`", now)
+            text = shorten_list((finding.text for finding in wrong), "; ")
+            command = f"`fintrader accept {self.journal.path.parent.name}`"
+            self._halt(f"{text}; mend the account, or run {command}", now)
         taken = self.journal.last(Adoption)
         if taken is not None and taken != before and taken.body.findings:
-            self._alert("accept", f"accepted: {join_findings(taken.body.findings)}", now)
+            self._alert("accept", f"accepted: {shorten_list(taken.body.findings, '; ')}", now)
         self._take_in(now)
         known = expect_holdings(self.journal)
         self.unbooked = frozenset(name for name, count in known.owed.items() if count)

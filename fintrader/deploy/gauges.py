@@ -60,9 +60,9 @@ class Gauges:
             self._server, _ = prometheus_client.start_http_server(
                 port, addr=host, registry=registry
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             raise ConfigError(
-                f"metrics: {host}:{port} cannot be used ({error.strerror}); choose another"
+                f"metrics: {host}:{port} cannot be used ({error}); choose another"
             ) from None
         self.port = int(self._server.server_port)
 

@@ -162,8 +162,8 @@ class Execution:
         return execution
 
     def take_on_open(self, at: int) -> None:
-        """Take on the open orders of deployments that the journal has and this execution has not,
-        such as adopted ones."""
+        """Track the journal's open orders of deployments that are not tracked yet, such as adopted
+        ones."""
         for name, report in self._journal.orders().items():
             if not report.is_over and find_sender(name) and name not in self._slots:
                 self._take_on(report, at)
@@ -304,7 +304,9 @@ class Execution:
     def _take_on(self, report: OrderReport, at: int) -> None:
         """Take on an order from the journal, with the journalled terms of its decision."""
         stamp = format_decision_stamp(report.id)
-        entry = self._journal.last(OrderTerms, stamp)
+        # An adopted order may be of a decision at the same time as one of ours.
+        is_ours = find_sender(report.id) == self.sender
+        entry = self._journal.last(OrderTerms, stamp) if is_ours else None
         terms = OrderTerms(stamp, 0, 0, 0, {}) if entry is None else entry.body
         begun = entry.time if entry else 0
         sent = 0 if report.state == "intended" else at

@@ -24,13 +24,15 @@ from fintrader.deploy.entries import (
     Adjustment,
     Adoption,
     Checkpoint,
+    DeploymentStart,
     Finding,
     Mismatch,
     OrderTerms,
 )
 from fintrader.deploy.journal import Entry, Journal
-from fintrader.deploy.orders import SECOND, find_sender, format_decision_stamp
+from fintrader.deploy.orders import SECOND, find_sender, format_decision_stamp, read_sender
 from fintrader.errors import BrokerError, BrokerUnsureError, DeployError
+from fintrader.progress import shorten_list
 
 _LOOK_BACK = 300 * SECOND
 _DAY = 86_400 * SECOND
@@ -42,8 +44,6 @@ _BOOKED_LATER = 3 * _DAY
 _CENT = 0.01
 _FEW = 60
 """Most activities for which subsets other than all or none are tried."""
-_NAMED = 5
-"""Most findings that a refusal names; the journal has them all."""
 SAME_SHARES = 1e-6
 """Largest difference between equal counts of shares: brokers keep nine decimals."""
 
@@ -186,7 +186,7 @@ def reconcile(
     if last is None or last.body != Mismatch(findings):
         journal.write(Mismatch(findings), at=at)
     if start:
-        text = join_findings([finding.text for finding in findings])
+        text = shorten_list([finding.text for finding in findings], "; ")
         if any(find_sender(report.id) for report in foreign):
             raise DeployError(
                 f"another deployment trades this account ({text}); stop it or give "
@@ -198,12 +198,6 @@ def reconcile(
             " --adopt; `fintrader accept` and the name of the deployment accept these differences"
         )
     return findings
-
-
-def join_findings(texts: Sequence[str]) -> str:
-    """Join the texts of the first findings, and count the others."""
-    more = len(texts) - _NAMED
-    return "; ".join([*texts[:_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _is_accepted(accepted: bool | Mismatch, findings: Iterable[Finding]) -> bool:
@@ -274,10 +268,12 @@ def _is_news(known: OrderReport, report: OrderReport) -> bool:
 
 
 def _is_late(journal: Journal, report: OrderReport, at: int) -> bool:
-    """Check that an order of ours is beyond its time, or has none (its decision is not in the
-    journal)."""
+    """Check that an order in the journal is beyond its time, or is of no decision in it."""
+    started = journal.last(DeploymentStart)
+    sender = find_sender(report.id)
+    is_ours = started is None or sender == read_sender(journal, started.body.bundle)
     terms = journal.last(OrderTerms, format_decision_stamp(report.id))
-    return terms is None or at >= terms.body.until
+    return terms is None or not is_ours or at >= terms.body.until
 
 
 def _find_strangers(

@@ -174,10 +174,12 @@ def write_service(name: str, run: str, words: Sequence[str], settings: PaperSett
     write_text(unit, _UNIT.format(name=name, place=place, path=path, command=command))
     kind = "run" if words[0] == "paper" else "deployment"
     there = f"{kind}s/{Path(run).name}"
-    inside = [there if word == run and kind == "run" else word for word in words]
+    inside = [words[0], there if kind == "run" else run, *words[2:]]
     port = split_address(settings.metrics or "0")[1] or _PORT
-    inside += ["--metrics", f"0.0.0.0:{port}"]  # the last one counts
-    secret = _name_resource(name)
+    # Of options given twice the last one counts.
+    inside += ["--deployments-dir", "deployments", "--metrics", f"0.0.0.0:{port}"]
+    # Kubernetes allows lower-case letters, digits and hyphens.
+    secret = f"fintrader-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"
     write_text(manifest, _MANIFEST.format(title=secret, args=json.dumps(inside), port=port))
     variables = f"~/.config/fintrader/{name}.env"
     return (
@@ -193,8 +195,3 @@ def _quote(word: str) -> str:
     """Quote a word of a command line of systemd, which gives % and $ other meanings."""
     escaped = re.sub(r'(["\\])', r"\\\1", word).replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"'
-
-
-def _name_resource(name: str) -> str:
-    """Name a resource of Kubernetes: lower-case letters, digits and hyphens."""
-    return f"fintrader-{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}"

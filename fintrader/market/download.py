@@ -178,7 +178,7 @@ def _choose_calendar(found: Download, calendar: str | None, tickers: Sequence[st
         spans = [(int(bars.ts.min()), int(bars.ts.max()))]
         proposal = propose(bars, USUAL, ("UTC",), bar_length(bars, DAY_MINUTES), spans)
         calendar = proposal.best.calendar
-        others = ", ".join(proposal.calendars[:3])
+        others = shorten_list(proposal.calendars)
         why = f"fits the days of {named[None]}" + f"; {others} would fit, too" * bool(others)
     found.calendar = calendar
     found.note("calendar", calendar, sure, f"{why} (--calendar)" if sure == "likely" else why)

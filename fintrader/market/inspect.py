@@ -40,7 +40,7 @@ from fintrader.market.bar_source import open_bar_store, open_daily, open_source
 from fintrader.market.build import RECORD, lay_grid, market_path
 from fintrader.market.reading import read_daily, start_short_bars
 from fintrader.market.settings import DataSettings, factor_column
-from fintrader.progress import SILENT, Progress
+from fintrader.progress import SILENT, Progress, shorten_list
 from fintrader.records import to_json
 from fintrader.results.verify import Check
 from fintrader.storage.objects import ObjectStore
@@ -83,8 +83,7 @@ class DryRun:
             state = file.problem or f"columns {', '.join(file.columns)}"
             lines.append(f"  {file.name} ({file.kind}{rows}): {state}")
         for symbols, first, last in self.requests:
-            others = f" and {len(symbols) - 1} more" if len(symbols) > 1 else ""
-            lines.append(f"  ask for {symbols[0]}{others}, {first} to {last}")
+            lines.append(f"  ask for {shorten_list(symbols)}, {first} to {last}")
         if self.market is not None:
             state = "is there already" if self.is_built else "would be built"
             lines.append(f"market {self.market} {state}")

@@ -39,6 +39,7 @@ from fintrader.market.build import assemble, build_market, make_market
 from fintrader.market.features import is_kind, read_names
 from fintrader.market.settings import DataSettings, read_settings
 from fintrader.market.tensors import MarketTensors
+from fintrader.progress import shorten_list
 
 Frames: TypeAlias = "pd.DataFrame | Mapping[str, pd.DataFrame]"
 Values: TypeAlias = Mapping[str, Any]
@@ -333,7 +334,7 @@ def _split_by_symbol(frame: pd.DataFrame, source: FilesSettings) -> dict[str, pd
     if not any(found):
         raise BarError(
             f"{ORIGIN}: neither level of its columns holds {', '.join(COLUMNS)}; found"
-            f" {_list_names(frame.columns)}"
+            f" {shorten_list(frame.columns, most=12) or 'no column'}"
         )
     other = 1 if found[0] >= found[1] else 0
     symbols = frame.columns.get_level_values(other).unique()
@@ -348,7 +349,7 @@ def _select_columns(frame: pd.DataFrame, source: FilesSettings, where: str = "")
         columns[:] = [one for one in columns if plain(one) not in WEAK] or columns
         if len(columns) > 1:
             raise BarError(
-                f"{ORIGIN}{where}: columns {_list_names(columns)} could all be the {_word(role)};"
+                f"{ORIGIN}{where}: columns {shorten_list(columns)} could all be the {_word(role)};"
                 " drop or rename some"
             )
     names = column_names(source)
@@ -366,7 +367,8 @@ def _select_columns(frame: pd.DataFrame, source: FilesSettings, where: str = "")
             added = source.columns["symbol"] if where else None
             found = [column for column in frame.columns if column != added]
             raise BarError(
-                f"{ORIGIN}{where}: column {word!r} is missing; found {_list_names(found)}"
+                f"{ORIGIN}{where}: column {word!r} is missing; found"
+                f" {shorten_list(found, most=12) or 'no column'}"
                 f"{hints.get(word, '')}"
             )
     return frame[[known[name] for name in wanted]].set_axis([*wanted], axis=1)
@@ -414,14 +416,6 @@ def _roles(columns: Any, source: FilesSettings, roles: tuple[str, ...]) -> dict[
 
 def _word(role: str) -> str:
     return "time" if role == "ts" else role
-
-
-def _list_names(columns: Any) -> str:
-    listed = [str(column) for column in columns]
-    return (
-        ", ".join(listed[:12]) + (f" and {len(listed) - 12} more" if len(listed) > 12 else "")
-        or "no column"
-    )
 
 
 def _are_whole_days(times: pd.Series[Any]) -> bool:

@@ -172,8 +172,8 @@ def read_daily(feed: Feed, symbols: Sequence[str]) -> dict[str, Bars]:
     lacking = sorted({*symbols} - {*names})
     if not names:
         raise DataError(
-            f"data.daily has no bars of {', '.join(lacking[:3])} or any other symbol; its symbols"
-            f" are {', '.join(feed.symbols[:3])}, ...: correct the path"
+            f"data.daily has no bars of {shorten_list(lacking)}; its symbols are"
+            f" {shorten_list(feed.symbols)}: correct the path"
         )
     if lacking:
         log.warning("data.daily has no bars of %s", shorten_list(lacking))

@@ -236,7 +236,6 @@ class MarketTensors:
         parts = "/".join(f"{stop - start:,}" for start, stop in self.windows or ())
         windows = f"train/validation/test {parts} bars" if parts else self.window_name
         found = [*self.guesses, *self.provenance.list_warnings()]
-        more = f"; and {len(found) - 6} more" if len(found) > 6 else ""
         return "\n".join(
             (
                 f"Market of {self.num_assets} symbols: {shorten_list(self.symbols)}",
@@ -244,7 +243,7 @@ class MarketTensors:
                 f" {sessions:,} sessions",
                 f"  features  {self.num_features}: {shorten_list(self.feature_names)}{context}",
                 f"  windows   {windows}",
-                f"  warnings  {'; '.join(found[:6]) or 'none'}{more}",
+                f"  warnings  {shorten_list(found, '; ') or 'none'}",
             )
         )
 

@@ -19,6 +19,7 @@ from fintrader.config import Count, Fraction, PathText, Settings, Ticker, strip_
 from fintrader.errors import DataError
 from fintrader.market.features import mean_return
 from fintrader.metrics import TRADING_DAYS
+from fintrader.progress import shorten_list
 from fintrader.results.market_description import MOST_ABSENT, Survivorship
 from fintrader.storage.objects import read_csv
 
@@ -227,8 +228,8 @@ def share_days(symbols: Sequence[str], shares: Shares, dates: Array) -> Array:
             table[dates >= np.datetime64(day), column] = number
     if np.isnan(table).all():
         raise DataError(
-            f"data.universe.shares_outstanding has no number for {', '.join(symbols[:3])} or any"
-            f" other symbol up to {dates[-1]}; correct its symbols or dates"
+            f"data.universe.shares_outstanding has no number for {shorten_list(symbols)}"
+            f" up to {dates[-1]}; correct its symbols or dates"
         )
     return table
 

@@ -15,6 +15,7 @@ from fintrader.agents.training import TrainResult
 from fintrader.config import Settings, validate
 from fintrader.errors import ConfigError, RunError, check_keywords
 from fintrader.market.tensors import MarketTensors, Split
+from fintrader.progress import shorten_list
 
 if TYPE_CHECKING:
     from fintrader.pipeline.config import RunConfig
@@ -122,7 +123,7 @@ def open_run(where: Path | str) -> Run:
     if not RunFolder(home).config.is_file():
         below = sorted(path.parent.name for path in home.glob("*/config.yaml"))
         hint = (
-            f"runs below it: {', '.join(below[:8])}" if below else "fintrader.run(CONFIG) makes one"
+            f"runs below it: {shorten_list(below)}" if below else "fintrader.run(CONFIG) makes one"
         )
         raise RunError(f"{where}: there is no run here (no config.yaml); {hint}")
     return Run(home, load_policy=load_policy)

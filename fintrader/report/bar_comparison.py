@@ -17,6 +17,7 @@ from fintrader.bars.bars import COLUMNS, PRICES, Array
 from fintrader.files import write_json, write_text
 from fintrader.market.compare_bars import BarComparison, Suspicion
 from fintrader.numerals import DASH, count, percent, ratio
+from fintrader.progress import shorten_list
 from fintrader.records import to_json
 from fintrader.report.page import Page
 from fintrader.results.figures.style import layout
@@ -127,7 +128,7 @@ def _present_finding(report: BarComparison) -> Section:
         notes=[
             about,
             *(
-                f"Symbols only in {side}: {_list_some(names)}."
+                f"Symbols only in {side}: {shorten_list(names)}."
                 for side, names in lacking.items()
                 if names
             ),
@@ -160,7 +161,7 @@ def _present_suspicions(report: BarComparison) -> Section:
         (
             KINDS[one.kind],
             one.detail,
-            _list_some(one.symbols),
+            shorten_list(one.symbols),
             one.first,
             one.last,
             count(one.symbol_days),
@@ -192,10 +193,6 @@ def _present_symbols(report: BarComparison) -> Section:
     ]
     medians = (f"{name.capitalize()}, median" for name in COLUMNS)
     return Section("symbols", "By symbol", tables=[Table.of((*columns, *medians), rows)])
-
-
-def _list_some(names: Sequence[str]) -> str:
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
 def write_comparison(report: BarComparison, folder: Path) -> tuple[Path, Path]:

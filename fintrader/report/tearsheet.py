@@ -54,7 +54,7 @@ def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
     """Explain why no tear sheet can be drawn of this backtest here; None if one can."""
     sessions = len(stored.daily())
     if sessions < LEAST_SESSIONS:
-        return f"{sessions} sessions are too few for a tear sheet; it needs {LEAST_SESSIONS}"
+        return f"pyfolio needs {LEAST_SESSIONS} sessions, and there are {sessions}"
     if importlib.util.find_spec("pyfolio") is None:
         return f"a tear sheet needs pyfolio; install it with `{install_command('report')}`"
     return None
@@ -62,8 +62,9 @@ def why_no_tear_sheet(stored: StoredBacktest) -> str | None:
 
 def explain_absence(stored: StoredBacktest) -> str:
     """Explain how a run's backtest gets the tear sheet that it lacks."""
-    if len(stored.daily()) < LEAST_SESSIONS:
-        return f"There is no tear sheet: pyfolio needs {LEAST_SESSIONS} sessions."
+    why = why_no_tear_sheet(stored)
+    if why is not None:
+        return f"There is no tear sheet: {why}."
     command = re.sub(r" --backtest.tear.sheet[ =]\w+", "", stored.context.command or "")
     if not command.startswith("fintrader backtest"):
         command = f"fintrader backtest runs/{stored.context.run}"

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from fintrader.errors import RunError
 from fintrader.files import dump_json, refuse_unsafe_database
+from fintrader.progress import shorten_list
 from fintrader.records import JsonValue, RecordError, from_json
 from fintrader.results.folders import DamagedFileError, NotThereError
 
@@ -196,7 +197,7 @@ def lineage(pods: Sequence[StoredPod], pod: str) -> list[LineageStep]:
     by_name = {row.pod: row for row in pods}
     if pod not in by_name:
         raise RunError(
-            f"there is no pod {pod!r}; the first pods are {', '.join(list(by_name)[:5]) or 'none'}"
+            f"there is no pod {pod!r}; the first pods are {shorten_list(by_name) or 'none'}"
         )
     steps: list[LineageStep] = []
     at: str | None = pod

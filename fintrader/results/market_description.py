@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from fintrader.files import hash_bytes
 from fintrader.metrics import TRADING_DAYS
 from fintrader.numerals import ratio
+from fintrader.progress import shorten_list
 from fintrader.records import JsonValue, to_json
 
 Range = tuple[int, int]
@@ -145,9 +146,10 @@ class Survivorship:
         """State the suspicion in a sentence; empty without one if no member lacks bars."""
         absent = self.members_without_bars
         share = self.member_days_without_bars
-        names = ", ".join(absent[:5]) + (", ..." if len(absent) > 5 else "")
-        lack = f"{len(absent)} members lack bars ({share:.2%} of the member-days: {names})"
-        lack = lack if absent else ""
+        lack = ""
+        if absent:
+            lack = f"{len(absent)} members lack bars ({share:.2%} of the member-days:"
+            lack += f" {shorten_list(absent)})"
         if not self.survivors_only:
             return lack
         why = lack

@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from fintrader.agents.settings import AgentSettings
 from fintrader.errors import FintraderError, TournamentError
 from fintrader.files import hash_file, read_bytes
+from fintrader.progress import shorten_list
 from fintrader.results.leaderboard_reader import StoredPod, read_cells, read_leaderboard, read_pods
 from fintrader.results.tournament_events import (
     AdoptionEvent,
@@ -327,9 +328,8 @@ def _describe(name: str, compares: str, problems: Iterable[str], result: str = "
 
 def _name_pods(pods: Iterable[str], problem: str) -> list[str]:
     """Build a message on a problem of pods, the first five by name; empty without pods."""
-    names = sorted(pods)
-    more = " ..." if len(names) > 5 else ""
-    return [f"{', '.join(names[:5])}{more} {problem}"] if names else []
+    names = shorten_list(sorted(pods))
+    return [f"{names} {problem}"] if names else []
 
 
 def check_identity(stored: StoredTournament) -> Check:
@@ -352,9 +352,9 @@ def check_identity(stored: StoredTournament) -> Check:
 def _check_log(stored: StoredTournament, must_be_finished: bool) -> Check:
     problems = []
     if stored.broken_lines:
-        lines = ", ".join(map(str, stored.broken_lines[:5]))
         problems.append(
-            f"events.jsonl: lines {lines} are not as they were written, or not in their place"
+            f"events.jsonl: lines {shorten_list(stored.broken_lines)} are not as they were written,"
+            " or not in their place"
         )
     if stored.pods and not stored.events:
         problems.append("events.jsonl is missing or empty")
@@ -489,14 +489,14 @@ def _compare_databases(here: Path, again: Path, *, must_be_whole: bool) -> list[
     rows, expected = ({row.pod: row for row in read_pods(path)} for path in (here, again))
     wrong = [pod for pod, row in rows.items() if not _is_equal(row, expected.get(pod))]
     if wrong:
-        return [f"{here.name}: {', '.join(wrong[:5])} do not follow from specs, results and events"]
+        return [f"{here.name}: {shorten_list(wrong)} do not follow from specs, results and events"]
     behind = [
         pod
         for pod, row in expected.items()
         if pod not in rows or (row.epoch is not None and rows[pod].epoch is None)
     ]
     if behind:
-        late = f"{here.name} is behind the results: {', '.join(behind[:5])} ..."
+        late = f"{here.name} is behind the results: {shorten_list(behind)}"
         return [late] if must_be_whole else []
     boards = [[row.pod for row in read_leaderboard(path)] for path in (here, again)]
     return [] if boards[0] == boards[1] else [f"{here.name} ranks the pods in another order"]

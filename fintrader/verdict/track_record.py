@@ -4,8 +4,8 @@ equity.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fintrader.errors import ReturnsError
 from fintrader.metrics import Array
 from fintrader.numerals import format_count
+from fintrader.progress import shorten_list
 from fintrader.verdict.weights_account import WeightedAccount
 
 Kind = Literal["returns", "percent", "log", "equity"]
@@ -66,6 +67,7 @@ MOST_DATES = 1.33
 MOST_ABSENT = 0.01
 """Most sessions without a return, as a part of those with one: leaving out the five worst of a year
 raises a strategy's Sharpe ratio by 0.8."""
+_list = partial(shorten_list, most=12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -322,10 +324,6 @@ def pick_column(frame: pd.DataFrame, column: str | None, name: str) -> pd.Series
         " or keep one. If each is a strategy that was tried, say so too:"
         f" trials={len(frame.columns)}"
     )
-
-
-def _list(columns: Sequence[Any] | pd.Index) -> str:
-    return ", ".join(map(str, columns[:12])) + (", ..." if len(columns) > 12 else "")
 
 
 # --- values ---------------------------------------------------------------------------------------

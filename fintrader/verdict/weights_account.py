@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fintrader.errors import ReturnsError
 from fintrader.metrics import Array
+from fintrader.progress import shorten_list
 
 CAPITAL_USD = 1_000_000.0
 MOST_LEVERAGE = 20.0
@@ -53,7 +54,7 @@ def hold_weights(weights: pd.DataFrame, prices: pd.DataFrame, cost_bps: float) -
     """
     absent = [str(symbol) for symbol in weights if symbol not in prices]
     if absent:
-        raise ReturnsError(f"there are no prices of {', '.join(absent[:6])}; add columns for them")
+        raise ReturnsError(f"there are no prices of {shorten_list(absent)}; add columns for them")
     if not (weights.abs().sum(axis=1) <= MOST_LEVERAGE).all():
         raise ReturnsError(
             f"absolute weights of a date sum to more than {MOST_LEVERAGE:g}; write 0.5 for 50 % of"

@@ -104,7 +104,7 @@ def test_it_trades_another_number_of_symbols_and_says_where_it_comes_from(tmp_pa
     }
     tests = fintrader.backtest(moved, AWAY, EnvSettings())
     assert (
-        "trained on 4 symbols (S000, S001, S002, S003), traded on 7 symbols (T, U, V, W, ...)"
+        "trained on 4 symbols (S000, S001, S002, S003), traded on 7 symbols (T, U, V, W, X and 2 more)"
         in repr(tests)
     )
     # Stored again it is a policy of that market, and still knows where it learned.

@@ -150,6 +150,7 @@ def test_a_decision_lists_its_fills(open_page, template):
 
 
 def choose_row(test, key, place):
+    (key,) = (name for name in test.session_state if name.startswith(key))
     test.session_state[key] = {"selection": {"rows": [place], "columns": [], "cells": []}}
     test.run()
     healthy(test)

@@ -190,7 +190,7 @@ def test_pages_of_a_run_with_everything_damaged(open_page, site, page, damage):
 def test_a_backtest_offers_its_tear_sheet_or_says_how_to_get_one(open_page, site):
     home = site / "runs" / "demo" / "backtest"
     (home / "report.html").write_text("a page")
-    absence = "There is no tear sheet\\: pyfolio needs 22 sessions"
+    absence = "There is no tear sheet: pyfolio needs 22 sessions, and there are 10"
     for name, labels in {"": [], "tear_sheet.pdf": ["Download tear_sheet.pdf"]}.items():
         if name:
             (home / name).write_bytes(b"%PDF")

@@ -129,7 +129,7 @@ def test_bars_that_are_no_daily_source_are_refused(tmp_path, minutes):
     with pytest.raises(DataError, match="1-minute bars; give one bar a day"):
         build_market(file_settings(path, daily=str(path)), cache=tmp_path / "cache")
     other = write_csv(tmp_path, table.assign(ticker="X" + table.ticker), "other.csv")
-    with pytest.raises(DataError, match=r"data\.daily has no bars of XAAA, XBBB or any other"):
+    with pytest.raises(DataError, match=r"data\.daily has no bars of XAAA, XBBB; its symbols are"):
         build_market(file_settings(other, daily=daily), cache=tmp_path / "cache")
     with pytest.raises(DataError, match=r"data\.daily"):
         build_market(file_settings(path, daily=str(tmp_path / "no.csv")), cache=tmp_path / "cache")

@@ -10,6 +10,7 @@ from fintrader.deploy.entries import Adjustment, Adoption, Checkpoint, Mismatch
 from fintrader.deploy.journal import Journal
 from fintrader.deploy.orders import SECOND, Execution, OrderRules, order_id
 from fintrader.deploy.reconcile import Tolerance, expect_holdings, reconcile
+from fintrader.deploy.venue_orders import VenueExecution
 from fintrader.errors import BrokerUnsureError, DeployError
 from tests.engines.alpaca_loopback import LoopbackAlpaca
 from tests.engines.order_driver import BUNDLE, OPENED, connect
@@ -39,6 +40,29 @@ def begun(journal, broker, orders, at=OPENED, seconds=100):
     execution.begin(orders=orders, prices=PRICES, **terms)
     execution.step(at)
     return execution
+
+
+@pytest.mark.parametrize("kind", [Execution, VenueExecution])
+@pytest.mark.parametrize("decided", [OPENED, OPENED - 60 * SECOND])
+def test_an_adopted_order_is_cancelled_whenever_it_was_decided(
+    server, journal, broker, kind, decided
+):
+    """Also where this deployment decided at the same moment; orders by hand stay."""
+    look(journal, broker, start=True)
+    execution = kind(broker, journal, OrderRules(BUNDLE))
+    terms = {"decision": OPENED, "at": OPENED, "not_before": OPENED}
+    execution.begin(orders={"AAA": 1.0}, prices=PRICES, until=OPENED + 3600 * SECOND, **terms)
+    for second in range(0, 10, 2):
+        execution.step(OPENED + second * SECOND)
+    name = order_id("ffffffff-5e6f7a8b", decided, "STUCK")
+    server.accept("STUCK", 5.0, name)
+    server.accept("STUCK", 5.0, "by hand")
+    assert look(journal, broker, OPENED + 12 * SECOND, start=True, adopt=True) == ()
+    execution.take_on_open(OPENED + 12 * SECOND)
+    for second in range(13, 60, 2):
+        execution.step(OPENED + second * SECOND)
+    assert server.by_client_id()[name]["status"] == "canceled"
+    assert server.by_client_id()["by hand"]["status"] == "new"
 
 
 def traded(journal, broker, orders, at):
@@ -210,7 +234,7 @@ def test_what_nobody_explains_is_a_mismatch(server, journal, broker):
     mismatch = journal.last(Mismatch)
     assert len(mismatch.body.findings) == 6
     assert look(journal, broker, OPENED + 2 * SECOND) == found  # nothing heals it but somebody
-    with pytest.raises(DeployError, match=r"29 shares of AAA .*; and 1 more\)"):
+    with pytest.raises(DeployError, match=r"29 shares of AAA .* and 1 more\)"):
         look(journal, broker, OPENED + 3 * SECOND, start=True)
     assert look(journal, broker, OPENED + 4 * SECOND, start=True, adopt=True) == ()
     assert look(journal, broker, OPENED + 5 * SECOND) == ()

@@ -102,6 +102,7 @@ def test_real_money_runs_as_a_service_once_it_is_open(tmp_path, monkeypatch, cap
     assert container["args"][:4] == ["live", "mine", "--cap-usd", "5000"]
     # Prometheus could not read this loopback's address.
     assert container["args"][-2:] == ["--metrics", "0.0.0.0:9200"]
+    assert container["args"][-4:-2] == ["--deployments-dir", "deployments"]
     assert container["ports"][0]["containerPort"] == 9200
 
 

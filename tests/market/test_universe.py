@@ -171,7 +171,7 @@ def test_who_enters_proves_nothing_and_who_leaves_does():
     )
     assert few.survivors_only  # few names over a short time say as much when nearly all are missing
     assert (
-        "93 members lack bars (93.00% of the member-days: M0, M1, M2, M3, M4, ...)"
+        "93 members lack bars (93.00% of the member-days: M0, M1, M2, M3, M4 and 88 more)"
         in few.describe()
     )
     some = survivorship([], close[:40, :7], member[:40, :7], missing={"GONE": 0.004})

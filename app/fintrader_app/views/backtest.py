@@ -321,7 +321,8 @@ def explore_decision(stored: StoredBacktest) -> None:
     linked = pd.to_datetime(
         [st.query_params.get("decision", "")], utc=True, errors="coerce", format=STAMP
     )
-    times = found.times.union(stored.minutes.intersection(linked))
+    near = linked[(linked >= stored.minutes[0]) & (linked <= stored.minutes[-1])]
+    times = found.times.union(stored.minutes.intersection(near))
     names = list(times.strftime(STAMP))  # UTC, so that a link means the same on both clocks
     when = dict(zip(names, times.tz_convert(zone).strftime(STAMP), strict=True))
     heading("One decision")

@@ -43,20 +43,6 @@ class Leak:
         return f"{self.name}: {where}{f' ({self.detail})' if self.detail else ''}{often}"
 
 
-def compare(
-    market: MarketTensors,
-    changed: MarketTensors,
-    cut: int,
-    env: EnvSettings,
-    policy: Policy,
-) -> list[Leak]:
-    """Compare everything before `cut` with a market whose future was changed."""
-    return [
-        *compare_markets(market, changed, cut),
-        *compare_trading(market, changed, cut, env, policy),
-    ]
-
-
 def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int) -> list[Leak]:
     """Compare every array before `cut` for the symbols of both markets; one leak per column, at its
     first differing bar."""
@@ -130,16 +116,18 @@ def find_unmoved(market: MarketTensors, changed: MarketTensors, cut: int) -> set
     }
 
 
-def compare_trading(
+def compare(
     market: MarketTensors,
     changed: MarketTensors,
     cut: int,
     env: EnvSettings,
     policy: Policy,
 ) -> list[Leak]:
-    """Compare one policy's observations, fills, equity and orders before `cut` in both markets."""
+    """Compare everything before `cut` with a market whose future was changed: the columns, and one
+    policy's observations, fills, equity and orders."""
+    differences = compare_markets(market, changed, cut)
     if market.symbols != changed.symbols:
-        return []
+        return differences
     market = market.window(0, changed.num_bars)  # observations show the time left
     (first, seen), (second, theirs) = (_trade(m, env, policy, cut) for m in (market, changed))
     leaks = []
@@ -170,7 +158,7 @@ def compare_trading(
         asset = int(asked[0])
         held = f"{first.wanted[asset]:,.6g} and {second.wanted[asset]:,.6g} shares"
         leaks.append(Leak("order", cut, seen[-1][0], f"{market.symbols[asset]}, {held} wanted"))
-    return leaks
+    return differences + leaks
 
 
 def draw_policy(market: MarketTensors, seed: int, env: EnvSettings) -> Policy:

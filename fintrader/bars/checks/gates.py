@@ -36,6 +36,7 @@ from fintrader.bars.checks.kinds import DOUBTFUL, KINDS, STOPPING
 from fintrader.bars.checks.nights import compare_days
 from fintrader.bars.corporate_actions import Action, place_actions
 from fintrader.errors import BarError, suggest
+from fintrader.progress import shorten_list
 from fintrader.results.market_description import Fault
 
 log = logging.getLogger("fintrader.bars")
@@ -190,12 +191,11 @@ def _rename_shifted_days(
 
 def name_faults(faults: Sequence[Fault]) -> str:
     """Describe the first faults in a phrase, with the number of the others."""
-    first = [
+    return shorten_list(
         f"{fault.kind} of {fault.symbol} on {fault.day}"
         + (f" ({fault.detail})" if fault.detail else "")
-        for fault in faults[:_NAMED]
-    ]
-    return ", ".join(first) + (f" and {len(faults) - _NAMED} more" if len(faults) > _NAMED else "")
+        for fault in faults
+    )
 
 
 def suggest_waivers(faults: Sequence[Fault]) -> list[str]:

@@ -27,6 +27,7 @@ from fintrader.bars.sources.listing import BarFile, find_file_kind, list_bar_fil
 from fintrader.bars.sources.presets import SPELLINGS, plain
 from fintrader.bars.sources.typed import INDEX, TableError, open_typed
 from fintrader.errors import BarError
+from fintrader.progress import shorten_list
 from fintrader.storage.objects import open_file_system
 
 log = logging.getLogger("fintrader.bars")
@@ -531,7 +532,7 @@ def _read_csv(
     left_out |= again
     if left_out:
         lines = [f"line {line} ({left_out[line].strip()[:40]})" for line in sorted(left_out)]
-        log.warning("%s: left out: %s", file.name, ", ".join(lines[:5]))
+        log.warning("%s: left out: %s", file.name, shorten_list(lines))
 
 
 def _is_prose(line: str, delimiter: str) -> bool:

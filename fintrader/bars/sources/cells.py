@@ -434,7 +434,7 @@ def find_zone(name: str) -> str | None:
         return f"{offset[1]}{offset[2]:0>2}:{offset[3] or '00'}"
     try:
         return _OFFSETS.get(name) or zoneinfo.ZoneInfo(name).key
-    except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         return None
 
 

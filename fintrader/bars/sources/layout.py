@@ -90,7 +90,7 @@ class FilesSettings(Settings):
     that are stamped at the close; or `eve`: a time of the evening before, for markets that open
     then. With `end`, an opening print (a bar of a single price stamped at the open, on most days)
     becomes part of the first bar."""
-    bar_minutes: int = Field(1, ge=1)
+    bar_minutes: int = Field(1, ge=1, le=1440)
     """Length of the bars in the files, minutes; with label `end`, times are moved back by it."""
     price_divisor: int = Field(1, ge=1)
     """Prices are divided by this: 10000 if they are whole numbers of 1/10,000 USD."""
@@ -153,7 +153,7 @@ class FilesSettings(Settings):
 
         try:
             zoneinfo.ZoneInfo(value)
-        except (zoneinfo.ZoneInfoNotFoundError, ValueError):
+        except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
             raise ValueError("not a time zone; write it like America/New_York") from None
         return value
 

@@ -77,7 +77,7 @@ class DownloadOptions(Settings):
     """First day to download, instead of --days."""
     end: dt.date | None = None
     """Last day to download; yesterday by default."""
-    bar_minutes: int | None = Field(None, ge=1)
+    bar_minutes: int | None = Field(None, ge=1, le=1440)
     """Length of the bars; for tickers 1, 5, 60 or 1440 (a day, the default)."""
     calendar: str | None = None
     """The exchange's calendar, by its name in exchange_calendars, or FX; detected by default."""

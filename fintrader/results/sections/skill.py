@@ -98,7 +98,8 @@ def present_search(view: BacktestView) -> Section | None:
     alike = [ratio(known) for known in sorted(stored.context.correlations)]
     if alike:
         notes.append(
-            f"Validation excess returns of the members correlate pairwise by {alike[0]} to {alike[-1]}."
+            "Validation excess returns of the members correlate pairwise by"
+            f" {alike[0]} to {alike[-1]}."
         )
     return Section(
         key="search",
