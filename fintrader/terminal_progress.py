@@ -1,5 +1,5 @@
-"""Progress as rich bars at a terminal: a module of its own, because rich takes a tenth of a second
-that workers never need."""
+"""Progress as rich bars at a terminal: a separate module, because importing rich takes 0.1 s, and
+workers never need it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TerminalProgress(Progress):
 def reporter(stream: TextIO | None = None) -> Progress:
     """Make the progress that suits `stream` (stderr by default): bars at a terminal, else lines.
 
-    With structured logs (`logs.use_format`) it writes records.
+    Without a stream and with structured logs (`logs.use_format`), it writes records.
     """
     if stream is None and logs.is_structured():
         return LogProgress(sys.stderr)

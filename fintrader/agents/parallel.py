@@ -103,7 +103,7 @@ class BatchedLearners:
         return result
 
     def _descend(self, shares: Rollout) -> Scalars:
-        """Take gradient steps on `[K, R, ...]` rows; leaves the K results in `self.weights`."""
+        """Take gradient steps on `[K, R / K, ...]` rows; leave the K results in `self.weights`."""
         agent = self.agent
         row_index = shares.batch.row_index
         assert row_index is not None
@@ -139,7 +139,7 @@ class BatchedLearners:
         return value.expand(self.count, *value.shape).clone()
 
     def _take_step(self, shares: Rollout, rows: Tensor) -> Scalars:
-        """Take one gradient step of every learner; `rows [K, S]` are its minibatch."""
+        """Take one gradient step of every learner; `rows [K, S]`: their minibatches."""
         learner = torch.arange(self.count, device=rows.device).unsqueeze(1)
         (private, market, row_index), *columns = shares
         assert row_index is not None
@@ -212,7 +212,7 @@ class PipelinedAgent:
         self.policy = agent.policy
         self._front = copy.copy(agent)
         """The side that acts, a shallow copy of the agent with its own actor and random stream;
-        attributes that are replaced later are copied over."""
+        later changes of attributes are copied to it."""
         self._front.actor = copy.deepcopy(agent.actor)
         # Two threads must not draw from one stream.
         self._front.generator = create_generator(agent.seed, "pipeline", device=agent.device)
@@ -242,7 +242,7 @@ class PipelinedAgent:
         self.agent.anneal(fraction)
 
     def act(self, obs: Tensor) -> Tensor:
-        """Choose exploring actions `[B, N]` by the networks last taken over."""
+        """Choose exploring actions `[B, N]` with the networks last taken over."""
         self._front.replay = self.agent.replay
         return self._front.act(obs)
 
@@ -266,13 +266,13 @@ class PipelinedAgent:
         return self.pause() if self.agent.is_report_due else None
 
     def pause(self) -> Metrics:
-        """Wait for running updates, act by their weights from now on, and return the agent's
+        """Wait for running updates, act with their weights from now on, and return the agent's
         metrics."""
         self._take_over()
         return self.agent.pause()
 
     def _take_over(self) -> None:
-        """Wait until no update runs, and act with its weights from now on. Raises the thread's
+        """Wait for running updates, and act with their weights from now on. Raises the thread's
         error, if it had one."""
         if self._updates is not None:
             updates = self._updates
@@ -318,11 +318,11 @@ class PipelinedAgent:
     def load_state_dict(self, state: Tensors) -> None:
         """Continue from a `state_dict()`. Raises CheckpointError."""
         self._take_over()
-        self.agent.load_state_dict(state)
         if "pipeline.generator" not in state:
             raise CheckpointError(
                 "the stored agent learned without a pipeline; resume it with agent.pipeline: false"
             )
+        self.agent.load_state_dict(state)
         load_generator(self._front.generator, state["pipeline.generator"])
         self._front.last_noise = self.agent.last_noise
         self._front.has_parent = self.agent.has_parent

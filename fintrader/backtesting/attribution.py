@@ -1,18 +1,18 @@
 """Attribution of a strategy's profit over its benchmark portfolio to selection, timing, fills and
 costs.
 
-With w the strategy's weights at the close of a bar and b the portfolio's, both of equity, r the
-symbols' returns over the next bar and V the strategy's equity, the profit of a bar is
+With w the strategy's weights at the close of a bar and b the portfolio's, both as parts of equity,
+r the symbols' returns over the next bar and V the strategy's equity, the profit of a bar is
 
     V (Σ w r + fills - costs),
 
 where `fills` is the profit of trades between the price they filled at and the bar's close. The
-portfolio's return on the strategy's capital is V (Σ b r + its fills - its costs). The difference of
+portfolio's profit on the strategy's capital is V (Σ b r + its fills - its costs). The difference of
 the two, over all bars, is
 
     selection  Σ V (w̄ - b̄) r                   profit of holding the mean weights throughout
     timing     Σ V ((w - w̄) - (b - b̄)) r        profit of changing them
-    fills, costs                                the strategy's less the portfolio's.
+    fills, -costs                               the strategy's less the portfolio's.
 
 Their sum is the difference to the cent.
 """
@@ -101,7 +101,7 @@ def _average_weights(result: BacktestResult, returns: Array, capital: Array) -> 
 
 
 def _scale_to_capital(result: BacktestResult, capital: Array) -> tuple[float, float]:
-    """Scale the returns and the costs of a result to this capital, USD."""
+    """Sum a result's profit and costs, scaled to this capital, USD."""
     before = result.equity[:-1]
     steps = divide(result.equity[1:], before, 1.0) - 1
     costs = divide(result.costs_usd[1:], before)

@@ -246,8 +246,8 @@ def weigh_by_momentum(returns: Array) -> Array:
 
 
 def make_volatility_rule(target: float | None, sessions_a_year: int) -> PastRule:
-    """Hold equal weights times min(1, target/σ), σ the annual volatility of their past daily
-    returns; the rest in cash.
+    """Hold equal weights times min(1, target/σ), σ that portfolio's past annual volatility; the
+    rest in cash.
 
     `target`: `usual_volatility` of the training window, if known.
     """
@@ -374,7 +374,7 @@ def simulate_benchmark_portfolio(
 ) -> BacktestResult:
     """Trade the portfolio that `env.benchmark` names, at a strategy's costs.
 
-    Raises EnvError for a benchmark that this market cannot make.
+    Raises EnvError for a benchmark that this market cannot provide.
     """
     kind = benchmark_kind(market, settings.benchmark)
     if kind == "cash":

@@ -115,7 +115,7 @@ class Explainer:
 
 
 def explain(strategy: str, explainers: Sequence[Explainer]) -> Explanation | None:
-    """Join the examined decisions of all windows; None without any."""
+    """Join all windows' examined decisions; None without any, or if their inputs differ."""
     decisions = tuple(decision for explainer in explainers for decision in explainer.explained)
     if not decisions or len({explainer.names for explainer in explainers}) != 1:
         return None

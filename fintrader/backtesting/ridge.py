@@ -1,4 +1,4 @@
-"""`ridge`: a linear model of the same features, the baseline of every learned policy.
+"""`ridge`: a linear model of the policy's features, a baseline for every learned policy.
 
 A ridge regression of forward returns (less their mean over the members) on the features is fitted
 on the training window alone. Its scores tilt the benchmark's weights `b`:
@@ -59,7 +59,7 @@ class Ridge:
 
     coefficients: Array
     """`[F]`, scaled so that `x @ coefficients` has a standard deviation of 1 over the members in
-    training; 0 for features that are constant there."""
+    training; 0 for features that are equal for all members there."""
     horizon: int
     """Length of the fitted forward return, in decisions."""
     penalty: float
@@ -77,7 +77,7 @@ class Ridge:
         )
 
 
-def _tilted_weights(market: MarketTensors, settings: EnvSettings) -> Array:
+def _base_weights(market: MarketTensors, settings: EnvSettings) -> Array:
     """Compute the weights `[T, N]` that are tilted: the benchmark's, or equal ones if it is
     cash."""
     kind = benchmark_kind(market, settings.benchmark)
@@ -96,7 +96,7 @@ class _Panel:
         self.bars = bars
         self.interval = settings.decision_interval
         self.session = market.session.numpy()[bars]
-        self.weights = _tilted_weights(market, settings)[bars]
+        self.weights = _base_weights(market, settings)[bars]
         at = bars + delay
         closed = market.adjusted_close[at].numpy()
         paid = market.adjust(market.open)[at].numpy() if settings.fill == "next_open" else closed
@@ -204,7 +204,7 @@ def _solve(square: Array, moment: Array, penalty: float, count: int) -> Array:
     varies = spread > 1e-10 * max(count, 1)
     if not varies.any():
         raise BacktestError(
-            "no feature tells the members apart: all of them are constant over the training window"
+            "no feature tells the members apart: each has one value for all members at a time"
         )
     inner = square[np.ix_(varies, varies)]
     slope = np.linalg.solve(inner + penalty * np.diag(spread[varies]), moment[varies])
@@ -283,7 +283,7 @@ def ridge(
         market, baseline_settings(settings, market).model_copy(update=interval), "ridge"
     )
     own = account.market
-    weights = _tilted_weights(own, settings)
+    weights = _base_weights(own, settings)
     mark = account.view.mark.double().numpy()
 
     carried = np.zeros(own.num_assets)

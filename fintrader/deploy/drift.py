@@ -49,9 +49,10 @@ _FEWEST = 8
 """Fewest sessions of a backtest to compare days with."""
 
 
-def _read_gains(journal: Journal) -> tuple[NDArray[np.int64], Array, bool]:
+def _read_equity(journal: Journal) -> tuple[NDArray[np.int64], Array, bool]:
     """Read the bars and the equity, USD, of an account's curve without the jumps of deposits and
-    withdrawals; True if it was emptied, after which it begins anew with its next money."""
+    withdrawals; True if the account was emptied and began anew with a later
+    deposit."""
     curve = journal.read_curve()
     bars = np.array([bar for bar, _ in curve], dtype=np.int64)
     equity = np.array([usd for _, usd in curve])
@@ -70,11 +71,11 @@ def _read_gains(journal: Journal) -> tuple[NDArray[np.int64], Array, bool]:
 def measure(
     journal: Journal, bundle: Bundle, market: MarketTensors, limits: LimitSettings
 ) -> DriftReport:
-    """Measure the drift; `market` are the recorded bars from the first that was decided upon.
+    """Measure the drift; `market`: the recorded bars from the first decision on.
 
     Raises DeployError while fewer than two bars of the account are known.
     """
-    bars, equity, is_anew = _read_gains(journal)
+    bars, equity, is_anew = _read_equity(journal)
     minutes = market.minutes.numpy()
     inside = np.isin(bars, minutes)
     bars = bars[inside]

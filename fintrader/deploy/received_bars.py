@@ -56,7 +56,7 @@ class ReceivedBars:
 
     def carry(self, symbol: str, ts: int, close: float) -> None:
         """Give a symbol a last price before its first bar: store a bar at `ts` (ns) with `close`
-        (USD) as all prices and no volume."""
+        (USD) as all prices, no volume, and 1 in extra columns."""
         columns = {**dict.fromkeys(PRICES, np.full(1, close)), "volume": np.zeros(1)}
         extras = dict.fromkeys(self.extras, np.ones(1))
         self.add(wrap_columns(symbol, np.array([ts]), columns, "last close", extras=extras))
@@ -72,8 +72,8 @@ class ReceivedBars:
         return float(rows.values[3, rows.size - 1]) if rows is not None and rows.size else 0.0
 
     def between(self, symbol: str, first: int, stop: int) -> Bars:
-        """Return the bars that begin in `[first, stop)`, ns. If none begins at `first`, one is
-        added there, at the previous close and without volume."""
+        """Return the bars that begin in `[first, stop)`, ns. If none begins at `first`, and one
+        precedes it, one is added there, at the previous close and without volume."""
         rows = self._rows[symbol]
         start, end = np.searchsorted(rows.ts[: rows.size], [first, stop]).tolist()
         is_carried = start > 0 and first not in rows.ts[start:end][:1]

@@ -38,7 +38,7 @@ USUAL_LIMITS = RequestLimits()
 
 @dataclass(frozen=True)
 class Answer:
-    """A server's answer: a body, or a status with its message; status 0 without a readable one."""
+    """A server's answer: a body, or a status with its message; status 0: no readable answer."""
 
     status: int
     body: Any = None
@@ -71,7 +71,7 @@ class RemoteBroker:
         self._patience_s = limits.patience_s
         self._monotonic = limits.monotonic
         self._sleep = limits.sleep
-        self._left: collections.deque[float] = collections.deque(maxlen=limits.per_minute)
+        self._sent: collections.deque[float] = collections.deque(maxlen=limits.per_minute)
         self._closed_until = -math.inf
         keys = [os.environ.get(variable, "") for variable in variables]
         # A function, so that no attribute that a log might show holds the keys.
@@ -99,9 +99,9 @@ class RemoteBroker:
         repeats: bool = False,
         allowed: Container[int] = range(600),
     ) -> Answer:
-        """Return the answer of a server that took the request or refused it. A request that the
-        server put off is sent again; one that may have arrived, only if it `repeats`. Raises
-        BrokerUnsureError when patience ends, BrokerError for a status that is not `allowed`."""
+        """Send a request, again after status 429, and with `repeats` also when it is unknown
+        whether it arrived. Raises BrokerUnsureError without an answer, BrokerError for a status
+        that is not `allowed`."""
         patient_until = self._monotonic() + self._patience_s
         wait_s = 0.25
         for tried in range(1, _TRIES + 1):
@@ -127,15 +127,15 @@ class RemoteBroker:
         """Wait until a request may leave."""
         now = self._monotonic()
         due = self._closed_until
-        if len(self._left) == self._left.maxlen:
-            due = max(due, self._left[0] + _MINUTE_S)
+        if len(self._sent) == self._sent.maxlen:
+            due = max(due, self._sent[0] + _MINUTE_S)
         if due > patient_until:
             raise BrokerUnsureError(
-                f"{self.kind} takes no more requests for {due - now:.0f} seconds"
+                f"{self.kind} gets no more requests for {due - now:.0f} seconds"
             )
         if due > now:
             self._sleep(due - now)
-        self._left.append(self._monotonic())
+        self._sent.append(self._monotonic())
 
     def _explain_refusal(self, answer: Answer) -> BrokerError:
         if answer.status in (401, 403):
@@ -153,7 +153,7 @@ class RemoteBroker:
             return parse()
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             pass
-        raise BrokerUnsureError(f"{self.kind}'s answer cannot be read; it is asked again")
+        raise BrokerUnsureError(f"{self.kind}'s answer cannot be read; ask again later")
 
     def _clean(self, message: str) -> str:
         for key in self._read_keys():

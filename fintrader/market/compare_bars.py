@@ -1,8 +1,8 @@
 """Comparison of two sets of bars: their agreement, their differences, and explanations of these.
 
 Both sets are put on the calendar's grid; shorter bars are aggregated to the length of the longer
-ones inside each session, so that minute bars compare with days. A *bar* is a symbol's row in both
-sets, a *cell* one column of it. Prices differ by `10^4 (b / a - 1)` bps, volumes by
+ones inside each session, so that minute bars compare with days. A *bar* is a symbol's row at one
+time, a *cell* one column of it. Prices differ by `10^4 (b / a - 1)` bps, volumes by
 `10^4 (b - a) / max(a, b)`, which is bounded. A bar agrees when its prices do, within a tolerance;
 volumes of two vendors seldom do.
 
@@ -40,8 +40,8 @@ differ by less)."""
 EXPLAINS = 0.5
 BETTER = 0.3
 FEWEST = 10
-"""A lag explains a session if at least the share EXPLAINS of its cells agrees at that lag, BETTER
-more than in place, among at least FEWEST cells."""
+"""A lag explains a session if a share of at least EXPLAINS of its cells, and of at least FEWEST
+cells, agrees at that lag, BETTER more than without it."""
 LAG_MINUTES = (1, 2, 5, 15, 30, 60, 120, 180, 240, 300)
 
 
@@ -56,7 +56,8 @@ class CompareSettings(Settings):
     """Settings of a comparison of two sets of bars."""
 
     tolerance_bps: float = 0.1
-    """Largest difference of prices that agree: that of rounding to four decimals and to float32."""
+    """Largest difference of prices that agree; it covers rounding to four decimals and to
+    float32."""
     calendar: str = "XNAS"
     """Calendar of files; configurations and built markets name theirs."""
     timezone: str | None = None
@@ -65,7 +66,7 @@ class CompareSettings(Settings):
 
 @dataclass(frozen=True)
 class Suspicion:
-    """A possible explanation of the differences of a symbol from one session to another."""
+    """A possible explanation of a symbol's differences in the sessions `first` to `last`."""
 
     kind: str
     """`scale`, `volume_scale` or `shift`."""
@@ -398,8 +399,8 @@ class _Symbol:
         return lags
 
     def _measure_agreement(self, lag: int) -> Array:
-        """`[S]`: share of the price cells that agree if B is read `lag` bars later; for daily bars,
-        over the FEWEST sessions around each. NaN with too few cells."""
+        """`[S]`: share of the price cells within 1 bp (or the tolerance, if larger) if B is read
+        `lag` bars later; for daily bars, over the FEWEST sessions around each. NaN with too few cells."""
         moved = pd.DataFrame(self.theirs).shift(-lag).to_numpy()
         bps = differences_bps(self.ours, moved)[:, :4]
         cells = self._sum_by_session(np.isfinite(bps).sum(axis=1))

@@ -83,9 +83,9 @@ class DryRun:
             state = file.problem or f"columns {', '.join(file.columns)}"
             lines.append(f"  {file.name} ({file.kind}{rows}): {state}")
         for symbols, first, last in self.requests:
-            lines.append(f"  ask for {shorten_list(symbols)}, {first} to {last}")
+            lines.append(f"  would request {shorten_list(symbols)}, {first} to {last}")
         if self.market is not None:
-            state = "is there already" if self.is_built else "would be built"
+            state = "exists" if self.is_built else "would be built"
             lines.append(f"market {self.market} {state}")
         return "\n".join(lines)
 
@@ -173,7 +173,7 @@ def check_market(path: Path, *, has_record: bool = False) -> Check:
 
 
 def _name_market(path: Path) -> Path:
-    """Return a market's folder where that holds nothing else, or its file."""
+    """Return a market's folder if it holds nothing else, else the file."""
     folder = path.absolute().parent
     own = {path.name, RECORD, ".lock"}
     is_alone = path.name == "market.safetensors" and {p.name for p in folder.iterdir()} <= own
@@ -284,7 +284,7 @@ def examine(feed: Feed, settings: DataSettings, *, now: float | None = None) -> 
 
 def write_quality(report: QualityReport, folder: Path) -> tuple[Path, Path]:
     """Write `quality.json` and `quality.html` (self-contained, with a heat map of the coverage);
-    returns both paths."""
+    return both paths."""
     write_json(folder / "quality.json", to_json(report))
     write_text(folder / "quality.html", quality_page(report))
     return folder / "quality.json", folder / "quality.html"
@@ -293,7 +293,7 @@ def write_quality(report: QualityReport, folder: Path) -> tuple[Path, Path]:
 def quality_page(report: QualityReport) -> str:
     """Render the report as one HTML page without other files."""
     kinds = _render_table(
-        ("kind", "symbol-days", "meaning, and the build's answer"),
+        ("kind", "faults", "meaning, and what a build does"),
         [(kind, count, KINDS[kind]) for kind, count in report.kinds.items()],
     )
     faults = _render_table(

@@ -43,17 +43,17 @@ class RecentBars:
         self.size = 0
         """T: number of bars of the window so far."""
         self.changed = 0
-        """First bar of the window whose columns the last `advance` wrote."""
+        """First bar of the window that the last `advance` wrote or corrected."""
         self.events: dict[str, list[tuple[int, float, float]]] = {}
         """Bar, split and dividend of each symbol."""
         self._read = read
         self._start = 0
-        """Column of the window's first bar."""
+        """Position of the window's first bar in the columns."""
         self._columns: dict[str, Array] = {}
         count = len(self.symbols)
         self._first = np.zeros(count, dtype=np.int64)
         self._last = np.zeros(count, dtype=np.int64)
-        """`_first`, `_last`: columns of each symbol's first and newest bar; `_stop`: of the first
+        """`_first`, `_last`: positions of each symbol's first and newest bar; `_stop`: of the first
         bar after its end."""
         self._stop = np.zeros(count, dtype=np.int64)
         self._happened: dict[str, Mapping[object, tuple[float, float]]] = {}
@@ -64,7 +64,8 @@ class RecentBars:
     def __getitem__(self, name: str) -> Array:
         """Return a column `[N, T]`: one of `COLUMNS`, adjusted forward, or as traded with `held_`
         before its name; `tradable`; `steps` (log returns); `level` and `returns` (closes as a
-        market holds them, adjusted, and their log returns); or an extra column."""
+        market holds them, adjusted, and their log returns); `mean` `[1, T]`, their mean; or an
+        extra column."""
         return self._columns[name][:, self._start : self._start + self.size]
 
     @property
@@ -98,7 +99,8 @@ class RecentBars:
         member: Array,
     ) -> None:
         """Advance to the first `size` bars of the window on `grid`. new: the clean bars, as traded,
-        received since the last call, numbered by this object's symbols; member: `[S, N]` bool."""
+        received since the last call, symbol numbers as in `symbols`; member: `[S, N]` bool, in the
+        index."""
         anew = self._roll(grid, size)
         done = self.size
         at = grid.locate(new.ts)
@@ -173,7 +175,7 @@ class RecentBars:
         return int(self._columns["close"].shape[1]) if self._columns else 0
 
     def _move(self, grid: SessionGrid, drop: int) -> None:
-        """Move the window's bars after the first `drop` to the beginning of wider columns."""
+        """Move the window's bars after the first `drop` to the beginning of new columns."""
         names = (*COLUMNS, *(f"held_{name}" for name in COLUMNS), "tradable", "steps", "level")
         room = max(self._room, 2 * grid.num_bars)
         kept = slice(self._start + drop, self._start + self.size)

@@ -46,7 +46,7 @@ class MetricsEndpoint(Protocol):
     def observe(
         self, run: str, settings: TournamentSettings
     ) -> AbstractContextManager[Callable[[Orchestrator], None]]:
-        """Return the callback of the reconcile loop, called after each turn, inside a block."""
+        """Yield the callback that the reconcile loop calls after each turn."""
 
     def close(self) -> None:
         """Stop listening."""
@@ -96,12 +96,14 @@ def watching(
 PATIENCE_SECONDS = 30.0
 """Seconds that a reader waits for other readers."""
 HELD = ".held"
-"""Empty file in a copy of a run: another machine held the run at the time of this file."""
+"""Empty file in a copy of a run: another machine held the run when it was last
+modified."""
 
 
 @contextlib.contextmanager
 def hold_run(config: RunConfig) -> Iterator[Mirror | None]:
-    """Hold the run for this process, here and in its store; None where it has no store.
+    """Hold the run for this process, here and in its store; yield the store's mirror, None without
+    a store.
 
     If this run was begun on this machine, a store that does not answer is retried for
     `operations.outage_seconds`; otherwise its URL may be wrong, and the call fails soon.

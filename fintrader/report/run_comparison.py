@@ -53,7 +53,7 @@ def labels(places: Sequence[str]) -> list[str]:
 
 def render_comparison(runs: Mapping[str, StoredBacktest]) -> str:
     """Render the page as text; `runs` maps a run's name to its stored backtest. Raises
-    BacktestError below two runs."""
+    BacktestError for fewer than two runs."""
     if len(runs) < 2:
         raise BacktestError("a comparison needs at least two backtests")
     page = Page("Comparison of runs")

@@ -4,8 +4,8 @@ line share.
 The files are described where they are written, in `backtesting/writer.py`. Each is read when it is
 first asked for.
 
-    seal.json   the SHA-256 of every other file of the backtest; the line of its look on the ledger
-                (`verdict/looks.py`), which records the seal's hash in turn; and a hash over both
+    seal.json   the SHA-256 of every other file of the backtest; the ledger's line of its look
+                (`verdict/looks.py`); and a hash over both. A later line notes the seal's hash
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ TRADE_COLUMNS: dict[str, str] = {
     "cost_usd": "float64",
     "kind": "str",
 }
-"""One row a fill. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`,
+"""One row per fill. `shares` is signed (bought > 0), `notional_usd` is not; `kind` is `order`,
 `forced` (the symbol ended, or a margin call), `ruin` (the account was closed) or `split` (the
 change that a split made, at no price)."""
 TABLES = {
@@ -174,14 +174,13 @@ class StoredBacktest:
     sensitivity: tuple[Variation, ...]
     """The result with one choice changed at a time; empty where not run."""
     changed: str
-    """Sentence that a file was changed after it was written, or that the seal is missing; empty
-    if neither."""
+    """Warning of a file that was changed later, or of a missing seal; empty if neither."""
     analysis: Analysis | None
     """Attribution, execution and factors; None if the market was not available."""
     explanation: Explanation | None
     """Influence of the inputs on some decisions; None where none was examined."""
     timezone: str = "UTC"
-    """Time zone of all times below."""
+    """Time zone of all times."""
 
     def __init__(
         self,
@@ -216,12 +215,12 @@ class StoredBacktest:
 
     @cached_property
     def _rows(self) -> dict[str, NDArray[np.intp]]:
-        """Row numbers of each strategy in `equity`, in the order in which they were given."""
+        """Row numbers of each strategy in `equity`, in the table's order."""
         return _group_rows(self.equity)
 
     @cached_property
     def strategies(self) -> list[str]:
-        """Names of the strategies, in the order in which they were given."""
+        """Names of the strategies, in the table's order."""
         return list(self._rows)
 
     @cached_property
@@ -244,7 +243,7 @@ class StoredBacktest:
         return m.find_session_ends(self.session)
 
     def curve(self, column: str = "equity_usd") -> pd.DataFrame:
-        """Wide: index `minute`, one column a strategy, at every bar."""
+        """Wide: index `minute`, one column per strategy, at every bar."""
         values = self.equity[column].to_numpy()
         wide = pd.DataFrame(
             {name: values[rows] for name, rows in self._rows.items()}, index=self.minutes
@@ -284,13 +283,13 @@ class StoredBacktest:
 
     @property
     def opening(self) -> Opening:
-        """Opening words of every page about this backtest: the verdict's, or that a file was
-        changed."""
+        """Opening words of every page about this backtest: the verdict's, or the warning of a
+        change."""
         return choose_opening(None if self.changed else self.verdict, self.changed)
 
     @property
     def conclusion(self) -> str:
-        """The verdict's sentences, or that a file was changed since."""
+        """The warning of a change, the verdict's sentences, or `not assessed`."""
         return self.changed or ("not assessed" if self.verdict is None else self.verdict.text)
 
     @property
@@ -334,8 +333,8 @@ class StoredBacktest:
         return own[own["kind"] != "split"]
 
     def weights(self, strategy: str) -> pd.DataFrame:
-        """Wide: index `minute` of each session's last bar, one column a symbol ever held at a
-        close; 0 where not."""
+        """Wide: index `minute` of each session's last bar, one column per symbol ever held at a
+        close; else 0."""
         rows = self.positions[self.positions["strategy"] == strategy].astype({"symbol": str})
         wide = rows.pivot(index="minute", columns="symbol", values="weight")
         return wide.reindex(self.minutes[self.ends]).fillna(0.0)
@@ -438,9 +437,7 @@ def hash_files(folder: Path) -> dict[str, str]:
 def read_seal(folder: Folder) -> dict[str, Any]:
     """`format`, `files` and, where a look was noted, `look`. Raises NotThereError,
     DamagedFileError."""
-    changed = DamagedFileError(
-        f"{folder.root / SEAL} was changed after it was written, or by another version"
-    )
+    changed = DamagedFileError(f"{folder.root / SEAL} was changed, or written by another version")
     body = unseal(folder.read(SEAL), changed)
     if body.get("format") != SEAL_FORMAT or not isinstance(body.get("files"), dict):
         raise changed
@@ -504,7 +501,7 @@ def read_record(folder: Folder, name: str) -> Any:
 
 
 def _group_rows(table: pd.DataFrame) -> dict[str, NDArray[np.intp]]:
-    """Row numbers of each strategy, in the order in which they were given."""
+    """Row numbers of each strategy, in the table's order."""
     codes, names = pd.factorize(table["strategy"])
     return {str(name): np.flatnonzero(codes == code) for code, name in enumerate(names)}
 

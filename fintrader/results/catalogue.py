@@ -1,9 +1,9 @@
 """Every number of a backtest, each with its unit, formula and source, computed from plain arrays.
 
-Returns are daily-resampled (the last equity of each session, the first against the starting
-capital), risk-free rate 0: the convention of the paper's table and of empyrical. A year has as many
-sessions (`Y` in formulas) as the market says: 252, or 365 where it trades every day. The keys of
-metrics computed from bars begin with `minute`.
+Returns are daily-resampled (from each session's last equity; the first from the starting capital),
+risk-free rate 0: the convention of the paper's table and of empyrical. A year has as many
+sessions (`Y` in formulas) as the market says: 252, or 365 where it trades every day. Keys of
+metrics of bar returns begin with `minute`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ count.
     runs/.deleted-<name>-<ns>     a run that is being deleted
 
 A deletion killed between the two steps leaves such a folder; no list shows it, and the next
-deletion removes it. The ledger of looks is outside the run's folder and keeps its looks. Results
-from another runs folder, whose looks this ledger lacks, are recorded before they are deleted.
-"""
+deletion removes it. The ledger of looks is outside the run's folder and keeps its looks. Looks that
+this ledger lacks, at results from another runs folder, are recorded first."""
 
 from __future__ import annotations
 
@@ -14,10 +13,9 @@ import os
 import shutil
 import time
 from contextlib import suppress
-from pathlib import Path
 
 from fintrader.errors import RunError
-from fintrader.numerals import count
+from fintrader.numerals import format_count
 from fintrader.results.backtest_files import read_backtest
 from fintrader.results.folders import Folder, RunsFolder, is_file_locked, is_locked
 from fintrader.results.notes import check_writable
@@ -40,15 +38,19 @@ def describe_loss(runs: RunsFolder, name: str) -> str:
         for file in names:
             with suppress(OSError):
                 size += os.lstat(os.path.join(above, file)).st_size
-    text = f"{count(files)} files ({size / 1e6:,.1f} MB) go for good"
+    text = f"{format_count(files, 'file')} ({size / 1e6:,.1f} MB) go for good"
     pods = len(folder.folders("pods"))
     if pods:
-        text += f", the networks, curves and results of {count(pods)} pods among them"
-    looks = sum(line.look.run == name for line in Ledger().looks())
-    stay = "the ledger of looks"
-    if looks:
-        stay = f"its {count(looks)} looks on the ledger, which still count"
-    return f"{text}. These stay: {stay}, built markets, and deployments that were made from it."
+        text += f", the networks, curves and results of {format_count(pods, 'pod')} among them"
+    run = name, folder.json("manifest.json").get("created") if _has_manifest(folder) else None
+    looks = sum(
+        line.held_out and (line.look.run, line.look.created) == run for line in Ledger().looks()
+    )
+    theirs = f"its {format_count(looks, 'look')} on the ledger, which still count"
+    return (
+        f"{text}. These stay: {theirs if looks else 'the ledger of looks'}, built markets, and"
+        " deployments that were made from it."
+    )
 
 
 def delete_run(runs: RunsFolder, name: str) -> None:
@@ -64,12 +66,18 @@ def delete_run(runs: RunsFolder, name: str) -> None:
         grave = runs.root / f"{TOMBSTONE}{name}-{time.time_ns()}"
         try:
             os.rename(folder.root, grave)
-            sync(runs.root)
         except OSError as error:
             raise RunError(
                 f"{name} cannot be deleted ({error.strerror}); {runs.root} must be writable"
             ) from None
-        _remove(grave)
+        with suppress(OSError):
+            sync(runs.root)
+        shutil.rmtree(grave, ignore_errors=True)  # another deletion may run too
+        if grave.exists():
+            raise RunError(
+                f"the run is no longer listed, but {grave} could not be fully removed; remove it"
+                " by hand"
+            )
 
 
 def sweep(runs: RunsFolder) -> None:
@@ -77,15 +85,6 @@ def sweep(runs: RunsFolder) -> None:
     for name in runs.folders():
         if name.startswith(TOMBSTONE):
             shutil.rmtree(runs.path(name), ignore_errors=True)
-
-
-def _remove(grave: Path) -> None:
-    shutil.rmtree(grave, ignore_errors=True)  # another deletion may run too
-    if grave.exists():
-        raise RunError(
-            f"the run is no longer listed, but {grave} could not be fully removed; remove it by"
-            " hand"
-        )
 
 
 def _check_deletable(runs: RunsFolder, name: str) -> Folder:
@@ -118,7 +117,8 @@ def _has_manifest(folder: Folder) -> bool:
 
 
 def _keep_looks(folder: Folder) -> None:
-    """Record missing looks at the stored results. Raises LedgerError for a broken ledger."""
+    """Record looks at the stored results that the ledger lacks. Raises LedgerError for a broken
+    ledger."""
     Ledger().lines()
     for inside in ((), ("validation",), ("train",)):
         try:
@@ -128,4 +128,4 @@ def _keep_looks(folder: Folder) -> None:
         except LedgerError:
             raise
         except RunError:
-            continue  # a damaged result is no look
+            continue  # a damaged result is not a look

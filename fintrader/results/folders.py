@@ -135,7 +135,8 @@ class Folder:
 
     @classmethod
     def locate(cls, path: Path | str) -> Folder:
-        """Resolve the links that lead to a folder. Raises UnsafePathError for one inside a run."""
+        """Resolve the links that lead to a folder. Raises UnsafePathError for a link inside a
+        run."""
         refuse_link(path)
         return cls(Path(path).resolve())
 
@@ -256,11 +257,11 @@ class RunsFolder(Folder):
         return cls(Path(path).resolve())
 
     def names(self) -> list[str]:
-        """Names of the folders that a run may have, sorted."""
+        """Folder names that are valid names of runs, sorted."""
         return [name for name in self.folders() if _plain(name)]
 
     def all(self) -> list[Folder]:
-        """List the folders of all runs, from one listing, without checking each again."""
+        """List every folder with a valid name, from one listing, without further checks."""
         return [Folder(self.root / name) for name in self.names()]
 
     def run(self, name: object) -> Folder:

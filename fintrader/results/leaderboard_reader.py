@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class LeaderboardRow:
-    """A pod on the leaderboard, or the benchmark portfolio, which has a score alone."""
+    """A pod on the leaderboard, or the benchmark portfolio, which has only a score."""
 
     rank: int | None = None
     pod: str
@@ -59,7 +59,7 @@ class LeaderboardRow:
 
 @dataclass(frozen=True)
 class RacingPod:
-    """A pod with its state and, once it has one, its score."""
+    """A pod with its state, and its score if it has one."""
 
     pod: str
     idx: int
@@ -80,7 +80,7 @@ class RacingPod:
 
 @dataclass(frozen=True)
 class StoredPod(RacingPod):
-    """A pod with its spec, its state and, once it has one, its result."""
+    """A pod with its spec, its state, and its result if it has one."""
 
     parent_snapshot: str | None
     seen: int
@@ -116,7 +116,7 @@ class LineageStep:
     env_steps: int = 0
     hyper: dict[str, JsonValue] = field(default_factory=dict)
     changed: dict[str, tuple[JsonValue, JsonValue]] = field(default_factory=dict)
-    """Searched settings that differ from the parent's: both values."""
+    """Searched settings that differ from the parent's: (parent's, own)."""
     inherited: str | None = None
     """SHA-256 of the parent's snapshot."""
     snapshot: str | None = None
@@ -142,7 +142,7 @@ BENCHMARK = "benchmark"
 def read_leaderboard(
     path: Path, *, most: int | None = None, benchmark: bool = False
 ) -> list[LeaderboardRow]:
-    """Read the rows of the leaderboard, best first, at most `most`.
+    """Read the rows of the leaderboard, best first, at most `most` pods.
 
     `benchmark`: insert the benchmark portfolio above all pods that do not beat it; it has no rank,
     and is neither a trial nor a parent.
@@ -289,7 +289,7 @@ def _select(uri: str, query: str) -> list[dict[str, Any]]:
         connection.execute("PRAGMA query_only = ON")
         connection.execute(
             "PRAGMA trusted_schema = OFF"
-        )  # a foreign file's views may call no function
+        )  # bars unsafe functions in a foreign file's views
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, CELL_BYTES)
         connection.row_factory = sqlite3.Row
         deadline = time.monotonic() + READ_SECONDS  # a foreign file's view may never end

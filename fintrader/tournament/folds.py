@@ -1,12 +1,11 @@
 """Purged K-fold validation: each block of sessions is scored by a learner that saw neither the
 block nor its neighbours.
 
-Training and validation window together are cut into K blocks. Learner k trains on all sessions but
-block k and an embargo on both sides of it (López de Prado, "Advances in Financial Machine
+The training and validation windows together are cut into K blocks. Learner k trains on all sessions
+but block k and an embargo on both sides of it (López de Prado, "Advances in Financial Machine
 Learning", 2018, 7.4), and is scored on block k. The pod's policy comes from one more learner with
 the same settings and budget that trains on everything. Learner k of a child continues from learner
-k of its parent, so that no lineage ever trains on the block that it is scored on.
-"""
+k of its parent, so that no lineage ever trains on the block that it is scored on."""
 
 from __future__ import annotations
 
@@ -75,7 +74,7 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Blo
     sessions = len(starts)
     if sessions < 2 * folds:
         raise ConfigError(
-            f"tournament.validation_folds: {folds} folds of {sessions} sessions leave a fold"
+            f"tournament.validation_folds: {sessions} sessions in {folds} folds leave one"
             f" of fewer than two; lower it to {max(2, sessions // 2)}, or lengthen data.windows"
         )
     edges = np.append(starts, whole.num_bars)

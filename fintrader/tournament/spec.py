@@ -69,7 +69,7 @@ class EvaluationTerms:
 
     metric: Metric = "sharpe"
     windows: int = 1
-    """Equal parts of the sessions that are scored separately."""
+    """Number of equal, separately scored parts of the sessions."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class PodSpec(_SealedRecord):
     seen: int = 0
     """Results that had been applied to the leaderboard when this spec was made."""
     generation: int = 0
-    """Number of the generation or rung; in other orders, distance from the founders."""
+    """Number of the generation or rung; with another `order`, distance from the founders."""
     rung: int = 0
     """Rung of halving. Pods of a higher rung rank before those of lower rungs, whose scores come
     from shorter training and are the best of many."""
@@ -121,7 +121,7 @@ class PodSpec(_SealedRecord):
     """Number of times that the replicas are averaged."""
     data_hash: str = ""
     rivals: tuple[Rival, ...] = ()
-    """Players of the teams from the second on; none: the pod's own policy plays all teams."""
+    """A player for each team but the first; empty: the pod's own policy plays all teams."""
 
     @property
     def is_classic(self) -> bool:
@@ -142,7 +142,7 @@ class PodSpec(_SealedRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class PodResult(_SealedRecord):
-    """Outcome of a pod, written last. The body fills in the results of training, and the module
+    """Outcome of a pod, written last. The function that trains fills in its results, and the module
     `pod` the rest."""
 
     pod: str
@@ -154,7 +154,7 @@ class PodResult(_SealedRecord):
     spec: str = ""
     """Digest of the spec that the result belongs to."""
     score: float | None = None
-    """Score that the leaderboard sorts by; None ranks last."""
+    """Score that the leaderboard sorts by; None: no row."""
     window_scores: tuple[float | None, ...] = ()
     rung_scores: dict[str, float | None] = field(default_factory=dict)
     """Scores before the end, by budget share."""
@@ -179,8 +179,8 @@ class PodResult(_SealedRecord):
     started: float = 0.0
     finished: float = 0.0
     seconds: float = 0.0
-    """Training and evaluation, resumed parts included where the body knows them; 0: the module
-    `pod` measures the time."""
+    """Training and evaluation, resumed parts included where the function that trains knows them; 0:
+    the module `pod` measures the time."""
     device: str = ""
     location: str = ""
     """Machine and device that trained the pod (`process.describe_location`)."""
@@ -188,7 +188,7 @@ class PodResult(_SealedRecord):
 
     @property
     def reproducible(self) -> PodResult:
-        """The result without its times and machines, which no seed can fix."""
+        """The result without its times and machines, which no seed determines."""
         return replace(
             self, started=0.0, finished=0.0, seconds=0.0, device="", location="", attempts=1
         )

@@ -85,7 +85,7 @@ class TrainingState:
                 files = self._fetch(data, arrived)
             except StorageDamagedError as error:
                 log.warning(
-                    "the stored state of a pod is left aside", extra={"fields": {"why": str(error)}}
+                    "a pod's damaged stored state is dropped", extra={"fields": {"why": str(error)}}
                 )
                 self.objects.remove(f"{self.name}.json")
                 files = {}
@@ -111,7 +111,7 @@ class TrainingState:
         for name in files:
             if _LEFT_OUT.search(name) or ".." in Path(name).parts or Path(name).is_absolute():
                 raise StorageDamagedError(
-                    f"{self.objects}/{self.name}.json names {name!r}, which is no state of a pod"
+                    f"{self.objects}/{self.name}.json names {name!r}, which is not a pod's state"
                 )
 
         def fetch_file(name: str) -> None:
@@ -138,7 +138,7 @@ class TrainingState:
                     new,
                 )
             except FileNotFoundError:
-                return False  # the pod has just removed a file; the next save stores the rest
+                return False  # the pod has just removed a file; the next save tries again
             finally:
                 remove_tree(taken)
             data = seal({"spec": self.digest, "files": files})
@@ -195,11 +195,11 @@ def synchronise(mirror: Mirror, spec: PodSpec, folder: Path, seconds: float) -> 
     """Begin with the pod's training state as the store has it, and store it every `seconds` from
     then on.
 
-    A store that fails does not disturb the training.
+    Failed saves are only logged. Raises StorageError at the beginning.
     """
     state = TrainingState(mirror, spec.pod, spec.digest, folder)
     if state.restore():
-        log.info("pod goes on from its stored state")
+        log.info("pod resumes from its stored state")
     ended = threading.Event()
 
     def keep() -> None:
@@ -236,6 +236,4 @@ def _try_save(state: TrainingState) -> None:
 def clear(mirror: Mirror, pod: str) -> None:
     """Remove a pod's stored state, if it has any."""
     name = f"{mirror.prefix}pods/{pod}/state"
-    if mirror.objects.exists(f"{name}.json"):
-        mirror.objects.remove(f"{name}.json")
-        mirror.objects.remove(*mirror.objects.list_names(name))
+    mirror.objects.remove(f"{name}.json", *mirror.objects.list_names(name))

@@ -1,7 +1,7 @@
 """The updater: applies the result of a pod to the leaderboard.
 
 A leaderboard is a pure function of the sequence of its results. Its final rows do not even depend
-on that sequence, since all results are compared by one total order: rung of halving, then score
+on their order, since all results are compared by one total order: rung of halving, then score
 (higher first), then age (earlier pod first).
 """
 
@@ -27,8 +27,8 @@ class Placement:
 
 
 def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
-    """Apply one result. Idempotent by (pod, epoch); ties go to the earlier pod; failed pods get no
-    row."""
+    """Apply one result. Idempotent by (pod, epoch); ties go to the earlier pod; pods without a
+    score get no row."""
     if entry.key in leaderboard.keys:
         return Placement(new=False)
     leaderboard.keys.add(entry.key)

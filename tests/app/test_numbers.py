@@ -189,7 +189,7 @@ def test_a_fill_leads_to_its_decision_and_back(open_page, template):
 def test_only_an_explained_order_leads_to_a_decision(open_page, site):
     test = open_page(site, "backtest", run="demo", part="trades", strategy="buy_and_hold")
     assert table_with(test, "fill_time") is not None
-    assert "Choose an order" not in said(test)
+    assert "Choose a fill" not in said(test)
     path = site / "runs" / "demo" / "backtest" / "trades.parquet"
     rows = pd.read_parquet(path)
     rows.assign(

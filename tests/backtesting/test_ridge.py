@@ -107,7 +107,7 @@ def test_without_features_it_is_left_out_and_says_why():
         replace(part, features=part.features[:, :, :0], feature_names=())
         for part in (train, validation, test)
     ]
-    for (fitted, chosen, window), why in ((flat, "constant"), (bare, "no features")):
+    for (fitted, chosen, window), why in ((flat, "each has one value"), (bare, "no features")):
         found = simulate_all_baselines(window, SETTINGS, train=fitted, validation=chosen)
         assert "ridge" not in found.results
         assert why in found.left_out["ridge"]

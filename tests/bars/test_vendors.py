@@ -361,7 +361,7 @@ def test_a_vendors_market_is_the_files_market(fake_alpaca, tmp_path, bars):
     planned = dry_run(settings, cache=tmp_path / "empty")
     days = dt.date(2016, 1, 4), dt.date(2016, 1, 22)
     assert planned.requests == ((["AAA", "BBB"], *days),)
-    assert "ask for AAA, BBB, 2016-01-04 to 2016-01-22" in planned.describe()
+    assert "would request AAA, BBB, 2016-01-04 to 2016-01-22" in planned.describe()
     assert len(fake_alpaca.requests) == asked
     files = make_market(
         validate(

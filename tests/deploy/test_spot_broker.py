@@ -331,7 +331,7 @@ def test_too_many_requests_wait_as_told_and_send_again(server, broker, clock):
     assert len(server.rows) == 1
     server.retry_after = "30"
     server.faults = {len(server.seen) + 1: "429"}
-    with pytest.raises(BrokerUnsureError, match="takes no more requests for 30 seconds"):
+    with pytest.raises(BrokerUnsureError, match="gets no more requests for 30 seconds"):
         broker.submit(order(number=1))
     assert len(server.rows) == 1
 

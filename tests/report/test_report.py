@@ -264,6 +264,6 @@ def test_tear_sheet(runs, tmp_path):
     short = StoredBacktest(
         stored.metrics, {**stored.parts, "equity": stored.equity[stored.equity["session"] < 5]}
     )
-    with pytest.raises(BacktestError, match="5 sessions are too few"):
+    with pytest.raises(BacktestError, match="pyfolio needs 22 sessions, and there are 5"):
         write_tear_sheet(tmp_path / "tear.png", short)
     assert write_tear_sheet(tmp_path / "tear.pdf", stored).read_bytes().startswith(b"%PDF")

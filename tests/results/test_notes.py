@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,19 +113,21 @@ def test_too_much_is_refused(runs):
 
 def test_a_deleted_run_is_gone_and_its_looks_are_not(runs):
     ledger = Ledger()
-    ledger.record(look("a", run="demo"))
+    created = json.loads((runs.root / "demo" / "manifest.json").read_bytes())["created"]
+    ledger.record(replace(look("a", run="demo"), created=created))
     assert ledger.record(look("b", run="second"))[0] == 2
+    ledger.record(look("c", run="demo"))  # of an earlier run of this name
     lost = describe_loss(runs, "demo")
     whole = [path for path in (runs.root / "demo").rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in whole)
     assert lost.startswith(f"{len(whole)} files ({size / 1e6:,.1f} MB) go for good")
     assert "results of 8 pods among them" in lost
-    assert "1 looks on the ledger" in lost
+    assert "1 look on the ledger" in lost
     delete_run(runs, "demo")
     assert "demo" not in names(runs)
     assert not any(entry.name.startswith(TOMBSTONE) for entry in os.scandir(runs.root))
-    assert [line.look.result for line in ledger.looks()] == ["a", "b"]
-    assert ledger.record(look("c", run="third"))[0] == 3, "the look of the deleted run counts"
+    assert [line.look.result for line in ledger.looks()] == ["a", "b", "c"]
+    assert ledger.record(look("d", run="third"))[0] == 4, "the look of the deleted run counts"
     with pytest.raises(NotThereError):
         delete_run(runs, "demo")
 
@@ -150,10 +153,10 @@ def test_a_killed_run_whose_pods_train_on_is_not_deleted(runs):
 
 
 def killed_between(root):
-    def dies(_):
+    def dies(_, **how):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    deletion._remove = dies
+    deletion.shutil.rmtree = dies
     delete_run(RunsFolder.at(root), "demo")
 
 

@@ -336,8 +336,8 @@ def explore_decision(stored: StoredBacktest) -> None:
         most = found.moved[k].argmax()
         words = (
             f"Moved most by {plain(human(found.inputs[most]))}: without it"
-            f" {percent(found.moved[k, most])} of the account would have been held elsewhere. In"
-            " brackets the target weight; blue raised it, red lowered it."
+            f" {percent(found.moved[k, most])} of the account would have been held elsewhere. The"
+            " target weight is in brackets; inputs in blue raised it, in red lowered it."
         )
         charts.show(figures.decision_figure(found, k), "decisions_one")
     right.caption(words)
@@ -401,8 +401,7 @@ def draw_prices(
 def list_fills(
     rows: pd.DataFrame, timezone: str, key: str, follow: Callable[[int], None] | None
 ) -> None:
-    """List fills; `follow` the place of the order that the user chooses to its other page, if it
-    has one."""
+    """List fills. `follow(place)` opens the other page of a chosen order."""
     config = {
         "decision_time": DatetimeColumn(f"Decided ({timezone})", format=MOMENT),
         "fill_time": DatetimeColumn(f"Filled ({timezone})", format=MOMENT),
@@ -414,7 +413,7 @@ def list_fills(
         "kind": "Kind",
     }
     if follow is not None:
-        st.caption("Choose an order to go from its trades to its decision, and back.")
+        st.caption("Choose a fill to go from its trades to its decision, or back.")
     on_select = "ignore" if follow is None else "rerun"
     # A choice is a row number: other fills need another key.
     key = f"{key}_{hash(tuple(rows.index))}"

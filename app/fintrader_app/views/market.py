@@ -307,7 +307,7 @@ def show_findings(market: Market) -> None:
 @remember
 def measure_correlations(market: Market, most: int) -> Any:
     """Measure the correlations `[N, N]` of daily returns of the first `most` symbols; NaN for pairs
-    with fewer than five common sessions."""
+    with fewer than five common returns."""
     daily = np.log(market.daily_closes()[:, :most])
     return pd.DataFrame(np.diff(daily, axis=0)).corr(min_periods=5).to_numpy()
 

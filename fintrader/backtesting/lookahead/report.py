@@ -28,7 +28,7 @@ class LookaheadReport:
     """Columns that predict the returns after them implausibly well: no proof of a leak, but a
     reason to check."""
     trusted: tuple[str, ...] = ()
-    """Inputs that changed bars cannot test, because they are not made of bars."""
+    """Inputs that are not made of bars, which changed bars cannot test."""
     untried: tuple[str, ...] = ()
     """Bars at which a market with another future could not be built."""
     is_kept: bool = False
@@ -66,7 +66,7 @@ class LookaheadReport:
 
 
 def gather(leaks: Iterable[Leak]) -> tuple[Leak, ...]:
-    """Keep the first leak of each name, with its count."""
+    """Merge leaks by name: the first one, with all counts; sorted by name."""
     merged: dict[str, Leak] = {}
     for leak in leaks:
         first = merged.get(leak.name)

@@ -20,10 +20,10 @@ from fintrader.results.market_description import Fault
 _TICK = 2e-4
 """Prices whose log ratio is smaller are equal but for rounding and float32."""
 _AROUND = 21
-"""Number of days whose median ratio is the scale of the day in their middle."""
+"""Days in the rolling median of the ratio, the scale of the middle day."""
 _FEWEST = 3
 """Fewest days in a row with a misplaced opening print that are reported; in clean bars one day in a
-hundred has one by chance. From as many days with other prices on, they are reported as one fault if
+hundred has one by chance. As many days with other prices, or more, are one fault if
 their share exceeds _RARE."""
 _RARE = 0.01
 
@@ -35,7 +35,7 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
     daily: sorted daily bars of the same symbol; those outside of the sessions of `grid` are
     ignored.
     """
-    import pandas as pd  # imported here: settings load this module, and not pandas
+    import pandas as pd  # settings import this module and must not load pandas
 
     at = grid.locate(daily.ts)
     table = np.full((grid.num_sessions + 2, 4), np.nan)
@@ -72,7 +72,7 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
             if stop - start >= _FEWEST:
                 minutes = abs(lag) * days.length
                 detail = f"{minutes} minute{'s' * (minutes > 1)} {'early' if lag < 0 else 'late'}"
-                until = f" to {days.dates[stop - 1]}, by the opening prints of daily bars"
+                until = f" until {days.dates[stop - 1]}, by the opening prints of daily bars"
                 count = days.bars[start:stop].sum()
                 faults.append(days.report_fault("misaligned", start, detail + until, count))
     differs = np.flatnonzero(away.any(axis=1))
@@ -83,7 +83,7 @@ def compare_with_daily(days: Days, daily: Bars, grid: SessionGrid) -> tuple[Days
         )
     else:
         faults += [
-            days.report_fault("unlike_daily", day, f"{np.expm1(centre[day]):+.1%}")
+            days.report_fault("unlike_daily", day, f"{np.expm1(centre[day] - scale[day, 0]):+.1%}")
             for day in np.flatnonzero(is_unlike).tolist()
         ]
     opened = np.where(known, ~is_print[:, len(LAGS) // 2], np.nan)

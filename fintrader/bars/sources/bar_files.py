@@ -64,8 +64,8 @@ def fold_warnings() -> Iterator[None]:
 
 
 def read_files(settings: FilesSettings, path: str, symbols: tuple[str, ...] = ()) -> Bars:
-    """Read all rows of all files at a path, of `symbols` only if there are any. Raises BarError for
-    a file that cannot be read, DataError if there is no file."""
+    """Read all rows of all files at a path, those of `symbols`, or all if it is empty. Raises
+    BarError for a file that cannot be read, DataError if there is no file."""
     return read_rows(select_files(settings, path), settings, symbols)
 
 
@@ -136,7 +136,7 @@ def split_by_layout(
         if not is_shared
     ]
     selected = [file for file in files if shared[file]]
-    # Text files are read only if there are no tables.
+    # Files such as .txt and .dat are read only if there are no tables.
     tables = [file for file in selected if find_file_kind(file.place)]
     return tables or selected, left_out
 
@@ -324,7 +324,7 @@ def _may_be_whole(last: str, others: list[str], decimal: str) -> bool:
         places = {len(field.partition(decimal)[2]) for field in others}
         return len(last.partition(decimal)[2]) in places - {0}
     whole = [len(field) for field in others if decimal not in field]
-    is_zero = last == "0" and whole == [*map(len, others)]  # no longer whole number begins with 0
+    is_zero = last == "0" and whole == [*map(len, others)]  # longer ones do not begin with 0
     return is_zero or len(last) >= min(whole, default=len(last) + bool(others))
 
 

@@ -107,7 +107,7 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """True if the cells are text, also if they are encoded by a dictionary."""
+        """True if the cells are text, even if dictionary-encoded."""
         kind = self.cells.type
         return bool(
             pa.types.is_string(kind)
@@ -322,7 +322,7 @@ def _read_day_counts(column: Column, settings: FilesSettings) -> Array:
     written = str(settings.time_format)
     days = _read_column(column, settings) / counts_per_day(written)
     days += first_day(written)
-    column.refuse(pd.Series(~(np.abs(days) < 100_000)), f"no time in {written}")
+    column.refuse(pd.Series(~(np.abs(days) < 100_000)), f"not a time in {written}")
     seconds = np.round(days * 86_400).astype("datetime64[s]")  # fractions of a day are inexact
     return _to_utc(column, seconds.astype("datetime64[ns]"), settings)
 
@@ -376,7 +376,7 @@ def _read_counts(
         scale = unit or np.array(list(UNITS.values()))[np.searchsorted(_LARGEST, np.abs(counts))]
         remedy = "set data.source.time_format to its unit"
         far = pd.Series(np.abs(counts) > 2**62 // scale, dtype=bool)
-        column.refuse(far, f"no time in {settings.time_format} since 1970; {remedy}")
+        column.refuse(far, f"out of range in {settings.time_format}; {remedy}")
         times = counts * scale
         is_local = settings.time_format == LOCAL
         return _to_utc(column, times.astype("datetime64[ns]"), settings) if is_local else times
@@ -469,14 +469,15 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     """Read the numbers of each column: our name of the column -> `[R]` float64.
 
     Rows without a trade get NaN in all columns. An empty volume counts as 0, and an empty cell of
-    an extra column is NaN. Raises BarError for any other empty cell in a row with prices.
+    an extra column is NaN. A few rows with a close
+    alone count as untraded. Raises BarError for other empty cells, also of a factor.
     """
     _refuse_ambiguous(columns, settings)
     factor = settings.columns.get("factor")
     values = {name: _read_column(column, settings) for name, column in columns.items()}
     untraded = np.zeros(len(values["close"]), dtype=bool)
     if set(values) > {*PRICES}:  # some sources write days without trade as zeros and the last close
-        volume = sum(np.nan_to_num(values[name]) for name in values if name not in PRICES)
+        volume = sum(np.nan_to_num(values[name]) for name in values if name.startswith("volume"))
         traded = volume + sum(np.nan_to_num(values[name]) for name in PRICES[:3])
         untraded = np.asarray(traded) == 0
         for name in PRICES[:3]:  # others write 0 for a missing price

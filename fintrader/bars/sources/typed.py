@@ -50,7 +50,7 @@ _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
 
 
 class TableError(ValueError):
-    """Error for a file that contains no table; its message gives the reason and the remedy."""
+    """Error for a file whose table cannot be read; its message gives the reason and the remedy."""
 
 
 @contextlib.contextmanager
@@ -157,7 +157,7 @@ def _convert_json(content: Any) -> pd.DataFrame:
 def _join_tables(frames: dict[str, pd.DataFrame], symbol: str | None, content: Any) -> pd.DataFrame:
     """Join the tables under the keys of `content`, which are symbols, days or lengths of bars.
     Raises TableError if they are several lengths."""
-    # a second table may describe the page of results; keep the tables with prices
+    # a second table may hold paging data; keep the tables with prices
     frames = {key: one for key, one in frames.items() if _is_header(map(str, one))} or frames
     key = next(iter(frames))
     lengths = [one for one in frames if re.fullmatch(rf"(.*[\W_])?({BAR_LENGTHS})", one, re.I)]

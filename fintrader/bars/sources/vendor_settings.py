@@ -17,8 +17,8 @@ class VendorSettings(Settings):
     """Settings that all vendors share."""
 
     actions: bool = True
-    """Request splits and dividends too. Those that the prices are not adjusted for are applied to
-    the accounts that hold the share."""
+    """Request splits and dividends too. Those not yet in the prices are applied to the accounts
+    that hold the share."""
     bar_minutes: int = 1
 
     @field_validator("bar_minutes", mode="before")
@@ -70,14 +70,15 @@ class DownloadOptions(Settings):
     """Vendor of the bars: yahoo (the default), alpaca, or an exchange in ccxt (binance, coinbase,
     kraken)."""
     index: Literal["nasdaq100", "sp500", "dow30"] | None = None
-    """Download the members by date of an index, instead of tickers."""
+    """Download an index's members by date, instead of tickers."""
     days: int | None = Field(None, ge=1)
-    """Days to download, up to yesterday or --end; 400 by default, 29 for minutes."""
+    """Days to download, up to yesterday or --end; by default 400; of minutes 29, of
+    five-minute bars 59."""
     start: dt.date | None = None
     """First day to download, instead of --days."""
     end: dt.date | None = None
     """Last day to download; yesterday by default."""
     bar_minutes: int | None = Field(None, ge=1, le=1440)
-    """Length of the bars; for tickers 1, 5, 60 or 1440 (a day, the default)."""
+    """Length of the bars, minutes: by default 1440 (a day), or 1 for an index from Alpaca."""
     calendar: str | None = None
     """The exchange's calendar, by its name in exchange_calendars, or FX; detected by default."""

@@ -80,8 +80,8 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc, unused-ignore]
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: VecEnvIndices = None) -> None:
-        """Set an attribute of the environment. Raises EnvError for a part of the accounts, because
-        they share one."""
+        """Set an attribute of the environment. Raises EnvError for a subset of accounts, because
+        all share it."""
         if len(list(self._get_indices(indices))) != self.num_envs:
             raise EnvError("all accounts share one environment: set the attribute for all of them")
         setattr(self.env, attr_name, value)

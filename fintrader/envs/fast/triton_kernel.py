@@ -68,7 +68,7 @@ def _mix(x):
 
 @triton.jit
 def _rint(x):
-    """Round to the nearest integer, halves to even, up to 2^51: half of the largest sum of
+    """Round to the nearest integer, halves to even, up to 2^51, a quarter of the largest sum of
     money."""
     return (x + _ROUNDER) - _ROUNDER
 
@@ -93,7 +93,7 @@ def _worth(shares, mark):
 
 @triton.jit
 def _variable_cost(shares, x, thin, spread, rules):
-    """USD of orders of notional x USD, without a minimum commission
+    """Compute the cost, USD, of orders of x USD, without a minimum commission
     (`envs.account.variable_cost`)."""
     cost = (tl.load(rules + _FEE) + spread) * x
     impact = tl.load(rules + _IMPACT)
@@ -103,7 +103,7 @@ def _variable_cost(shares, x, thin, spread, rules):
 
 @triton.jit
 def _trade_cost(shares, x, thin, spread, rules):
-    """USD of orders of notional x USD (`envs.account.trade_cost`)."""
+    """Compute the cost, USD, of orders of x USD (`envs.account.trade_cost`)."""
     owed = tl.where(x > _DUST, tl.load(rules + _COMMISSION), 0.0)
     cost = _variable_cost(shares, x, thin, spread, rules) + tl.maximum(
         owed - tl.load(rules + _FEE) * x, 0.0
@@ -113,14 +113,14 @@ def _trade_cost(shares, x, thin, spread, rules):
 
 @triton.jit
 def _closing_cost(shares, x, thin, spread, rules):
-    """USD of all orders that close positions, each at most its notional
+    """Compute the cost, USD, of all orders that close positions, each at most its notional
     (`envs.account.closing_cost`)."""
     return tl.sum(tl.minimum(_trade_cost(shares, x, thin, spread, rules), x), 0)
 
 
 @triton.jit
 def _split(shares, split, WHOLE: tl.constexpr):
-    """`envs.account.split_shares`."""
+    """Split shares (`envs.account.split_shares`)."""
     product = shares * split
     if WHOLE:
         nudge = tl.where(product > 0.0, _NUDGE, tl.where(product < 0.0, -_NUDGE, 0.0))

@@ -26,8 +26,8 @@ def present_decisions(view: BacktestView) -> Section:
     explanation = view.stored.explanation
     if explanation is None:
         note = (
-            "Not examined: an earlier version wrote this backtest, or its policy sees observations"
-            " in parts. `fintrader backtest RUN_DIR` adds it."
+            "Not examined: the policy sees factored observations, or an earlier version wrote this"
+            " backtest; then `fintrader backtest RUN_DIR` adds this."
         )
         return Section("decisions", "Influence of the inputs", notes=[note])
     return Section(

@@ -1,4 +1,5 @@
-"""Returns in tables and curves: against the baselines, over time, by calendar and by market."""
+"""Returns in tables and curves: against the baselines, over time, by calendar and by state of the
+index."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def present_attribution(view: BacktestView) -> Section:
             attribution.fills_usd,
             "profit of trades between their fill price and their bar's close",
         ),
-        ("Costs", attribution.costs_usd, "fees, spread, impact and interest, less the portfolio's"),
+        ("Costs", attribution.costs_usd, "the portfolio's costs and interest, less the strategy's"),
     )
     rows = [
         Row((name, format_usd(amount), percent(amount / start), meaning), is_main=name == active)

@@ -61,7 +61,7 @@ class BacktestView:
 
     @property
     def has_bars(self) -> bool:
-        """True if there are more bars than sessions."""
+        """True if sessions have more than one bar."""
         return len(self.stored.session) > len(self.stored.ends) + 1
 
     @property
@@ -84,7 +84,7 @@ class Chart:
     key: str
     """Names the chart on its page."""
     draw: Callable[[], go.Figure]
-    """The figure's title is the chart's."""
+    """Its title is the chart's title."""
     note: str = ""
     is_half: bool = False
     """Narrow enough to stand next to another on a wide screen."""
@@ -92,7 +92,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page, read in the order of its fields."""
+    """A part of a page."""
 
     key: str
     """Names the section on its page, and in links to it."""
@@ -118,8 +118,8 @@ _OF_DAYS = re.compile(r"\b(daily|session|day)(?=s?\b)", re.IGNORECASE)
 
 
 def name_periods(part: Any, unit: str) -> Any:
-    """Put `unit` (week, month) in place of sessions and days in the words of a section and of its
-    figures."""
+    """Put `unit` (week, month) in place of sessions and days in a section's words and its figures'
+    titles."""
 
     def rename(match: re.Match[str]) -> str:
         word = f"{unit}ly" if match[1].lower() == "daily" else unit
@@ -138,7 +138,7 @@ def name_periods(part: Any, unit: str) -> Any:
 
 
 def _redraw(chart: Chart, unit: str) -> go.Figure:
-    """Draw a chart with the titles of its periods."""
+    """Draw a chart with `unit` in its titles."""
     figure = chart.draw()
     for part in (figure.layout, figure.layout.xaxis, figure.layout.yaxis):
         part.title.text = name_periods(part.title.text, unit)
