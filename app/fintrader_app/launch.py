@@ -97,9 +97,9 @@ def start_copying(url: str) -> Path:
 
     Raises StorageError when the store cannot be read.
     """
-    from fintrader.pipeline.session import open_store
+    from fintrader.pipeline.session import copy_store
 
-    home = open_store(url)
+    home = copy_store(url)
     home.mkdir(parents=True, exist_ok=True)
     variables = build_variables(Path(__file__).resolve().parents[1])
     variables.pop(TOKEN_VARIABLE, None)
@@ -110,12 +110,12 @@ def start_copying(url: str) -> Path:
 
 def follow(url: str, parent: int) -> None:
     """Update the copies every `FOLLOW_SECONDS`, until the process `parent` has ended."""
-    from fintrader.pipeline.session import open_store
+    from fintrader.pipeline.session import copy_store
 
     reported = ""
     while os.getppid() == parent:
         try:
-            open_store(url)
+            copy_store(url)
             reported = ""
         except FintraderError as error:
             if str(error) != reported:  # an unreachable store is reported once, not every time

@@ -30,7 +30,7 @@ from fintrader.storage.mirror import (
 from fintrader.storage.objects import ObjectStore
 from fintrader.storage.outages import OutageReporter, allow_outages
 from fintrader.terminal_progress import reporter
-from fintrader.tournament.mirrored_store import open_store as open_store_of_run
+from fintrader.tournament.mirrored_store import open_store
 from fintrader.tournament.orchestrator import Orchestrator
 from fintrader.tournament.settings import TournamentSettings
 from fintrader.tournament.status import make_index
@@ -137,7 +137,7 @@ def hold_run(config: RunConfig) -> Iterator[Mirror | None]:
 
 def run_store(folder: RunFolder) -> RunStore:
     """Open a tournament's files, in its folder or, if that is a copy, in the store it mirrors."""
-    return open_store_of_run(folder, find_mirror(folder.root))
+    return open_store(folder, find_mirror(folder.root))
 
 
 def index_tournaments(root: Path, *, again: bool = False) -> None:
@@ -173,7 +173,7 @@ def open_run(where: str) -> Path:
     return home
 
 
-def open_store(url: str) -> Path:
+def copy_store(url: str) -> Path:
     """Copy every run of a store with `open_run`; return the folder that holds the copies."""
     store = ObjectStore(check_url(url))
     store.check_access()

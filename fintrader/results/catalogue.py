@@ -112,7 +112,7 @@ def _bars(compute: Callable[[Array, float], Measure]) -> Compute:
 
 
 _EQUITY = "share of equity"
-_COUNT = "number"
+_NUMBER = "number"
 _MINUTES = "minutes"
 _LEDGER = "ledger"
 _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
@@ -211,11 +211,11 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
             EMPYRICAL,
             _yearly(m.downside_risk),
         ),
-        ("skew", "Skewness", _COUNT, "m₃/m₂^1.5", "scipy.stats.skew", _daily(m.skew)),
+        ("skew", "Skewness", _NUMBER, "m₃/m₂^1.5", "scipy.stats.skew", _daily(m.skew)),
         (
             "kurtosis",
             "Excess kurtosis",
-            _COUNT,
+            _NUMBER,
             "m₄/m₂² − 3",
             "scipy.stats.kurtosis",
             _daily(m.kurtosis),
@@ -416,7 +416,7 @@ _GROUPS: dict[str, tuple[tuple[str, str, str, str, str, Compute], ...]] = {
         (
             "correlation",
             "Correlation",
-            _COUNT,
+            _NUMBER,
             "Pearson's",
             "numpy.corrcoef",
             _index(m.correlation),

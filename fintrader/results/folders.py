@@ -30,7 +30,7 @@ from fintrader.runs import RunFolder
 
 T = TypeVar("T")
 
-COPY = ".store.json"
+COPY_MARK = ".store.json"
 """File that marks a run's folder as a copy of one in a store, which may hold snapshots and policies
 that the copy lacks."""
 MAX_JSON_BYTES = 32 << 20

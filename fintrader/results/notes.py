@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from fintrader.errors import RunError
 from fintrader.files import write_json
 from fintrader.records import RecordError, from_json
-from fintrader.results.folders import COPY, DamagedFileError, Folder, NotThereError
+from fintrader.results.folders import COPY_MARK, DamagedFileError, Folder, NotThereError
 
 FILE = "notes.json"
 MOST_CHARACTERS = 4_000
@@ -68,7 +68,7 @@ def write_notes(folder: Folder, notes: Notes) -> Notes:
 
 def check_writable(folder: Folder) -> None:
     """Raise RunError, which says why, if a run's folder must not be changed here."""
-    if folder.exists(COPY):
+    if folder.exists(COPY_MARK):
         raise RunError(
             f"{folder.root.name} is a copy of a run in a store, which has no notes and is not"
             " deleted from here: use the store's own tools"

@@ -11,7 +11,7 @@ import pytest
 from fintrader import cli
 from fintrader.cli.start import AppSettings
 from fintrader.errors import ConfigError, StorageError
-from fintrader.pipeline.session import open_store
+from fintrader.pipeline.session import copy_store
 from fintrader.results.folders import RunsFolder, is_locked
 from fintrader.runs import RunFolder
 from fintrader.storage.lease import hold
@@ -138,7 +138,7 @@ def test_the_server_is_told_of_copies(tmp_path, store, monkeypatch):
 
 
 def test_copies_follow_until_the_app_has_gone(tmp_path, store, monkeypatch, capsys):
-    home = open_store(store)
+    home = copy_store(store)
     turns = [
         lambda: race(RunFolder(tmp_path / "runs" / "one"), 3, processes=False),
         lambda: monkeypatch.setattr(ObjectStore, "check_access", away),
@@ -161,9 +161,9 @@ def test_copies_follow_until_the_app_has_gone(tmp_path, store, monkeypatch, caps
 
 def test_a_run_at_work_elsewhere_is_shown_as_such(store):
     with hold(ObjectStore(f"{store}/one")):
-        runs = RunsFolder.at(open_store(store))
+        runs = RunsFolder.at(copy_store(store))
         assert is_locked(runs.run("one"))
-    open_store(store)
+    copy_store(store)
     assert not is_locked(runs.run("one"))
     (runs.root / "one" / ".held").touch()
     os.utime(runs.root / "one" / ".held", (0, 0))  # nobody has looked for a long time

@@ -11,7 +11,7 @@ from fintrader.errors import DataError, RunError, StorageOfflineError
 from fintrader.files import read_jsonl
 from fintrader.pipeline.config import load_config
 from fintrader.pipeline.run_stages import backtest_run, claim, run, run_tournament
-from fintrader.pipeline.session import hold_run, open_run, open_store
+from fintrader.pipeline.session import copy_store, hold_run, open_run
 from fintrader.results.backtest_files import read_backtest, read_seal
 from fintrader.results.folders import Folder
 from fintrader.runs import RunFolder
@@ -129,7 +129,7 @@ def test_from_bars_to_backtest_on_s3_with_an_early_end_and_an_emptied_disk(tmp_p
     assert "look" in read_seal(Folder(looked / "backtest")), (
         "what was made beside a copy is sealed in the store"
     )
-    assert [path.name for path in open_store(URL).iterdir() if path.is_dir()] == ["tiny"]
+    assert [path.name for path in copy_store(URL).iterdir() if path.is_dir()] == ["tiny"]
 
 
 @pytest.mark.slow

@@ -234,7 +234,7 @@ def test_the_first_page_is_an_allocators_and_the_rest_is_folded(page, stored):
 
 def test_the_strategy_and_its_benchmark_stand_out(stored):
     view = BacktestView.of(stored)
-    assert view.closest == ["ensemble", "equal_weight", "benchmark"]
+    assert view.key_names == ["ensemble", "equal_weight", "benchmark"]
     for chart in present_curves(view).figures:
         strong = [trace.name for trace in chart.draw().data if trace.opacity is None]
         assert strong == ["Ensemble", "Equal weight", "Index"]

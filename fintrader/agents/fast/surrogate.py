@@ -67,8 +67,8 @@ def _exp_by_squares(x: Any) -> Any:
 # One pass: a latent's ratio, clipped objective, gradients and metrics need the same few numbers,
 # which stay in registers.
 @njit_pass(_nrt=True)
-def add_rows(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
-    """Add gradients to `grad_mean [U, L]` and `grad_std [L]`; return the sums of the objective and
+def add_rows(rows: Any, clip: Any, grad_mean: Any, grad_log_std: Any) -> Any:
+    """Add gradients to `grad_mean [U, L]` and `grad_log_std [L]`; return the sums of the objective and
     of ρ - 1 - log ρ, and the number of ratios ρ out of the range.
 
     `rows`: `mean [U, L]`, the rows' numbers `order [M]` and bars `row_index [M]`, `latent [R, L]`,
@@ -104,7 +104,7 @@ def add_rows(rows: Any, clip: Any, grad_mean: Any, grad_std: Any) -> Any:
             row_outside += (ratio > high) | (ratio < low)
             slope = a * ratio if (ratio >= bottom) & (ratio <= top) else ZERO
             slopes[i] += slope * noise * scale[i]
-            grad_std[i] += slope * (noise * noise - ONE)
+            grad_log_std[i] += slope * (noise * noise - ONE)
         objective += a * row_objective
         distance += row_distance
         outside += row_outside
@@ -119,16 +119,16 @@ class ClippedSurrogate(torch.autograd.Function):
     def forward(ctx: Any, mean: Tensor, log_std: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         row_index, latent, log_prob, advantage, clip_coef = rest
         grad_mean = torch.zeros_like(mean, memory_format=torch.contiguous_format)
-        grad_std = torch.zeros_like(log_std)
+        grad_log_std = torch.zeros_like(log_std)
         order = torch.arange(len(latent))
         tensors = (mean, order, row_index, latent, log_prob, advantage, log_std)
         objective, distance, outside = add_rows(
             tuple(to_arrays(*tensors)),
             np.float32(clip_coef),
             grad_mean.numpy(),
-            grad_std.numpy(),
+            grad_log_std.numpy(),
         )
-        ctx.save_for_backward(grad_mean, grad_std)
+        ctx.save_for_backward(grad_mean, grad_log_std)
         ctx.rows = len(latent)
         numbers = (objective / ctx.rows, distance / ctx.rows, outside / latent.numel())
         surrogate, kl, clip_fraction = (torch.tensor(x, dtype=mean.dtype) for x in numbers)
@@ -137,6 +137,6 @@ class ClippedSurrogate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        grad_mean, grad_std = ctx.saved_tensors
+        grad_mean, grad_log_std = ctx.saved_tensors
         share = grad / ctx.rows
-        return grad_mean * share, grad_std * share, None, None, None, None, None
+        return grad_mean * share, grad_log_std * share, None, None, None, None, None

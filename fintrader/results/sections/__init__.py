@@ -81,7 +81,7 @@ def present_backtest(view: BacktestView) -> list[Section]:
 
 def _present_near_periods(view: BacktestView) -> Section:
     """Show the closest strategies only: columns for all would not fit."""
-    return present_periods(BacktestView(view.stored, view.main, tuple(view.closest[1:])))
+    return present_periods(BacktestView(view.stored, view.main, tuple(view.key_names[1:])))
 
 
 _OF_RETURNS: tuple[Callable[[BacktestView], Section | None], ...] = (

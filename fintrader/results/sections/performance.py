@@ -79,11 +79,11 @@ def present_curves(view: BacktestView, scale: Scale = "USD") -> Section:
         figure = figures.equity_figure(stored.curve()[view.names], relative=scale == "Relative")
         if scale == "Log":
             figure.update_yaxes(type="log", tickformat="~s")
-        return figures.fade_others(figure, view.closest)
+        return figures.fade_others(figure, view.key_names)
 
     def draw_drawdown() -> go.Figure:
         figure = figures.drawdown_figure(stored.curve()[view.names], session=stored.session)
-        return figures.fade_others(figure, view.closest)
+        return figures.fade_others(figure, view.key_names)
 
     charts = [Chart("equity", draw_equity), Chart("drawdown", draw_drawdown)]
     return Section("equity", "Wealth and drawdown", figures=charts)
@@ -104,14 +104,14 @@ def present_drawdowns(view: BacktestView) -> Section:
     by_bar = (
         Chart(
             "drawdown-bars",
-            lambda: figures.drawdown_figure(stored.curve()[view.closest]),
+            lambda: figures.drawdown_figure(stored.curve()[view.key_names]),
             note=f"Deepest: {'; '.join(depths)}.",
         ),
     )
     return Section(
         key="drawdowns",
         title="Deepest drawdowns",
-        figures=by_bar if view.has_bars else (),
+        figures=by_bar if view.has_intraday_bars else (),
         tables=[_drawdowns_table(view)],
     )
 
@@ -191,7 +191,7 @@ def present_returns(view: BacktestView, slot_minutes: int = 30) -> Section:
                 lambda: figures.monthly_figure(daily[view.main], zone),
                 note=f"By calendar month ({zone}); the first and the last may be partial.",
             ),
-            *(by_time if view.has_bars else ()),
+            *(by_time if view.has_intraday_bars else ()),
             Chart(
                 "distribution",
                 lambda: figures.distribution_figure(daily, main=view.main, benchmark=view.index),
@@ -251,12 +251,12 @@ def present_regimes(view: BacktestView) -> Section | None:
         )
         heads = ("The index", "Sessions", "Mean return", "Index's mean return", "Sharpe", "Beta")
         tables.append(Table.of(heads, rows, notes=[note]))
-    worst = periods.stress_days(daily[view.closest], view.index)
+    worst = periods.stress_days(daily[view.key_names], view.index)
     if not worst.empty:
         days = worst.itertuples()
         lines = [Row((f"{day:%d %b %Y}", *map(percent, returns))) for day, *returns in days]
         lines.append(Row(("Mean", *map(percent, worst.mean())), is_main=True))
-        columns = ("Day", *map(format_title, view.closest))
+        columns = ("Day", *map(format_title, view.key_names))
         tables.append(Table(columns, lines, f"The index's {len(worst)} worst days"))
     return Section("regimes", "By state of the index", tables=tables, notes=notes)
 

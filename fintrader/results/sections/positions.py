@@ -43,7 +43,7 @@ def present_positions(view: BacktestView, apart: int = figures.APART) -> Section
     if not weights.shape[1]:
         never = f"{view.title} never held a position at a session's close."
         return Section("trading", "Positions", tables=[table], notes=[never])
-    names = [name for name in view.closest if name != "benchmark"]
+    names = [name for name in view.key_names if name != "benchmark"]
 
     return Section(
         key="trading",

@@ -60,12 +60,12 @@ class BacktestView:
         return self.stored.find_metrics(self.main).trades is not None
 
     @property
-    def has_bars(self) -> bool:
+    def has_intraday_bars(self) -> bool:
         """True if sessions have more than one bar."""
         return len(self.stored.session) > len(self.stored.ends) + 1
 
     @property
-    def closest(self) -> list[str]:
+    def key_names(self) -> list[str]:
         """The main strategy, its benchmark portfolio unless that is cash, and the index."""
         portfolio = self.stored.portfolio
         named = (self.main, None if portfolio == "cash" else portfolio, self.index)
