@@ -29,9 +29,9 @@ def widen(config: RunConfig) -> RunConfig:
     """Let all algorithms race, or those that the configuration lists, with settings from `SPACE`.
 
     The others take over the settings in which the first algorithm differs from its defaults.
-    `SPACE` replaces ranges of the same settings in `tournament.search`. Everything else is as
-    configured, also the budget of a pod. Raises ConfigError where another algorithm cannot have a
-    shared setting.
+    `SPACE` replaces ranges of the same settings in `tournament.search`, and the best pod alone is
+    the policy. Everything else is as configured, also the budget of a pod. Raises ConfigError where
+    another algorithm cannot have a shared setting.
     """
     agents: list[Any] = [agent.model_dump(mode="json") for agent in config.agents]
     if len(agents) == 1:
