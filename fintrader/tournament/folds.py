@@ -43,7 +43,7 @@ WHOLE = "whole"
 """Name of the last learner's folder and state."""
 
 
-class Fold(NamedTuple):
+class ValidationFold(NamedTuple):
     """One learner's training pieces and its validation block."""
 
     pieces: tuple[MarketTensors, ...]
@@ -58,7 +58,7 @@ def join_windows(market: MarketTensors) -> MarketTensors:
     return market.window(windows.train[0], windows.validation[1])
 
 
-def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Fold]:
+def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[ValidationFold]:
     """Cut K blocks of whole sessions, as equal as possible, with the embargo of the windows.
 
     A piece shorter than an episode is left out. Raises ConfigError when a block has fewer than two
@@ -94,12 +94,12 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Fol
                 " data.windows"
             )
         share_accounts(env, [piece.num_bars for piece in pieces])
-        blocks.append(Fold(pieces, whole.window(int(edges[start]), int(edges[stop]))))
+        blocks.append(ValidationFold(pieces, whole.window(int(edges[start]), int(edges[stop]))))
     return blocks
 
 
 @lru_cache(maxsize=1)
-def _load_blocks(path: Path, folds: int, env: str) -> tuple[list[Fold], MarketTensors]:
+def _load_blocks(path: Path, folds: int, env: str) -> tuple[list[ValidationFold], MarketTensors]:
     """Load the blocks and the joined windows, cached for all pods of one process, so that each
     benchmark is traded once."""
     market = MarketTensors.load(path)
