@@ -7,11 +7,11 @@ machine may be typed instead. Uploaded files are kept below `uploads`.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
 
 import streamlit as st
 from streamlit.runtime.uploaded_file_manager import UploadedFile
@@ -31,8 +31,8 @@ from fintrader_app.shell import go, guarded, line_up, list_config_folders, plain
 from fintrader_app.tables import table
 
 MOST_ENTRIES = 2_000
-LONGEST_NAME = 60
-"""Characters of an uploaded file's name; one has up to four bytes."""
+LONGEST_NAME = 200
+"""Bytes of an uploaded file's name: file systems take 255, and temporary files have longer ones."""
 UP = ".."
 HERE = "this whole folder"
 ANSWERS = (*COLUMNS, *SETTINGS)
@@ -75,7 +75,7 @@ def render() -> None:
         disabled=not path and not files,
         width="stretch",
     )
-    asked_for = path, tuple(file.file_id for file in files), dict(answers)
+    asked_for = path, [file.file_id for file in files], dict(answers)
     with guarded():
         if asked:
             st.session_state.pop("own_found", None)
@@ -134,17 +134,25 @@ def browse() -> str:
 
 def keep_uploads(files: Sequence[UploadedFile]) -> str:
     """Write uploaded files into a new folder below `uploads`, once, and return its path."""
-    kept: dict[Any, str] = st.session_state.setdefault("own_kept", {})
-    uploads = tuple(file.file_id for file in files)
-    if uploads not in kept or not Path(kept[uploads]).is_dir():
-        names = [
-            re.sub(r"[^\w.-]|^\W+", "", Path(file.name).name)[-LONGEST_NAME:] for file in files
-        ]
-        folder = find_unused(Path("uploads") / (Path(names[0]).stem or "bars"))
-        for file, name in zip(files, names, strict=True):
-            write_bytes(find_unused(folder / (name or "bars.csv")), file.getvalue())
-        kept[uploads] = str(folder)
-    return kept[uploads]
+    uploads = [file.file_id for file in files]
+    kept, folder = st.session_state.get("own_kept", (None, ""))
+    if kept != uploads or not Path(folder).is_dir():
+        # A folder's name with signs such as [ or * would be a pattern.
+        name = re.sub(r"[^\w-]", "", Path(files[0].name).stem)[:60]
+        folder = find_unused(Path(f"uploads/{name or 'bars'}"))
+        for file in files:
+            write_bytes(find_unused(folder / clean_name(file.name)), file.getvalue())
+        st.session_state["own_kept"] = uploads, folder
+    return str(folder)
+
+
+def clean_name(name: str) -> str:
+    """Return an uploaded file's name, which may hold a symbol, without folders, leading dots and
+    control characters. Raises ConfigError for a long one."""
+    name = re.sub(r"(?s)^(.*/)?[. \x00-\x1f]*|[\x00-\x1f]", "", name)
+    if not 0 < len(os.fsencode(name)) <= LONGEST_NAME:
+        raise ConfigError(f"{name[:30]!r}: give the file a name of 1 to {LONGEST_NAME} bytes")
+    return name
 
 
 def detect_bars(path: str, answers: Draft) -> Detection:

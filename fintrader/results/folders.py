@@ -291,11 +291,9 @@ def is_locked(folder: Folder) -> bool:
 
     For a copy of a run in a store: check that the run was held there a minute ago or less.
     """
-    try:
+    with contextlib.suppress(RunError):
         if time.time() - folder.signature(".held")[2] / 1e9 < 60.0:
             return True
-    except RunError:
-        pass
     return is_file_locked(folder, ".lock")
 
 

@@ -146,10 +146,9 @@ class Survivorship:
         """State the suspicion in a sentence; empty without one if no member lacks bars."""
         absent = self.members_without_bars
         share = self.member_days_without_bars
-        lack = ""
-        if absent:
-            lack = f"{len(absent)} members lack bars ({share:.2%} of the member-days:"
-            lack += f" {shorten_list(absent)})"
+        names = shorten_list(absent)
+        lack = f"{len(absent)} members lack bars ({share:.2%} of the member-days: {names})"
+        lack = lack if absent else ""
         if not self.survivors_only:
             return lack
         why = lack

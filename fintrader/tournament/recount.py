@@ -319,11 +319,14 @@ def check_tournament(
 
 
 def _describe(name: str, compares: str, problems: Iterable[str], result: str = "") -> Check:
-    remedy = (
+    return Check(
+        name,
+        compares,
+        tuple(problems),
+        result,
         "`fintrader verify RUN --repair` makes derived files again and sets changed files aside;"
-        " then the run's own command trains the missing pods"
+        " then the run's own command trains the missing pods",
     )
-    return Check(name, compares, tuple(problems), result, remedy)
 
 
 def _name_pods(pods: Iterable[str], problem: str) -> list[str]:

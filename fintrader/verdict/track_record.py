@@ -5,7 +5,6 @@ equity.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -67,7 +66,6 @@ MOST_DATES = 1.33
 MOST_ABSENT = 0.01
 """Most sessions without a return, as a part of those with one: leaving out the five worst of a year
 raises a strategy's Sharpe ratio by 0.8."""
-_list = partial(shorten_list, most=12)
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +133,8 @@ def make_record(
     if isinstance(benchmark, str) and benchmark != CASH:
         if benchmark not in frame:
             raise ReturnsError(
-                f"benchmark {benchmark!r} is no column; there are {_list(frame.columns)}"
+                f"benchmark {benchmark!r} is no column; there are"
+                f" {shorten_list(frame.columns, most=12)}"
             )
         rival_name = benchmark
         rival = _read_rival(frame.pop(benchmark), None, kind, notes)
@@ -234,7 +233,8 @@ def to_frame(values: Any, name: str = "the table") -> tuple[pd.DataFrame, Kind |
     frame = values.set_axis([str(column).strip() for column in values.columns], axis=1)
     if frame.columns.has_duplicates:
         raise ReturnsError(
-            f"{name}: two columns have one name ({_list(frame.columns)}); rename one"
+            f"{name}: two columns have one name ({shorten_list(frame.columns, most=12)}); rename"
+            " one"
         )
     if not isinstance(frame.index, pd.DatetimeIndex | pd.PeriodIndex):
         frame = _index_by_date(frame, name)
@@ -277,8 +277,8 @@ def _index_by_date(frame: pd.DataFrame, name: str) -> pd.DataFrame:
             frame = frame.drop(columns=[column, "(index)"], errors="ignore")
             return frame.set_axis(dates)
     raise ReturnsError(
-        f"{name}: no column of dates among {_list(frame.columns)}; give the dates as the index, or"
-        " in a column called date, each written as 2024-01-31"
+        f"{name}: no column of dates among {shorten_list(frame.columns, most=12)}; give the dates"
+        " as the index, or in a column called date, each written as 2024-01-31"
     )
 
 
@@ -313,15 +313,17 @@ def pick_column(frame: pd.DataFrame, column: str | None, name: str) -> pd.Series
     """Pick the column that holds a strategy's values. Raises ReturnsError."""
     if column is not None:
         if column not in frame:
-            raise ReturnsError(f"column {column!r} is not there; there are {_list(frame.columns)}")
+            raise ReturnsError(
+                f"column {column!r} is not there; there are {shorten_list(frame.columns, most=12)}"
+            )
         return frame[column]
     known = {str(label).lower(): label for label in frame}
     likely = [known[label] for label in (*RETURNS, *EQUITY) if label in known]
     if len(frame.columns) == 1 or likely:
         return frame[likely[0] if likely else frame.columns[0]]
     raise ReturnsError(
-        f"{name} has {len(frame.columns)} columns ({_list(frame.columns)}); name one (column=),"
-        " or keep one. If each is a strategy that was tried, say so too:"
+        f"{name} has {len(frame.columns)} columns ({shorten_list(frame.columns, most=12)}); name"
+        " one (column=), or keep one. If each is a strategy that was tried, say so too:"
         f" trials={len(frame.columns)}"
     )
 

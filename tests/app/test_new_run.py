@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fintrader.config import list_models, validate
-from fintrader.errors import FintraderError
+from fintrader.errors import ConfigError, FintraderError
 from fintrader.pipeline.config import RunConfig
 from fintrader.pipeline.wide_search import widen
 from fintrader.results.folders import Folder, RunsFolder
@@ -407,6 +407,21 @@ def test_uploaded_bars_are_read_by_answers(open_page, tmp_path, monkeypatch):
     (written,) = (tmp_path / "configs").glob("*.yaml")
     columns = yaml.safe_load(written.read_text())["data"]["source"]["columns"]
     assert columns.items() >= names.items()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NASDAQ_AAPL, 5.csv", "AAPL (1).csv", "^GSPC.csv", "EUR=X.csv", "BRK B.csv", "深圳1.csv"],
+)
+def test_an_uploaded_file_keeps_the_name_that_holds_its_symbol(name):
+    assert own_bars.clean_name(name) == name
+    assert own_bars.clean_name(f"../a/.\n{name}") == name
+
+
+@pytest.mark.parametrize("name", ["", "..", "...", "\n", "é" * 150 + ".csv"])
+def test_a_name_that_is_no_files_is_refused(name):
+    with pytest.raises(ConfigError, match="give the file a name"):
+        own_bars.clean_name(name)
 
 
 def test_browsing_shows_no_links_and_nothing_hidden(tmp_path):

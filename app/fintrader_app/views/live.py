@@ -90,8 +90,8 @@ def steer(home: Path, status: Status) -> None:
             ask(home, "flatten")
         about = "Cancels the orders of every deployment here and sells everything that they hold."
         if confirm("Flatten all …", about, "Sell all holdings", home.parent / "all"):
-            homes = [home.parent / name for name in deployments.list_names(home.parent)]
-            asked, faults = ask_all(homes, "flatten")
+            names = deployments.list_names(home.parent)
+            asked, faults = ask_all([home.parent / name for name in names], "flatten")
             st.toast(f"Asked to flatten: {plain(', '.join(asked)) or 'none'}.")
             if faults:
                 raise DeployError("; ".join(faults))

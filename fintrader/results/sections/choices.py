@@ -25,10 +25,8 @@ def present_decisions(view: BacktestView) -> Section:
     """Present the inputs that moved the policy's decisions."""
     explanation = view.stored.explanation
     if explanation is None:
-        note = (
-            "Not examined: the policy sees factored observations, or an earlier version wrote this"
-            " backtest; then `fintrader backtest RUN_DIR` adds this."
-        )
+        note = "Not examined: the policy sees factored observations, or an earlier version wrote"
+        note += " this backtest. In that case `fintrader backtest RUN_DIR` examines it."
         return Section("decisions", "Influence of the inputs", notes=[note])
     return Section(
         key="decisions",
