@@ -51,8 +51,7 @@ _FEWEST = 8
 
 def _read_equity(journal: Journal) -> tuple[NDArray[np.int64], Array, bool]:
     """Read the bars and the equity, USD, of an account's curve without the jumps of deposits and
-    withdrawals; True if the account was emptied and began anew with a later
-    deposit."""
+    withdrawals; True if the account was emptied and began anew with a later deposit."""
     curve = journal.read_curve()
     bars = np.array([bar for bar, _ in curve], dtype=np.int64)
     equity = np.array([usd for _, usd in curve])

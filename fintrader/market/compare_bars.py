@@ -400,7 +400,8 @@ class _Symbol:
 
     def _measure_agreement(self, lag: int) -> Array:
         """`[S]`: share of the price cells within 1 bp (or the tolerance, if larger) if B is read
-        `lag` bars later; for daily bars, over the FEWEST sessions around each. NaN with too few cells."""
+        `lag` bars later; for daily bars, over the FEWEST sessions around each. NaN with too few
+        cells."""
         moved = pd.DataFrame(self.theirs).shift(-lag).to_numpy()
         bps = differences_bps(self.ours, moved)[:, :4]
         cells = self._sum_by_session(np.isfinite(bps).sum(axis=1))

@@ -205,6 +205,19 @@ def test_only_volume_may_have_no_column():
             FilesSettings.model_validate({"columns": {role: None}})
 
 
+@pytest.mark.parametrize("volume", [True, False])
+def test_only_volume_shows_that_a_row_of_zeros_is_a_bar_without_trade(tmp_path, volume):
+    """An extra column is no volume."""
+    table = minute_table(2, 3).assign(mood=1.0)
+    table.loc[7, ["open", "high", "low", "volume"]] = 0.0
+    table = table if volume else table.drop(columns="volume")
+    path = write_csv(tmp_path, table)
+    columns = {} if volume else {"volume": None}
+    bars = read(path, columns=columns, extra=["mood"])
+    assert np.isnan(bars.close[7]) == volume
+    assert (bars.open[7] == 0.0) != volume
+
+
 def write_lines(path, *lines):
     path.write_text("\n".join(["ts,ticker,open,high,low,close,volume", *lines, ""]))
     return path

@@ -469,15 +469,16 @@ def _read_numbers(columns: dict[str, Column], settings: FilesSettings) -> dict[s
     """Read the numbers of each column: our name of the column -> `[R]` float64.
 
     Rows without a trade get NaN in all columns. An empty volume counts as 0, and an empty cell of
-    an extra column is NaN. A few rows with a close
-    alone count as untraded. Raises BarError for other empty cells, also of a factor.
+    an extra column is NaN. A few rows with a close alone count as untraded. Raises BarError for
+    other empty cells, also of a factor.
     """
     _refuse_ambiguous(columns, settings)
     factor = settings.columns.get("factor")
     values = {name: _read_column(column, settings) for name, column in columns.items()}
     untraded = np.zeros(len(values["close"]), dtype=bool)
-    if set(values) > {*PRICES}:  # some sources write days without trade as zeros and the last close
-        volume = sum(np.nan_to_num(values[name]) for name in values if name.startswith("volume"))
+    volumes = [np.nan_to_num(values[name]) for name in values if name.startswith("volume")]
+    if volumes:  # some sources write days without trade as zeros and the last close
+        volume = sum(volumes)
         traded = volume + sum(np.nan_to_num(values[name]) for name in PRICES[:3])
         untraded = np.asarray(traded) == 0
         for name in PRICES[:3]:  # others write 0 for a missing price
