@@ -16,6 +16,7 @@ drawdowns).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -179,26 +180,27 @@ def annual_return(returns: ArrayLike, periods: float = TRADING_DAYS) -> Measure:
 
 def mean_return(returns: ArrayLike) -> Measure:
     """Arithmetic mean of the periods' returns."""
-    values = drop_missing(returns)
-    return finite_or_none(values.mean()) if values.size else None
+    return _reduce(returns, np.mean)
 
 
 def best_return(returns: ArrayLike) -> Measure:
     """The largest return."""
-    values = drop_missing(returns)
-    return finite_or_none(values.max()) if values.size else None
+    return _reduce(returns, np.max)
 
 
 def worst_return(returns: ArrayLike) -> Measure:
     """The smallest return."""
-    values = drop_missing(returns)
-    return finite_or_none(values.min()) if values.size else None
+    return _reduce(returns, np.min)
 
 
 def hit_rate(returns: ArrayLike) -> Measure:
     """Share of periods with a positive return."""
+    return _reduce(returns, lambda values: np.mean(values > 0))
+
+
+def _reduce(returns: ArrayLike, to_number: Callable[[Array], Any]) -> Measure:
     values = drop_missing(returns)
-    return finite_or_none((values > 0).mean()) if values.size else None
+    return finite_or_none(to_number(values)) if values.size else None
 
 
 def payoff_ratio(returns: ArrayLike) -> Measure:

@@ -206,6 +206,11 @@ def _expect_object(value: Any) -> dict[str, Any]:
     return value
 
 
-def _wrong(value: object, expected: str) -> RecordError:
+def abbreviate(value: object) -> str:
+    """Format a value for a message: in ASCII, at most 60 characters."""
     text = ascii(value)
-    return RecordError(f"is {text if len(text) <= 60 else text[:57] + '...'}, not {expected}")
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _wrong(value: object, expected: str) -> RecordError:
+    return RecordError(f"is {abbreviate(value)}, not {expected}")

@@ -65,7 +65,6 @@ class BaseAgent(Resumable):
                 settings.head,
                 outputs=self.outputs,
                 squash=squash,
-                rewards=self.rewards,
             )
             self.critic = make_critic(
                 layout, self.policy.network, latents=inputs, members=self.members

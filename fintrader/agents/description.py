@@ -66,8 +66,6 @@ class ActorDescription(TypedDict):
     """`ActionHeadSettings`."""
     outputs: int
     squash: bool
-    rewards: dict[str, float | None] | None
-    """Statistics of the reward scaler; None for a policy that no agent trained."""
 
 
 class EnsembleDescription(TypedDict):

@@ -65,7 +65,7 @@ class Mlp(nn.Module):
         return out
 
     def _apply_to_market(self, batch: Batch, weight: Tensor) -> Tensor:
-        """Compute the market's part of the first layer, once a bar, for every sample."""
+        """Compute the market's part of the first layer once a bar; repeat it for the samples."""
         rows = batch.rows
         if self.encoder is not None:
             window = rows.reshape(*rows.shape[:-1], -1, self.row)
@@ -75,7 +75,7 @@ class Mlp(nn.Module):
 
 
 class MlpActor(Actor):
-    """All latents from one row of numbers."""
+    """Maps one row of numbers to all latents."""
 
     def __init__(
         self,

@@ -11,8 +11,9 @@ together.
 `agent.pipeline`, for agents with a replay buffer: the accounts trade on while the agent learns.
 Updates that fall due after a step run in a thread; the training loop goes on with a copy of the
 actor, which takes over the learner's weights when the next updates fall due. Accounts therefore act
-with networks that are one round of updates old. PyTorch's operations release the interpreter's
-lock, so both sides run at once; on a GPU the learner's kernels run in a CUDA stream of their own.
+with networks that are at most one round of updates old. PyTorch's operations release the
+interpreter's lock, so both sides run at once; on a GPU the learner's kernels run in a CUDA stream
+of their own.
 Neither side depends on the speed of the other: batches are drawn before the next step is stored,
 and weights are handed over at fixed steps. A pipelined training is therefore reproducible and
 resumes bit-exactly.
@@ -212,7 +213,7 @@ class PipelinedAgent:
         self.policy = agent.policy
         self._front = copy.copy(agent)
         """The side that acts, a shallow copy of the agent with its own actor and random stream;
-        later changes of attributes are copied to it."""
+        later changes of attributes must be copied to it."""
         self._front.actor = copy.deepcopy(agent.actor)
         # Two threads must not draw from one stream.
         self._front.generator = create_generator(agent.seed, "pipeline", device=agent.device)
@@ -225,7 +226,7 @@ class PipelinedAgent:
         self._drawn.set()
         on_gpu = agent.device.type == "cuda"
         self._home = torch.cuda.current_stream(agent.device) if on_gpu else None
-        """The training loop's stream: the current one."""
+        """CUDA stream of the training loop."""
         self._stream = None
         if on_gpu:
             self._stream = torch.cuda.Stream(agent.device)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Policies and their files: networks, head, and the statistics of observations and rewards.
+"""Policies and their files: networks, head, and the statistics of observations.
 
 A policy file is safetensors with a JSON header and a content hash. `load_policy(path)` returns a
 module that maps raw observations `[B, D]` to actions `[B, N]`, deterministically, on any device;
@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import io
 import logging
-import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +30,7 @@ from fintrader.agents.description import (
 )
 from fintrader.agents.heads import ActionHead
 from fintrader.agents.network_kinds import make_actor, resolve_network
-from fintrader.agents.normalisation import ObservationNormaliser, RewardScaler
+from fintrader.agents.normalisation import ObservationNormaliser
 from fintrader.agents.settings import ActionHeadSettings, NetworkSettings
 from fintrader.agents.transfer import transfer
 from fintrader.config import validate
@@ -122,9 +121,6 @@ class PolicyModule(nn.Module):
 class ActorPolicy(PolicyModule):
     """Standardise the observation, ask the actor, decode its latent."""
 
-    rewards: RewardScaler | None
-    """Scale of rewards in training; None for a policy that no agent trained."""
-
     def __init__(
         self,
         layout: Layout,
@@ -133,7 +129,6 @@ class ActorPolicy(PolicyModule):
         *,
         outputs: int = 1,
         squash: bool = False,
-        rewards: RewardScaler | None = None,
     ) -> None:
         super().__init__()
         self.layout = layout
@@ -142,8 +137,6 @@ class ActorPolicy(PolicyModule):
         self.head = ActionHead(layout, head)
         self.network = resolve_network(network, layout, self.head)
         self.meta = {}
-        # Not as a submodule: acting does not need it, and an agent has it among its own modules.
-        object.__setattr__(self, "rewards", rewards)
         self.actor = make_actor(
             layout,
             self.network,
@@ -165,7 +158,6 @@ class ActorPolicy(PolicyModule):
             "head": self.head.settings.model_dump(mode="json"),
             "outputs": self.outputs,
             "squash": self.squash,
-            "rewards": None if self.rewards is None else _describe_scaler(self.rewards),
         }
 
 
@@ -312,25 +304,6 @@ def load_policy(
     return module.to(device).eval().requires_grad_(False)
 
 
-def _describe_scaler(scaler: RewardScaler) -> dict[str, float | None]:
-    """Describe a reward scaler; None: a number that is not finite."""
-    numbers = {name: float(buffer) for name, buffer in scaler.named_buffers()}
-    numbers["gamma"] = scaler.gamma
-    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
-
-
-def _restore_scaler(value: Mapping[str, float | None]) -> RewardScaler:
-    """Make a reward scaler from its description. Raises KeyError or TypeError when something is
-    missing."""
-    numbers = {
-        name: math.nan if number is None else float(number) for name, number in value.items()
-    }
-    scaler = RewardScaler(numbers["gamma"])
-    for name, buffer in scaler.named_buffers():
-        buffer.fill_(numbers[name])
-    return scaler
-
-
 def _build(description: PolicyDescription, stored: int) -> PolicyModule:
     """Build the module of a description; `stored` is the count of numbers in the file."""
     try:
@@ -357,13 +330,9 @@ def _build(description: PolicyDescription, stored: int) -> PolicyModule:
             raise CheckpointError(
                 f"it describes networks of {described:,} numbers, and {stored:,} are stored"
             )
-        scale = description["rewards"]
-        rewards = _restore_scaler(scale) if scale else None
         # Initial weights are overwritten; leave the global stream alone.
         with torch.random.fork_rng(devices=[]):
-            return ActorPolicy(
-                layout, network, head, outputs=outputs, squash=squash, rewards=rewards
-            )
+            return ActorPolicy(layout, network, head, outputs=outputs, squash=squash)
     except (KeyError, TypeError, ValueError, ConfigError) as error:
         raise CheckpointError(
             f"the stored policy cannot be rebuilt ({error}); it is damaged, or of another version:"

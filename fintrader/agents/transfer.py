@@ -29,6 +29,7 @@ from fintrader.envs.observation import (
     statistic_groups,
 )
 from fintrader.errors import CheckpointError
+from fintrader.yaml_text import shorten
 
 CONSTANT_VARIANCE = 1e-12
 """Largest training variance of a column that counts as constant."""
@@ -174,5 +175,4 @@ def move_statistics(
 
 
 def _truncate(value: object) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shorten(", ".join(map(str, value)) if isinstance(value, list) else str(value))

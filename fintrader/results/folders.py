@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from fintrader import system
 from fintrader.errors import FintraderError, RunError, UnsafePathError
 from fintrader.files import parse_jsonl, refuse_link
-from fintrader.records import RecordError, from_json
+from fintrader.records import RecordError, abbreviate, from_json
 from fintrader.runs import RunFolder
 
 T = TypeVar("T")
@@ -96,13 +96,13 @@ class FileCache:
 def component(name: object) -> str:
     """Return `name` if it is one plain path component. Raises UnsafePathError otherwise."""
     if not isinstance(name, str) or not name or name in {".", ".."}:
-        raise UnsafePathError(f"{_abbreviate(name)} is no file name")
+        raise UnsafePathError(f"{abbreviate(name)} is no file name")
     if _NEVER_IN_A_NAME.search(name):
         raise UnsafePathError(
-            f"{_abbreviate(name)} holds a character that no file of a run has in its name"
+            f"{abbreviate(name)} holds a character that no file of a run has in its name"
         )
     if len(name.encode()) > 200:
-        raise UnsafePathError(f"{_abbreviate(name)} is too long for a file name")
+        raise UnsafePathError(f"{abbreviate(name)} is too long for a file name")
     return name
 
 
@@ -119,11 +119,6 @@ def _naming(parts: Sequence[str]) -> Iterator[None]:
 
 def _link_error(parts: Sequence[str]) -> UnsafePathError:
     return UnsafePathError(f"{'/'.join(parts)} is or passes a symbolic link, which is refused")
-
-
-def _abbreviate(name: object) -> str:
-    text = ascii(name)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 @dataclass(frozen=True)
@@ -269,7 +264,7 @@ class RunsFolder(Folder):
         text = component(name)
         if not _plain(text):
             raise UnsafePathError(
-                f"{_abbreviate(text)} is not a run's name; use letters, digits, '.', '_' and '-'"
+                f"{abbreviate(text)} is not a run's name; use letters, digits, '.', '_' and '-'"
             )
         path = self.path(text)
         if not path.is_dir():

@@ -393,8 +393,8 @@ class ObjectStore:
             pause = min(2 * pause, 5.0)
 
     def _measure_patience(self) -> float:
-        """Return the seconds for which to retry at this moment: the end of an `allow_outages` block
-        shortens them."""
+        """Return the seconds for which to retry; read anew at each try, since an `allow_outages`
+        block may end."""
         if self.patience is not None:
             return self.patience
         return max((budget.seconds for budget in list_budgets()), default=PATIENCE_SECONDS)
@@ -423,10 +423,12 @@ class ObjectStore:
                 "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or GOOGLE_APPLICATION_CREDENTIALS)"
             )
         is_offline = isinstance(error, ConnectionError | TimeoutError) or code in _OFFLINE_ERRNO
-        words = f"{kind} {error}".lower()
+        # An URL in the text may contain such a word.
+        words = f"{kind} {error}".replace(self.url, "").lower()
         if is_offline or (self.local is None and any(word in words for word in _OFFLINE_WORDS)):
             return StorageOfflineError(
-                f"{where}: the store does not answer ({kind}); check the network and the URL"
+                f"{where}: the store does not answer ({kind}); "
+                + ("check the network and the URL" if self.local is None else "mount its disk")
             )
         if isinstance(error, OSError) and self.local is not None:
             return StorageAccessError(
@@ -463,8 +465,8 @@ def open_file_system(url: str) -> tuple[Any, str]:
                 f"{url}: install its package first: {install_command(_EXTRAS[protocol])}"
             ) from None
         raise StorageError(f"{url}: {error}; install the package it names") from None
-    except ValueError as error:
-        raise StorageError(f"{url}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{url}: {error}; check the URL and the network") from None
     return fs, str(path)
 
 
@@ -487,4 +489,9 @@ def read_csv(path: str, setting: str) -> Iterator[tuple[int, dict[str, str]]]:
         text = read_whole(path, setting).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text; see {setting}") from None
-    yield from enumerate(csv.DictReader(io.StringIO(text, newline="")), start=2)
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: {error}; see {setting}") from None

@@ -73,9 +73,10 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Val
     starts = whole.session_starts
     sessions = len(starts)
     if sessions < 2 * folds:
+        lower = f"lower it to {sessions // 2}, or " * (sessions >= 4)
         raise ConfigError(
-            f"tournament.validation_folds: {sessions} sessions in {folds} folds leave one"
-            f" of fewer than two; lower it to {max(2, sessions // 2)}, or lengthen data.windows"
+            f"tournament.validation_folds: {sessions} sessions are too few for {folds} folds of"
+            f" two; {lower}lengthen data.windows"
         )
     edges = np.append(starts, whole.num_bars)
     least = 1 + (env.episode_bars or 1)
@@ -88,9 +89,9 @@ def make_blocks(market: MarketTensors, folds: int, env: EnvSettings) -> list[Val
         pieces = tuple(whole.window(a, b) for a, b in bars if b - a >= least)
         if not pieces:
             raise ConfigError(
-                f"tournament.validation_folds: besides a fold of {len(part)} sessions no piece of"
-                f" {least} bars is left to train on (an episode, env.episode_bars, and the bar it"
-                " begins at); raise the number of folds, shorten the episode, or lengthen"
+                f"tournament.validation_folds: outside a fold of {len(part)} sessions and its"
+                f" embargo no {least} bars in a row are left to train on (env.episode_bars and the"
+                " bar before); raise the number of folds, shorten the episode, or lengthen"
                 " data.windows"
             )
         share_accounts(env, [piece.num_bars for piece in pieces])
@@ -109,7 +110,7 @@ def _load_blocks(path: Path, folds: int, env: str) -> tuple[list[ValidationFold]
 class FoldLearners:
     """The K + 1 learners of a pod, trained one after another, each in a folder below the pod's.
 
-    One at a time is in memory. After a kill, each continues from its checkpoint.
+    One agent at a time is in memory. After a kill, each continues from its checkpoint.
     """
 
     def __init__(
@@ -129,9 +130,10 @@ class FoldLearners:
         self.training = [*(block.pieces for block in self.blocks), (whole,)]
         self.names = [*(f"fold-{number}" for number in range(len(self.blocks))), WHOLE]
         self.policies: list[ActorPolicy] = []
-        self.at_work: tuple[int, ActorPolicy, float]
-        """Number and policy of the learner in training, and the budget that all before it have used
-        up."""
+        self.current: tuple[int, ActorPolicy]
+        """Number and policy of the learner in training."""
+        self.progress: dict[int, TrainProgress] = {}
+        """Of each learner by its number."""
 
     def advance(self, budget: Budget, share: float, report: Report) -> TrainResult:
         """Train until each learner has used up `share` of its part of the `budget`."""
@@ -141,12 +143,14 @@ class FoldLearners:
         policies = []
         for number in range(count):
             learner = self._make_learner(number)
-            self.at_work = number, learner.policy, number * share
+            self.current = number, learner.policy
 
             def on_progress(progress: TrainProgress, number: int = number) -> None:
-                fraction = (number * share + progress.fraction) / count
-                before = sum(one.env_steps for one in totals)
-                report(replace(progress, fraction=fraction, env_steps=before + progress.env_steps))
+                self.progress[number] = progress
+                every = self.progress.values()
+                fraction = sum(one.fraction for one in every) / count
+                env_steps = sum(one.env_steps for one in every)
+                report(replace(progress, fraction=fraction, env_steps=env_steps))
 
             totals.append(learner.advance(part, share, on_progress))
             policies.append(learner.policy)
@@ -160,9 +164,9 @@ class FoldLearners:
 
     def show(self, curve: ValidationCurve, progress: TrainProgress) -> None:
         """Offer the learner in training to the curve, on its validation block."""
-        number, policy, before = self.at_work
+        number, policy = self.current
         if number < len(self.blocks):  # the last learner has no block
-            share = progress.fraction * len(self.names) - before
+            share = self.progress[number].fraction
             curve.offer((policy, self.blocks[number].held_out), share, progress.env_steps, number)
 
     def _make_learner(self, number: int) -> Single:

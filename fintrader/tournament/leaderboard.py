@@ -65,8 +65,6 @@ class Leaderboard:
     size: int
     rows: list[FinishedPod] = field(default_factory=list)
     """Best first, at most `size`."""
-    parents: list[FinishedPod] = field(default_factory=list)
-    """Rows that other pods can start from, best first."""
     applied: list[FinishedPod] = field(default_factory=list)
     """Every result, in the order in which they were applied."""
     keys: set[tuple[str, int]] = field(default_factory=set)
@@ -74,6 +72,11 @@ class Leaderboard:
     """Number of applied pods that failed."""
     founders: dict[str, str] = field(default_factory=dict)
     """Pod -> its ancestor without a parent."""
+
+    @property
+    def parents(self) -> list[FinishedPod]:
+        """Rows that other pods can start from, best first."""
+        return [row for row in self.rows if row.is_inheritable]
 
     @property
     def trials(self) -> int:

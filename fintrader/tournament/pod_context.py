@@ -22,7 +22,7 @@ WITHOUT_WAITING = OperationsSettings(takeover=False, store_seconds=0.0, outage_s
 
 @dataclass
 class PodContext:
-    """Inputs of a pod that its spec lacks: paths of files, and a callback for signs of life."""
+    """Inputs of a pod that its spec lacks."""
 
     run: RunFolder
     market: Path
@@ -37,6 +37,7 @@ class PodContext:
     """Share of the budget, env-steps, note. A pod that stays silent for too long is taken for
     hung."""
     folder: Path = Path()
+    """The pod's own."""
     hosts: Sequence[Host] = ()
     """Machines of a pod that spans several, this one first; `device` then lists the devices of all,
     host by host."""

@@ -41,16 +41,11 @@ def submit(leaderboard: Leaderboard, entry: FinishedPod) -> Placement:
     if entry.result.score is None:
         return Placement(new=True)
     rows = leaderboard.rows
-    parents = leaderboard.parents
     position = bisect.bisect_left(rows, entry)
     if position >= leaderboard.size:
         return Placement(new=True)
     rows.insert(position, entry)
-    if entry.is_inheritable:
-        bisect.insort(parents, entry)
     evicted = rows.pop() if len(rows) > leaderboard.size else None
-    if parents and parents[-1] is evicted:
-        parents.pop()
     return Placement(True, position, evicted.spec.pod if evicted else None)
 
 

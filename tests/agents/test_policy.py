@@ -47,7 +47,7 @@ def observations():
     return obs
 
 
-def test_both_normalisations_travel_with_the_policy(tmp_path):
+def test_the_observations_statistics_travel_with_the_policy(tmp_path):
     agent = make_agent(
         PPO(network=NetworkSettings(hidden=(8,)), gamma=0.9, num_steps=8), ENV.layout, seed=1
     )
@@ -58,14 +58,7 @@ def test_both_normalisations_travel_with_the_policy(tmp_path):
     )
     member = load_policy(tmp_path / "both").members[0]
     for loaded in (load_policy(tmp_path / "one"), member):
-        assert loaded.rewards.gamma == 0.9
-        given = torch.linspace(-0.01, 0.01, 5)
-        assert torch.equal(loaded.rewards(given), agent.rewards(given))
-        assert not torch.equal(loaded.rewards(given), given)
         assert torch.equal(loaded.normaliser.mean, agent.normaliser.mean)
-        assert not [
-            name for name, _ in loaded.named_buffers() if "rewards" in name
-        ]  # it acts without them
 
 
 @pytest.mark.parametrize("kind", ["market_once", "per_asset", "mlp"])

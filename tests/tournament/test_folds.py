@@ -62,10 +62,10 @@ def test_no_learner_sees_its_block_or_the_embargo_around_it(folds):
 def test_folds_that_cannot_be_are_refused(tmp_path):
     market = make_market(240, 3, session_bars=10)
     with pytest.raises(
-        ConfigError, match=r"16 sessions in 9 folds leave one of fewer than two; lower it to 8"
+        ConfigError, match=r"16 sessions are too few for 9 folds of two; lower it to 8"
     ):
         make_blocks(market, 9, ENV)
-    with pytest.raises(ConfigError, match=r"no piece of 181 bars is left.*shorten the episode"):
+    with pytest.raises(ConfigError, match=r"no 181 bars in a row are left.*shorten the episode"):
         make_blocks(market, 3, ENV.model_copy(update={"episode_bars": 180}))
     with pytest.raises(ConfigError, match="validation_folds"):  # at the door, not by every pod
         real_race(

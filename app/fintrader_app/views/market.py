@@ -165,17 +165,14 @@ def show_features(market: Market) -> None:
         figure = charts.plot_lines(lines, height=380, x_title=f"{timezone} time")
         figure.update_xaxes(type="category", nticks=10, tickangle=0)
         charts.show(figure, "market_feature_lines")
-    st.caption(
-        "As the agents see them: standardised with the training window's mean and deviation, then"
-        " clipped."
-    )
+    st.caption("As the agents see them.")
     scales = market.description.normalisation
     if scales is not None:
         known = [
             {"Column": name, "Mean": column.mean, "Deviation": column.std}
             for name, column in {**scales.features, **scales.context}.items()
         ]
-        with st.expander("Means and deviations of the training window"):
+        with st.expander("Means and deviations that scale them"):
             six_digits = st.column_config.NumberColumn(format="%.6g")
             look = {"Mean": six_digits, "Deviation": six_digits}
             table(known, "market_statistics", column_config=look)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """`(x [R, in], weight [out, in], bias [out] or None, non-linearity, [], "")`."""
@@ -25,7 +26,7 @@ _MIN_MULTIPLICATIONS = 1 << 17
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none") -> Any:
-    """Compute `networks.linear` for products that are large enough."""
+    """Compute `networks.linear`; `NotImplemented` for small products."""
     is_large = (
         _HAS_WIDE_VECTORS
         and min(weight.shape) >= _MIN_WIDTH
@@ -33,7 +34,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: st
     )
     if not is_large or _LINEAR is None or not torch.backends.mkldnn.enabled:
         return NotImplemented
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    needs_grad = any(one is not None and one.requires_grad for one in (x, weight, bias))
+    if needs_grad and torch.is_grad_enabled():
         return _Linear.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call]
     return _multiply(x, weight.t(), bias, activation)
 
@@ -44,7 +46,7 @@ def tanh(x: Tensor) -> Any:
 
 
 def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str = "none") -> Tensor:
-    """Multiply `x [R, in]` by `weight [out, in]` transposed."""
+    """Compute `activation(x weight + bias)` of `x [R, in]` and `weight [in, out]`."""
     out: Tensor = _LINEAR(x, weight, bias, activation, [], "")
     return out
 
@@ -62,6 +64,7 @@ class _Linear(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, *out = ctx.saved_tensors
         if ctx.activation == "relu":
