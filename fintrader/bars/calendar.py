@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 QUARTER_NS = 15 * MINUTE_NS
-"""A quarter of an hour: offsets and clock changes of all time zones are multiples of it, and nearly
-all sessions begin and end at one."""
+"""A quarter of an hour: offsets and clock changes of all exchanges' zones are multiples of it, and
+nearly all sessions begin and end at one."""
 
 
 class Windows(NamedTuple):
@@ -152,8 +152,7 @@ class SessionGrid:
 
     @cached_property
     def pauses(self) -> Array:
-        """`[P]` int64: times at which trading ends, for the day or for a break, nanoseconds since
-        1970 UTC."""
+        """`[P]` int64: times at which trading stops for a while, nanoseconds since 1970 UTC."""
         is_last = np.append(np.diff(self.exchange_minutes) > MINUTE_NS, True)
         return np.asarray(self.exchange_minutes[is_last] + MINUTE_NS)
 
@@ -169,8 +168,8 @@ class SessionGrid:
         return int((self.pauses - self.begins).max() // MINUTE_NS)
 
     def start_short_bars(self, ts: Array, minutes: int) -> Array:
-        """Return `[R]` int64: starts of bars whose starts `ts` were computed as their ends less
-        `minutes`, in the order of `ts`.
+        """Correct `[R]` int64 starts `ts` of bars that were computed as their ends less `minutes`;
+        keep their order.
 
         The last bar before a close or a break may be shorter: a bar that ends together with one of
         the grid begins no earlier than that one, and a bar that ends after a pause begins no
@@ -214,7 +213,7 @@ def session_grid(
 ) -> SessionGrid:
     """Return the grid of all sessions from `start` to `end`, both included.
 
-    Bars begin at the open and again after a lunch break, unless they are as long as the session.
+    Bars begin with the session and again after a lunch break, unless they are as long as it.
 
     With `extended` hours the grid also holds the minutes before the open and after the close. With
     `clock` hours every bar begins at a multiple of its length after midnight, so that the first bar

@@ -5,8 +5,8 @@ their hashes.
     <root>/<kind>/<identity>/<SYMBOL>/<YYYY-MM>-<first 12 of its SHA-256>.parquet
 
 The identity is a hash of everything that decides the bars: the name and reading settings of a file,
-the reading settings of a set of files of one day each, or a vendor's settings. A file has one
-manifest for each of its contents so far; these manifests share chunks, so only the new rows of a
+the reading settings of a set of files of one day each, or a vendor's settings. A file's
+former manifest is removed once the new one is saved; both share chunks, so only the new rows of a
 file that has grown are added.
 
 For every chunk the manifest holds its SHA-256, its number of rows, the request that it answers and
@@ -268,8 +268,8 @@ def verify_store(root: ObjectStore) -> list[str]:
 
 
 def list_unnamed(home: ObjectStore, manifests: Container[str] | None = None) -> list[str]:
-    """List the objects of a collection's folder that none of these manifests (all by default)
-    names, other manifests included.
+    """List the objects of a collection's folder that are none of these manifests (all by default)
+    nor named by one.
 
     Raises DataError for a damaged manifest.
     """
@@ -303,7 +303,7 @@ def encode(bars: Bars) -> bytes:
 
 
 def _shorten(values: Array) -> Array:
-    """Convert to float32 where no value changes."""
+    """Convert to float32 where no value changes and none is NaN."""
     short = values.astype(np.float32)
     return short if bool((short == values).all()) else values
 

@@ -199,20 +199,17 @@ def fill_silent_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> Sym
     number of the grid's sessions that are complete in the data. The symbol counts as ended if it
     has no bar in the last of them; a session that is still running is no evidence.
     """
-    from fintrader.bars import kernels
-
-    at = merged.ts
-    first = int(at[0])
-    last = int(at[-1])
+    first = int(merged.ts[0])
+    last = int(merged.ts[-1])
     ended = bool(grid.session[last] < sessions_over - 1)
     stop = last + 1 if ended else grid.num_bars
-    length = stop - first
-    columns = (np.ascontiguousarray(getattr(merged, name), dtype=np.float64) for name in COLUMNS)
-    open_, high, low, close, volume, tradable = kernels.place_on_grid(at, length, *columns)
-    extras = {}
-    if merged.extras:
-        known = np.cumsum(tradable) - 1  # number of the last row at or before each bar
-        extras = {name: values[known] for name, values in merged.extras.items()}
+    tradable = np.zeros(stop - first, dtype=bool)
+    tradable[merged.ts - first] = True
+    known = np.cumsum(tradable) - 1  # number of the last row at or before each bar
+    columns = {name: getattr(merged, name)[known].astype(np.float64) for name in COLUMNS}
+    for name in PRICES:
+        columns[name] = np.where(tradable, columns[name], columns["close"])
+    columns["volume"][~tradable] = 0.0
     return SymbolBars(
         symbol=merged.symbols[0],
         first=first,
@@ -220,12 +217,8 @@ def fill_silent_bars(merged: Bars, grid: SessionGrid, sessions_over: int) -> Sym
         tradable=tradable,
         session=grid.session[first:stop],
         time=grid.times[first:stop],
-        extras=extras,
-        open=open_,
-        high=high,
-        low=low,
-        close=close,
-        volume=volume,
+        extras={name: values[known] for name, values in merged.extras.items()},
+        **columns,
     )
 
 

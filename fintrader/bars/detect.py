@@ -297,7 +297,7 @@ def _note_zone(found: Detection, layout: Layout, zone: str) -> None:
     is_needed = layout.whole_days or found.source.get("time_format")
     if is_needed and zone != FilesSettings().timezone:
         found.source["timezone"] = zone
-    said = "every bar is stamped at one time of day there"
+    said = "bars are stamped at one time of day there"
     found.note("timezone", zone, "sure", said if layout.whole_days else "times say it themselves")
 
 
@@ -679,7 +679,9 @@ def _find_day_zone(found: Detection, bars: Bars, zoned: bool) -> tuple[str, str 
         if not clocks.any():
             return zone, None
         # not all bars have the same time of day, because short sessions close early
-        if not zoned or (counts.max() > 0.9 * len(local) and clocks[counts.argmax()] > _MORNING):
+        clock = clocks[counts.argmax()]
+        is_usual = counts.max() > 0.9 * len(local) and (clock > _MORNING or clock == 0)
+        if not zoned or is_usual:
             weekday = (local[moved | ~moved.any()] // _DAY + 4) % 7  # 0 is Sunday
             days[zone] = np.bincount(weekday, minlength=7)
     best = min(
@@ -858,7 +860,9 @@ def _calendar(
     late *= found.source.get("label") == "end"
     ts = day_starts(found.calendar, "UTC", bars.ts - late)
     # with label `end`, ts is a bar earlier, so the opening print lies before the open
-    is_outside = (grid.locate(ts) < 0) & (grid.locate(ts + late) < 0) & ~grid.early_or_late(ts)
+    is_outside = (grid.locate(ts) < 0) & (grid.locate(ts + late) < 0)
+    if not layout.whole_days:
+        is_outside &= ~grid.early_or_late(ts)
     share = float(is_outside.mean())
     row = int(is_outside.argmax())
     zone = found.source.get("timezone", find_exchange_timezone(found.calendar))

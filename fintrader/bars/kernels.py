@@ -128,37 +128,6 @@ def exponential_mean(values: Any, alpha: float) -> Any:
     return result
 
 
-# `row` points at the next row to place; a bar without a row repeats the close before it.
-@_njit
-def place_on_grid(
-    at: Any, length: int, open_: Any, high: Any, low: Any, close: Any, volume: Any
-) -> Any:
-    """Place rows on consecutive bars of the grid and fill the bars without a row.
-
-    at: `[R]` number of each row's bar, ascending; length: number of bars, counted from the first
-    row's. Returns six arrays `[length]`: open, high, low, close, volume, and True where there is a
-    row. At a bar without a row all prices equal the last close and the volume is 0.
-    """
-    opens = np.empty(length)
-    highs = np.empty(length)
-    lows = np.empty(length)
-    closes = np.empty(length)
-    volumes = np.empty(length)
-    traded = np.empty(length, dtype=np.bool_)
-    row = 0
-    for t in range(length):
-        there = row < len(at) and at[row] - at[0] == t
-        if there:
-            opens[t], highs[t], lows[t], closes[t] = open_[row], high[row], low[row], close[row]
-            volumes[t] = volume[row]
-            row += 1
-        else:
-            opens[t] = highs[t] = lows[t] = closes[t] = close[row - 1]
-            volumes[t] = 0.0
-        traded[t] = there
-    return opens, highs, lows, closes, volumes, traded
-
-
 @_njit
 def mark_steps(open_: Any, close: Any, factor: float) -> Any:
     """Return `[L]` bool: bars whose open or close is more than `factor` times the close before, or

@@ -153,15 +153,15 @@ def find_calendar(
     is_daily = step >= DAY_MINUTES - 60
     fits = usual.best.outside <= MOST_OUTSIDE and usual.best.away < _MOST_AWAY
     if fits and usual.best.calendar not in OPEN:
-        return usual if usual.calendars else _compare_rarer(usual, bars, step, spans)
+        return _compare_rarer(usual, bars, zones, step, spans)
     # CMES has so few holidays that others' days fit, too
     is_other = not is_daily or usual.best.calendar != "CMES"
     if fits and usual.best.filled > _FILLED[is_daily] and is_other:
-        # a week of currency trading by a broker's clock looks like one of 24/5
-        is_broker = usual.best.calendar == "24/5" and len(zones) > 1
+        # a week of currency trading by a broker's clock looks like one of 24/5; a broker may also
+        # change its clock, after which rows lie outside
+        is_broker = len(zones) > 1 and (usual.best.calendar == "24/5" or usual.best.outside > 0)
         return replace(usual, may_be_sure=usual.may_be_sure and not is_broker)
-    homes = map(find_exchange_timezone, RARER) if len(zones) > 1 else ()
-    other = propose(bars, RARER, [*zones, *homes], step, spans)
+    other = _propose_rarer(bars, zones, step, spans)
     # a week without a few days is rather one of 24/5 than another market's
     most = 0.0 if fits and usual.best.filled > _WEEKS else MOST_OUTSIDE
     if other.best.outside <= most and other.best.cost < usual.best.cost:
@@ -181,15 +181,34 @@ def _list_usual(bars: Bars) -> list[str]:
     return [one for one in USUAL if not (is_money and one == "CMES")]
 
 
-def _compare_rarer(
-    usual: Proposal, bars: Bars, step: int, spans: Sequence[tuple[int, int]]
+def _propose_rarer(
+    bars: Bars, zones: Sequence[str], step: int, spans: Sequence[tuple[int, int]]
 ) -> Proposal:
-    """Add the rarer calendars with the same clock that the data does not refute either; propose one
-    of them if it fits clearly better."""
+    """Propose a rarer calendar; times without a zone may be in its own, too."""
+    homes = map(find_exchange_timezone, RARER) if len(zones) > 1 else ()
+    return propose(bars, RARER, [*zones, *homes], step, spans)
+
+
+def _compare_rarer(
+    usual: Proposal,
+    bars: Bars,
+    zones: Sequence[str],
+    step: int,
+    spans: Sequence[tuple[int, int]],
+) -> Proposal:
+    """Propose a rarer calendar that fits clearly better: if rows lie outside, one with a clock of
+    its own. Otherwise add those with the same clock that the data does not refute either."""
     best = usual.best
+    clear = best.cost - _CLEAR[step >= DAY_MINUTES - 60]
+    if best.outside and len(zones) > 1:
+        other = _propose_rarer(bars, zones, step, spans)
+        if not other.best.outside and other.best.cost < clear:
+            return replace(other, refuted=best)
+    if usual.calendars:
+        return usual
     near = (best.calendar, *list_near(best.calendar))
     rarer = propose(bars, near, (best.zone,), step, spans)
-    if rarer.best.cost < best.cost - _CLEAR[step >= DAY_MINUTES - 60]:
+    if rarer.best.cost < clear:
         return replace(rarer, zones=usual.zones, refuted=best)
     others = [one for one in (rarer.best.calendar, *rarer.calendars) if one != best.calendar]
     return replace(usual, calendars=tuple(others))

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fintrader.bars.sources.layout import FilesSettings
 from fintrader.bars.sources.listing import find_file_kind, list_files
-from fintrader.bars.sources.presets import Preset
+from fintrader.bars.sources.presets import Preset, split_words
 from fintrader.bars.sources.tickers import is_path, is_ticker, read_tickers
 from fintrader.bars.sources.vendor_settings import DownloadOptions
 from fintrader.cli.options import parse
@@ -27,12 +27,19 @@ if TYPE_CHECKING:
 COLUMNS = ("ts", "date", "open", "high", "low", "close", "volume")
 SETTINGS = {"zone": "timezone"} | {
     name: name
-    for name in (
-        *("symbol", "name_pattern", "label", "bar_minutes", "time_format", "decimal", "delimiter"),
-        "price_divisor",
+    for name in split_words(
+        "symbol name_pattern label bar_minutes time_format decimal delimiter price_divisor"
     )
 }
 """Option -> setting of `data.source`."""
+_OPTIONS = {
+    "data.calendar": "--calendar",
+    "data.universe.members": "--index",
+    "data.source.exchange": "--from",
+    "data.start": "--start",
+    "data.end": "--end",
+}
+"""Other setting -> option."""
 _OF_TICKERS = {*DownloadOptions.model_fields} - {"calendar", "bar_minutes"}
 
 
@@ -57,7 +64,7 @@ class InitOptions(DownloadOptions):
     low: str | None = None
     """Column of the lowest prices."""
     close: str | None = None
-    """Column of the closing prices; {symbol} where each column holds those of a symbol."""
+    """Column of the closing prices; {symbol} if each symbol has its own."""
     volume: str | None = None
     """Column of the volumes, or none."""
     zone: str | None = None
@@ -100,17 +107,18 @@ def init(argv: list[str]) -> None:
 
 
 def _init(argv: list[str]) -> None:
-    number = next((at for at, word in enumerate(argv) if word.startswith("-")), len(argv))
-    words = argv[:number]
-    options = parse(InitOptions(), argv[number:], "init")
+    first_option = next((at for at, word in enumerate(argv) if word.startswith("-")), len(argv))
+    words = argv[:first_option]
+    options = parse(InitOptions(), argv[first_option:], "init")
     given = {name for name, value in options if value != getattr(InitOptions(), name)}
     if options.index is not None and words:
         raise ConfigError(f"--index names the tickers; omit {shlex.join(words)}")
     if not words and options.index is None:
         raise ConfigError("`fintrader init` needs FILE|FOLDER, TICKER ... or --index NAME")
     paths = [word for word in words if is_path(word)]
+    folders = [word for word in paths if is_ticker(word) and not find_file_kind(word, text=True)]
     if options.vendor is not None:  # a ticker is meant, even where a folder has its name
-        paths = [word for word in paths if find_file_kind(word, text=True) or not is_ticker(word)]
+        paths = [word for word in paths if word not in folders]
     if not paths:
         usual = {"out", "force", "print_only"}
         _refuse(given - usual - {*DownloadOptions.model_fields}, "files, but these are tickers")
@@ -122,7 +130,7 @@ def _init(argv: list[str]) -> None:
             ' quotes like "bars/*.csv", or only tickers (with --from yahoo where a folder has the'
             " name of a ticker)"
         )
-    also = " (--from yahoo makes it a ticker)" * is_ticker(paths[0])
+    also = " (--from yahoo makes it a ticker)" * bool(folders)
     _refuse(given & _OF_TICKERS, f"tickers, but {paths[0]} is a file or a folder{also}")
     _init_files(paths[0], options)
 
@@ -180,9 +188,9 @@ def _write(found: Detection, path: Path, is_forced: bool) -> None:
     from fintrader.market.starter import write_config
 
     write_config(found, path, force=is_forced)
-    runs = f"`fintrader run {path}` goes from these bars to a backtest"
+    runs = f"`fintrader run {shlex.quote(str(path))}` goes from these bars to a backtest"
     if found.waivers:
-        runs = f"correct the bars, or uncomment waive in it where they are right; then {runs}"
+        runs = f"correct the bars, or uncomment its `waive` if they are right; then {runs}"
     print(f"\n{path} is written; {runs}")
 
 
@@ -196,10 +204,8 @@ def _name_options(problem: str) -> str:
         (" under data.source.columns", ""),
         (" (--data.path)", " as FILE|FOLDER"),
         (", or let `fintrader init` find out", ""),
-        ("data.calendar", "--calendar"),
-        ("data.universe.", "--"),
-        ("data.start", "--start"),
-        ("data.end", "--end"),
     ):
         problem = problem.replace(words, instead)
+    for setting, option in _OPTIONS.items():
+        problem = re.sub(rf"(?<![\w.]){re.escape(setting)}\b", option, problem)
     return problem

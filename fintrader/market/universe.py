@@ -35,7 +35,7 @@ class UniverseSettings(Settings):
     min_coverage: Fraction = 0.0
     """Keep symbols that traded on at least this share of their days in the training window. A
     symbol's days run from its first bar there to its last; with `members`, only member days count.
-    A symbol without such a day, which is listed or joins later, is kept."""
+    A symbol without such a day is kept."""
     max_symbols: Count | None = None
     """Largest number of symbols; those with the highest turnover in the training window are
     kept."""
@@ -90,8 +90,8 @@ class Coverage:
         days as a member."""
         inside = (at >= self.train[0]) & (at < self.train[1])
         traded = np.unique(self.session[at[inside]])
-        # days, because an expensive share trades in few minutes; from the first bar on, because a
-        # young share trades on few days of the window
+        # days, since an expensive share trades in few minutes; from the first bar on, since a young
+        # share has few days
         days = member[traded[0] : traded[-1] + 1] if len(traded) else member[:0]
         self.share[symbol] = float(member[traded].sum() / days.sum()) if days.any() else 1.0
         self.turnover_usd[symbol] = float((close[inside] * volume[inside]).sum())
@@ -104,8 +104,8 @@ class Coverage:
 def choose(
     settings: UniverseSettings, coverage: Coverage
 ) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """Choose among the symbols added; return them sorted, and symbol -> reason of those left out:
-    for too few days, and for too little turnover.
+    """Choose among the symbols added; return them sorted, and two maps symbol -> reason of those
+    left out: for too few days, and for too little turnover.
 
     Raises DataError when an explicit symbol was not added, or nothing is left.
     """
@@ -234,7 +234,6 @@ def share_days(symbols: Sequence[str], shares: Shares, dates: Array) -> Array:
     return table
 
 
-_QUARTER = 63
 _EXITS = 0.04
 """Share of an index's members that leave it in a year, as in the S&P 500 from 2010 to 2024."""
 _UNLIKELY = 0.05
@@ -283,9 +282,9 @@ def survivorship(
     """Judge whether a universe holds survivors only, and by how much that flatters it.
 
     close: `[S, N]` last close of each session; member: `[S, N]` bool; index: `[S]` level at each
-    session's end. A universe of several names is suspect if over a quarter or longer none of them
-    leaves it, or far fewer than leave an index (entries prove nothing); and if more than a
-    twentieth of its member-days has no bars.
+    session's end. A universe of several names is suspect if in a quarter or longer none of them
+    leaves it, or far fewer than leave an index (entries prove nothing); any universe is, if more
+    than a twentieth of its member-days has no bars.
 
     `bias_per_year` is the yearly log growth of the names that are still members at the end, in
     equal weights, less the growth of the index, or else of the members of each day. None where
@@ -315,7 +314,7 @@ def survivorship(
 
     usual = _EXITS * names * sessions / sessions_a_year
     are_few = exits == 0 or poisson.cdf(exits, usual) < _UNLIKELY
-    is_closed = sessions >= _QUARTER and names > 1 and bool(are_few)
+    is_closed = sessions >= sessions_a_year // 4 and names > 1 and bool(are_few)
     return Survivorship(
         survivors_only=share > MOST_ABSENT or is_closed,
         sessions=sessions,

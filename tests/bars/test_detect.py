@@ -501,7 +501,7 @@ def test_bars_that_a_build_refuses_come_with_what_would_let_them_pass(change, la
 
 def test_what_to_do_next_depends_on_faults(tmp_path, capsys):
     for change, first in (
-        (scaled, "correct the bars, or uncomment waive"),
+        (scaled, "correct the bars, or uncomment its `waive`"),
         (pd.DataFrame.copy, "`fintrader run"),
     ):
         path = write_csv(tmp_path, change(minute_table(2, 10)))
@@ -634,6 +634,14 @@ def test_the_options_that_a_refusal_names_answer_it(name, bars, plain, tmp_path,
         assert_same_market(market, plain)
     assert market.symbols == plain.symbols
     assert (market.close == plain.close).all()
+
+
+def test_the_options_of_a_message_are_those_that_exist(bars, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path, bars, "AAPL.csv")
+    assert "omit it" in (said := refused("init", "AAPL.csv", "--days", "5"))
+    assert "--from" not in said  # which would make no ticker of a file
+    assert "mydata.endofday.csv" in refused("init", "mydata.endofday.csv")
 
 
 def test_symbols_with_their_own_times_are_refused(bars, tmp_path):

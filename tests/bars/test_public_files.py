@@ -1622,3 +1622,93 @@ def test_whole_days_after_a_bar_before_the_open_are_not_displaced(tmp_path):
     found = detect(str(write_csv(tmp_path, table, "AAA.csv")))
     assert (found.hours, found.waivers) == ("clock", [])
     assert "few or no bars" in {row.setting: row.why for row in found.findings}["extended hours"]
+
+
+def test_prices_by_date_are_rows_of_closes(days, tmp_path):
+    content = {
+        day: {"market_cap": 1e9, "price": close}
+        for day, close in zip(days.ts, days.close, strict=True)
+    }
+    (tmp_path / "AAA.json").write_text(json.dumps(content))
+    market = make_market(built(detect(str(tmp_path / "AAA.json")), tmp_path))
+    assert np.allclose(market.close[:, 0], days.close, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"columns": [{"field": "date"}, {"field": "open"}], "data": [["2024-01-02", 1.0]]},
+        {"columns": [], "data": 7},
+    ],
+)
+def test_json_of_an_unknown_form_is_one_typed_error(content, tmp_path):
+    (tmp_path / "AAA.json").write_text(json.dumps(content))
+    with pytest.raises(BarError, match=r"JSON holds no table|no column"):
+        detect(str(tmp_path / "AAA.json"))
+
+
+@pytest.mark.parametrize("clock", ["%H:%M:%S", "%H:%M:%S.000"])
+def test_json_by_day_whose_rows_have_times_of_day(clock, tmp_path):
+    table = minute_table(1, sessions=6)
+    rows = table.assign(time=table.ts.dt.strftime(clock))[["time", *COLUMNS]]
+    by_day = rows.groupby(table.ts.dt.strftime("%Y-%m-%d"))
+    content = {day: part.to_dict("records") for day, part in by_day}
+    (tmp_path / "AAA.json").write_text(json.dumps(content))
+    market = make_market(built(detect(str(tmp_path / "AAA.json")), tmp_path))
+    assert np.allclose(market.close[:, 0], table.close, rtol=1e-6)
+
+
+def test_a_sheet_for_each_symbol_may_name_it_in_a_column_too(days, tmp_path):
+    pytest.importorskip("openpyxl")
+    with pd.ExcelWriter(tmp_path / "book.xlsx") as book:
+        for symbol in ("AAA", "BBB"):
+            days[["ts", *COLUMNS]].assign(tic=symbol).to_excel(book, sheet_name=symbol, index=False)
+    assert findings(str(tmp_path / "book.xlsx"))["symbols"].why == "AAA, BBB"
+
+
+def test_the_error_words_of_a_spreadsheet_are_empty_cells(days, write, tmp_path):
+    table = days[["ts", *COLUMNS]].astype(object)
+    table.loc[40, PRICES] = "#VALUE!"
+    market = make_market(built(detect(write(table)), tmp_path))
+    traded = market.tradable[:, 0].numpy()
+    assert np.flatnonzero(~traded).tolist() == [40]
+    assert np.allclose(market.close[traded, 0], days.close[traded], rtol=1e-6)
+
+
+def test_a_few_stamps_beside_midnight_move_no_date(tmp_path):
+    ts = pd.date_range("2023-01-01", periods=300, tz="UTC")
+    close = 100 * np.exp(np.random.default_rng(0).normal(0, 0.02, len(ts)).cumsum())
+    stamps = ts.strftime("%Y-%m-%d %H:%M:%S UTC").to_numpy(dtype=object)
+    stamps[[100, 200]] = "2023-04-11 23:29:55 UTC", "2023-07-20 23:39:21 UTC"
+    table = pd.DataFrame({"snapped_at": stamps, "price": close, "total_volume": 1e6 + close})
+    path = write_csv(tmp_path, table, "btc-usd-max.csv")
+    found = detect(str(path))
+    market = make_market(built(found, tmp_path))
+    assert market.num_bars == len(ts)
+    assert np.allclose(market.close[:, 0], close, rtol=1e-6)
+    assert pd.Timestamp(int(market.minutes[0])) == pd.Timestamp("2023-01-01")
+
+
+def test_a_saturday_among_daily_bars_is_outside_of_the_sessions(days, write):
+    extra = days.iloc[[30]].assign(ts="2024-02-10")
+    calendar = findings(write(pd.concat([days, extra]).sort_values("ts")))["calendar"]
+    assert calendar.sure == "assumed"
+    assert calendar.why.startswith("98.8% of the rows")
+
+
+def test_hours_of_warsaw_are_not_those_of_a_market_with_other_days(tmp_path):
+    table = walk_on("XWAR", dt.date(2024, 4, 11), 400, 60)
+    ends = table.ts.dt.tz_convert("Europe/Warsaw").dt.tz_localize(None) + pd.Timedelta(hours=1)
+    path = write_csv(tmp_path, table.assign(ts=ends.dt.strftime("%Y%m%d %H%M%S")), "WIG20.csv")
+    found = detect(str(path))
+    assert found.calendar == "XWAR"
+    market = make_market(built(found, tmp_path))
+    assert pd.Timestamp(int(market.minutes[0]), tz="UTC") == table.ts.iloc[0]
+
+
+def test_a_broker_that_changes_its_clock_is_not_sure(tmp_path):
+    table = walk_on("FX", dt.date(2023, 8, 14), 120, 60)
+    late = (table.ts >= pd.Timestamp("2023-11-13", tz="UTC")).to_numpy(dtype=int)
+    ts = table.ts.dt.tz_localize(None) + pd.to_timedelta(2 * late, unit="h")
+    path = write_csv(tmp_path, table.assign(ts=ts), "EURUSD60.csv")
+    assert findings(str(path))["timezone"].sure == "assumed"

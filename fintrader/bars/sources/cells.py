@@ -30,7 +30,9 @@ _ZONE = (
 )
 """Pattern of the end of a time, as text, that contains an offset from UTC after its clock; in
 2014/12/23-13:45 the clock itself follows the sign."""
-EMPTY = ("", "null", "none", "nan", "nat", "na", "n/a", "#n/a", "-", "--", ".")
+EMPTY = split_words(
+    "null none nan nat na n/a #n/a #value! #ref! #div/0! #num! #name? #null! - -- ."
+) + ("",)
 """Cells, in lower case, that count as empty in columns of numbers; in a column of tickers they are
 valid tickers."""
 _MARKS = "[,' \u00a0\u202f]"

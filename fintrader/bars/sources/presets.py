@@ -79,7 +79,7 @@ SPELLINGS = {
             symbol ticker tic sym instrument instrument_id instrument_name asset ts_code secid
             pair product_id
             contract stock stockid stock_id token token_id coin coin_id asset_id ticker_clean
-            ticker_symbol stock_symbol stock_code code name s tckrsymb kürzel wertpapier
+            ticker_symbol stock_code code name s tckrsymb kürzel wertpapier
             股票代码 代码
             종목코드 銘柄コード ric security security_id
             permno stock_symbol codneg nazwa order_book_id currency_pair scrip_code""",
@@ -138,10 +138,10 @@ CLOCK_SPELLINGS = split_words(
 ACTIONS = split_words("splitfactor split_factor stock_splits divcash dividends")
 """Usual names of columns that contain splits or dividends."""
 WEAK = split_words("name code stock contract start begin price last last_price")
-"""Names in `SPELLINGS` that are used only if the file has no other name of the same role."""
+"""Names in `SPELLINGS` that are used only if a table has no other name of the same role."""
 BAR_LENGTHS = r"\d+ ?(?:m|mins?|minutes?|h|hours?|d|days?)|m(?:1|5|15|30)|h[14]|d1|daily|hourly"
-"""Pattern of the lengths of bars in names of files and keys. After M it has MetaTrader's lengths
-only, such as M30, because M24 is a future of June 2024."""
+"""Pattern of the lengths of bars in names of files and keys. After M only MetaTrader's lengths,
+such as M30, count: M24 is a future of June 2024."""
 MONEY = "usdt?|eur|gbp|jpy|chf|cad|aud|inr|cny|krw|hkd|sgd|brl|[$€£¥₩₹元円원]"
 """Pattern of the code or the sign of a currency."""
 _COUNTS = "shares?|lots?|contracts?|units?|股|手|株|주"
@@ -157,7 +157,10 @@ ZONES = dict(
 IN_BRACKETS = rf"[(（\[]({MONEY}|{_COUNTS}|{'|'.join(ZONES)})[)）\]]"
 """Pattern of a unit or a zone in brackets after a column's name, as in `Volume (shares)`. Other
 words in brackets change the meaning of the column, as in `High (52w)`."""
-_VOLUME_OF_MONEY = rf"vol.*[(（]({MONEY})[)）]$"
+_VOLUME_OF_MONEY = (
+    rf"(.*[\s_])?(vol|qty|quantity|成交量|交易量|出来高|거래량|объём).*"
+    rf"[(（]({MONEY})[)）]$"
+)
 """Pattern of the name of a volume in money, such as `Volume (USD)`. `plain` keeps its unit, because
 the column does not count shares."""
 

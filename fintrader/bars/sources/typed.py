@@ -44,6 +44,8 @@ _NO_SYMBOL = (
 or Daily."""
 _TIMES = r"(19|20)\d\d-?\d\d-?\d\d([T ].*)?"
 """Pattern of keys of JSON that are dates or times. They are not symbols."""
+_CLOCK = r"\d{1,2}:\d\d.*|\d{1,6}"
+"""Pattern of times of day, which lack a date."""
 _COUNTS = r"-?\d{9,}"
 """Pattern of keys that count from 1970, as pandas' `to_json` writes times."""
 _NO_TABLE = "its JSON holds no table; write a list of objects, one for each bar"
@@ -115,10 +117,11 @@ def _read_json(stream: Any) -> _Table:
         content = [json.loads(line) for line in text.splitlines() if line.strip()]
     try:
         table = _convert_json(content)
-    except (AttributeError, TypeError):  # for example a number where a table is expected
+    except (AttributeError, KeyError, TypeError):  # for example a number instead of a table
         raise TableError(_NO_TABLE) from None
-    cells = table.where(table.notna(), None)
-    return _build_table([str(name) for name in cells], (cells[name].tolist() for name in cells))
+    cells = table.set_axis(make_unique([*map(str, table)]), axis=1)
+    cells = cells.where(cells.notna(), None)
+    return _build_table([*cells], (cells[name].tolist() for name in cells))
 
 
 def _convert_json(content: Any) -> pd.DataFrame:
@@ -192,9 +195,8 @@ def _convert_rows(rows: list[Any]) -> pd.DataFrame:
         lists = [cell for cell in rows[0].values() if isinstance(cell, list)]
         holds_table = not all(map(_is_flat, lists)) or _convert_leaves(rows[0]) is not None
         if len(rows) == 1 or holds_table:
-            return pd.concat(
-                map(_convert_json, rows), ignore_index=True
-            )  # each row contains the table of one symbol
+            # each row contains the table of one symbol
+            return pd.concat(map(_convert_json, rows), ignore_index=True)
         frame = pd.json_normalize(rows).astype(object)
         inner = [name for name, cell in rows[0].items() if isinstance(cell, dict)]
         prefix = f"{inner[0]}." if len(inner) == 1 else "mid."  # Oanda writes `mid.o`
@@ -214,7 +216,9 @@ def _convert_columns(nested: Mapping[str, Any]) -> pd.DataFrame | None:
     if not all(map(_is_flat, nested.values())) or len({*map(type, nested.values())}) > 1:
         return None
     rows = {
-        label: row for label, row in nested.items() if isinstance(row, dict) and _is_header(row)
+        label: row
+        for label, row in nested.items()
+        if isinstance(row, dict) and (_is_header(row) or re.fullmatch(f"{_TIMES}|{_COUNTS}", label))
     }
     if 2 * len(rows) > len(nested):  # the other values are metadata
         return _add_index(pd.DataFrame([*rows.values()], [*rows], dtype=object))
@@ -283,7 +287,7 @@ def _add_time(time: str, table: pd.DataFrame) -> pd.DataFrame:
     labels of these rows become the column `symbol`."""
     table = table.rename(columns={INDEX: "symbol"})
     named = [name for name in table if plain(name) in SPELLINGS["ts"]]
-    if not named or all(len(str(cell)) < 9 for cell in table[named[0]]):
+    if all(re.fullmatch(_CLOCK, str(cell)) for name in named for cell in table[name]):
         table.insert(0, "date", time)
     return table
 
@@ -315,7 +319,8 @@ def _read_excel(stream: Any) -> _Table:
     places = layouts[0]
     names = [*places.values()]
     if len(found) > 1:
-        names.append("tic")  # the symbol, unless another column has a more usual name for it
+        # the symbol, unless another column has a more usual name for it
+        names = make_unique([*names, "tic"])
         is_other = any(re.fullmatch(_NO_SYMBOL, title, re.IGNORECASE) for title in found)
         if is_other or any(one != places or not _is_header(names) for one in layouts):
             raise TableError(
@@ -334,8 +339,8 @@ def _read_excel(stream: Any) -> _Table:
 
 
 def _is_wrapper(key: str, count: int) -> bool:
-    """Report whether a key, one of `count`, contains the rows of one table; DAY, and any key in
-    capital letters next to others, is a symbol."""
+    """Report whether a key, one of `count`, wraps a table. Symbols instead: DAY, and keys in
+    capital letters among several."""
     is_symbol = key.isupper() and (count > 1 or key == "DAY")
     return key.lower() in _WRAPPERS and not is_symbol
 
@@ -358,8 +363,8 @@ def _find_tables(book: Any) -> dict[Any, Any]:
 
 
 def _skip_remarks(rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
-    """Leave out rows without cells, and those with one cell above the first row that has more and
-    below the last: they are titles and remarks."""
+    """Leave out blank rows, and those of one cell before the first row that has more and after the
+    last: they are titles and remarks."""
     held: list[Sequence[Any]] = []
     has_begun = False
     for row in rows:
