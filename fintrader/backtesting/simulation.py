@@ -54,7 +54,7 @@ def simulate(
     The account equals `TradingEnv`'s to the last bit. The policy is bound to the window's rows if
     possible; its actions then equal unbound ones to float32 rounding. A model of Stable-Baselines3
     is asked deterministically, on observations normalised by its VecNormalize if it holds one.
-    `caveats` of the result name a policy that gives two actions for one observation, and parts of a
+    The result's `caveats` name a policy that gives two actions for one observation, and parts of a
     model's training that are missing here. Without a `note` the result describes its policy
     (`describe_origin`). `watch` sees the account at every decision. Raises BacktestError for a
     window of fewer than two bars and for an output that cannot be traded.
@@ -110,17 +110,19 @@ def describe_origin(policy: object) -> str:
     if not symbols:
         return ""
 
-    def count(symbols: list[str]) -> str:
+    def describe(symbols: list[str]) -> str:
         return f"{len(symbols)} symbols ({shorten_list(symbols)})"
 
-    return f"trained on {count(symbols['trained_on'])}, traded on {count(symbols['traded_on'])}"
+    return (
+        f"trained on {describe(symbols['trained_on'])}, traded on {describe(symbols['traded_on'])}"
+    )
 
 
 def open_account(market: MarketTensors, settings: EnvSettings, name: str) -> BacktestAccount:
     """Open an account at the window's first bar. Raises BacktestError for a window of fewer than
     two bars."""
     if market.num_bars < 2:
-        raise BacktestError(f"{name}: lengthen the window to at least two bars")
+        raise BacktestError(f"{name}: the window has one bar; lengthen it to at least two")
     return BacktestAccount(market, settings)
 
 
@@ -133,8 +135,8 @@ def trade(
     progress: Progress = SILENT,
     note: str = "",
 ) -> BacktestResult:
-    """Run an account to the end of its window, asking `decide` at every interval or, given `due`,
-    at bar 0 and the bars it returns."""
+    """Run an account to the end of its window, asking `decide` at every decision interval or, given
+    `due`, at bar 0 and the bars that `due` returns."""
     last = account.market.num_bars - 1
     with (
         torch.no_grad(),

@@ -9,7 +9,9 @@ import torch
 
 from fintrader import cli
 from fintrader.backtesting.lookahead import implausible, lookahead
-from fintrader.backtesting.lookahead.plan import WHOLE
+from fintrader.backtesting.lookahead.differences import compare_markets
+from fintrader.backtesting.lookahead.plan import WHOLE, TrialPlan
+from fintrader.backtesting.lookahead.report import LookaheadReport
 from fintrader.backtesting.settings import LookaheadSettings
 from fintrader.envs import EnvSettings
 from fintrader.errors import ConfigError, DataError
@@ -74,6 +76,13 @@ def test_clean_columns_raise_no_alarm(seed):
     planted = planted_market(4000, seed=seed)
     assert {alarm.column for alarm in implausible(planted)} <= {"signal"}
     assert implausible(planted, "signal") == ()
+
+
+@pytest.mark.parametrize("form", [{"observation": "factored"}, {"observation_dtype": "bfloat16"}])
+def test_any_form_of_observation_can_be_checked(form, tmp_path):
+    path = lab.write_bars(tmp_path, sessions=6)
+    report = lookahead(lab.settings_of(path), lab.ENV.model_copy(update=form), lab.QUICK)
+    stays_clean(report)
 
 
 @pytest.mark.parametrize("how", ["observation", "fill", "weights"])
@@ -257,6 +266,22 @@ def test_exit_status_and_stored_answer(tmp_path, monkeypatch):
     stored = json.loads((tmp_path / "runs" / "lab" / "lookahead.json").read_text())
     assert stored["leaks"] == list(map(str, found.leaks)) != []
     assert {"alarms", "trusted", "untried", "trials", "unproved"} <= set(stored)
+
+
+def test_bars_that_could_not_be_built_are_not_proved():
+    plan = TrialPlan(make_market(60, 2), "24/7", 0)
+    done = len(plan.trials)
+    failed = [trial.bar for trial in plan.trials if trial.stage == "other bars"][:3]
+    counted = plan.count(done, failed)["other bars"]
+    assert counted == tuple(number - 3 for number in plan.count(done)["other bars"])
+    report = LookaheadReport((), plan.count(done, failed), untried=tuple(map(str, failed)))
+    assert f"No look-ahead found: {done - 3:,} markets" in str(report)
+
+
+def test_a_symbol_of_the_future_alone_is_a_leak():
+    three, two = make_market(60, 3), make_market(60, 2)
+    for one, other in ((three, two), (two, three)):
+        assert "symbols" in {leak.name for leak in compare_markets(one, other, 40)}
 
 
 def test_bad_settings_are_a_typed_error():

@@ -26,7 +26,8 @@ DOUBTFUL_IC = 0.04
 IMPLAUSIBLE_SHARPE = 10.0
 """Annualised, before costs. On real minute bars no honest column reaches 6."""
 FALSE_ALARMS = 0.001
-"""Probability that any column of a market without information passes the test of significance."""
+"""Probability, for each of the two measures, that any column of a market without information passes
+the test of significance."""
 STRONGER = 1.25
 """Factor over the planted signal above which another column is implausible."""
 NEXT_OPEN = "to the next open"
@@ -45,13 +46,14 @@ class Alarm:
     """`rank correlation`, or `Sharpe ratio`."""
     value: float
     horizon: str
-    """Span of the return: `30 bars`, or from a session's last close to the next open."""
+    """Span of the return, such as `of the next 30 bars`, or from a session's last close `to the
+    next open`."""
     t: float
     """`value` in standard errors."""
 
     def __str__(self) -> str:
         return (
-            f"{self.column}: {self.measure} {self.value:+.3g} with the return {self.horizon} ahead"
+            f"{self.column}: {self.measure} {self.value:+.3g} with the return {self.horizon}"
             f" (t = {self.t:+.1f})"
         )
 
@@ -109,7 +111,7 @@ def rank_correlations(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
             rows = sample[sample < bars - horizon]
             ahead = closes[rows + horizon] - closes[rows]
             yield from _strengths(
-                market, rows, ahead, traded[rows], f"{horizon} bar{'s'[: horizon > 1]}", blocks
+                market, rows, ahead, traded[rows], f"of the next {horizon} bars", blocks
             )
     last = np.flatnonzero(np.diff(session))
     blocks = min(_BLOCKS, len(last) // _HORIZONS_A_BLOCK)
@@ -179,7 +181,7 @@ def _t(samples: Array) -> float:
 
 
 def sharpe_ratios(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
-    """Yield the Sharpe ratio of a trade on every feature, before costs, with its number of
+    """Yield the Sharpe ratio of trading each feature, before costs, with its number of
     sessions.
 
     Each symbol is held from the next open to the one after: long if the column is above its mean
@@ -200,4 +202,4 @@ def sharpe_ratios(market: MarketTensors) -> Iterator[tuple[Alarm, int]]:
         if len(earned) >= _FEWEST_BLOCKS:
             t = _t(earned)
             ratio = t / np.sqrt(len(earned)) * np.sqrt(market.sessions_a_year)
-            yield Alarm(name, "Sharpe ratio", float(ratio), "of a bar", t), len(earned)
+            yield Alarm(name, "Sharpe ratio", float(ratio), "of the next bar", t), len(earned)

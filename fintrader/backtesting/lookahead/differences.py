@@ -1,4 +1,4 @@
-"""Differences of two markets, or of two accounts, up to a bar: names, places and sizes."""
+"""Differences between two markets, or two accounts, before a bar."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fintrader.seeding import create_generator
 _SYMBOL_ARRAYS = (*PRICES, "volume", "tradable", "member")
 _DECISIONS = 300
 CALENDAR = frozenset({"time_of_day", "time_to_close"})
-"""Context that is made of the exchange's calendar alone, which is known in advance."""
+"""Context made from the exchange's calendar alone, known in advance."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ def compare_markets(market: MarketTensors, changed: MarketTensors, cut: int) -> 
     common = [name for name in market.symbols if name in changed.symbols]
     leaks = []
     for name, own, their in _pair_arrays(market.window(0, cut), changed.window(0, cut), common):
-        at = _find_difference(own, their)
-        if at:
-            of = "".join(f"{common[k]}, " for k in at[1:])
-            gap = _describe_gap(own, float(own[at]), float(their[at]))
-            leaks.append(Leak(name, cut, at[0], of + gap))
-    missing = [name for name in market.symbols if name not in changed.symbols]
-    if missing:
-        detail = f"the future decides that {', '.join(missing)} are in the market"
+        place = _find_difference(own, their)
+        if place:
+            symbol = "".join(f"{common[k]}, " for k in place[1:])
+            gap = _describe_gap(own, float(own[place]), float(their[place]))
+            leaks.append(Leak(name, cut, place[0], symbol + gap))
+    own_symbols = sorted({*market.symbols} ^ {*changed.symbols})
+    if own_symbols:
+        detail = f"the future decides whether the market has {', '.join(own_symbols)}"
         leaks.append(Leak("symbols", cut, 0, detail))
     return leaks
 
@@ -95,13 +95,13 @@ def _describe_gap(column: Tensor, one: float, other: float) -> str:
     varies = column.is_floating_point() and len(values) > 1
     spread = float(values.std()) if varies else 0.0
     gap = abs(one - other)
-    size = f", {gap / spread:.2g} deviations apart" if spread > 0 and gap else ""
+    size = f", {gap / spread:.2g} deviations apart" if spread > 0 and gap > 0 else ""
     return f"{one:.6g} and {other:.6g}{size}"
 
 
 def find_unmoved(market: MarketTensors, changed: MarketTensors, cut: int) -> set[str] | None:
     """Find the columns that do not change from `cut` on although every bar does: they are not made
-    of the bars. None if the markets have other symbols.
+    of the bars. None if the markets' symbols differ.
 
     Constant columns are left out.
     """
@@ -132,9 +132,9 @@ def compare(
     (first, seen), (second, theirs) = (_trade(m, env, policy, cut) for m in (market, changed))
     leaks = []
     for (bar, obs), (_, their_obs) in zip(seen, theirs, strict=False):  # one may be ruined
-        at = _find_difference(obs[0], their_obs[0])
-        if at:
-            (column,) = at
+        place = _find_difference(obs[0], their_obs[0])
+        if place:
+            (column,) = place
             values = f"{float(obs[0, column]):.6g} and {float(their_obs[0, column]):.6g}"
             slices = first.layout.slices.items()
             part = next(name for name, columns in slices if column < columns.stop)
@@ -145,13 +145,15 @@ def compare(
         ("equity", log.equity, rival.equity),
         ("fill", log.shares, rival.shares),
     ):
-        at = _find_difference(torch.from_numpy(ours[:cut]), torch.from_numpy(changes[:cut]))
-        if at:
-            bar, *who = at
-            of = "".join(f"{market.symbols[k]}, " for k in who)
-            values = f"{ours[at]:,.10g} and {changes[at]:,.10g}"
-            leaks.append(Leak(name, cut, bar, f"{of}{values} {'shares' if who else 'USD'}"))
-    # The last order fills at `cut` and must not know that bar. Only a split there may change it.
+        place = _find_difference(torch.from_numpy(ours[:cut]), torch.from_numpy(changes[:cut]))
+        if place:
+            bar, *assets = place
+            symbol = "".join(f"{market.symbols[k]}, " for k in assets)
+            values = f"{ours[place]:,.10g} and {changes[place]:,.10g}"
+            unit = "shares" if assets else "USD"
+            leaks.append(Leak(name, cut, bar, f"{symbol}{values} {unit}"))
+    # The last order fills at `cut` or before and must not know that bar. Only a split there may
+    # change it.
     split = bool((market.events.bar == cut).any() | (changed.events.bar == cut).any())
     asked = np.flatnonzero(first.wanted != second.wanted)
     if asked.size and not split and not leaks:
@@ -181,8 +183,8 @@ def _trade(
     bars.
 
     The first decision is delayed so that the last one falls on that bar: its order fills at `cut`
-    and must not know it. Only the last decisions are made, because long random trading ruins an
-    account.
+    or before, and must not know it. Only the last decisions are made, because long random trading
+    ruins an account.
     """
     account = BacktestAccount(market, env)
     seen: list[tuple[int, Tensor]] = []

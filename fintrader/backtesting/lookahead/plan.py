@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
@@ -71,10 +72,12 @@ class TrialPlan:
         last_ts = int(minutes[self._first[last + 1] - 1])
         return View(cut, symbols, statistics, (before, middle, end), last_ts)
 
-    def count(self, done: int) -> dict[str, tuple[int, int]]:
-        """Count each stage's trials among the first `done`, and all its trials."""
-        total = Counter(trial.stage for trial in self.trials)
-        before = Counter(trial.stage for trial in self.trials[:done])
+    def count(self, done: int, untried: Collection[int] = ()) -> dict[str, tuple[int, int]]:
+        """Count each stage's trials among the first `done`, and all its trials; in both without
+        those at the bars `untried`."""
+        stages = [None if trial.bar in untried else trial.stage for trial in self.trials]
+        total = Counter(filter(None, stages))
+        before = Counter(stages[:done])
         return {stage: (before[stage], number) for stage, number in total.items()}
 
     def _draw_whole(self, market: MarketTensors, random: np.random.Generator) -> list[Trial]:

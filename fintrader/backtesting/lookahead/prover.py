@@ -39,6 +39,7 @@ class TrialResults:
     unmoved: tuple[str, ...] | None = None
     """Columns that no future changed."""
     untried: tuple[str, ...] = ()
+    untried_bars: tuple[int, ...] = ()
 
     def save(self, path: Path | None) -> None:
         """Write the results to a file atomically, if that is possible."""
@@ -71,7 +72,9 @@ def lookahead(
     where code of your own fails on a part of the rows.
     """
     settings = settings or LookaheadSettings()
-    env = env or EnvSettings()
+    # Observations as one row of numbers, which the drawn policy and the comparison read.
+    flat = {"observation": "flat", "observation_dtype": "float32"}
+    env = (env or EnvSettings()).model_copy(update=flat)
     chosen = find_settings(data, changes)
     begin = math.inf  # of the second stage
     budget_seconds = 60 * settings.budget_minutes
@@ -111,7 +114,7 @@ def lookahead(
         own_index = market.benchmark_name != EQUAL_WEIGHT
         return LookaheadReport(
             results.leaks,
-            plan.count(results.done),
+            plan.count(results.done, results.untried_bars),
             alarms=tuple(map(str, alarms)),
             trusted=list_trusted(
                 chosen, market.benchmark_name, own_index, results.unmoved or (), build.opened
@@ -140,12 +143,12 @@ class _Search:
         views = [self.plan.view(trial, self.market.symbols, self.statistics) for trial in trials]
         leaks: list[Leak] = []
         still: set[str] | None = None if results.unmoved is None else {*results.unmoved}
-        untried: list[str] = []
+        untried: dict[int, str] = {}
         for trial, changed in zip(trials, self.build.each(views), strict=True):
             if isinstance(changed, FintraderError):
                 if trial.stage == WHOLE:
                     raise changed
-                untried.append(f"bar {trial.bar}: {changed}")
+                untried[trial.bar] = f"bar {trial.bar}: {changed}"
                 continue
             leaks += compare(self.market, changed, trial.bar, self.env, self.policy)
             if trial.stage == WHOLE:
@@ -160,7 +163,8 @@ class _Search:
             results.done + len(trials),
             gather((*results.leaks, *leaks)),
             None if still is None else tuple(sorted(still)),
-            (*results.untried, *untried),
+            (*results.untried, *untried.values()),
+            (*results.untried_bars, *untried),
         )
 
 

@@ -1,4 +1,4 @@
-"""The report of a look-ahead check: trials, findings, and inputs that cannot be proved."""
+"""The report of a look-ahead check: trials, findings, and inputs that it cannot test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LookaheadReport:
 
     leaks: tuple[Leak, ...]
     trials: Mapping[str, tuple[int, int]]
-    """Stage -> numbers of trials done, and of all its trials."""
+    """Stage -> numbers of trials: compared, and in all, without the untried ones."""
     alarms: tuple[str, ...] = ()
     """Columns that predict the returns after them implausibly well: no proof of a leak, but a
     reason to check."""
@@ -55,7 +55,7 @@ class LookaheadReport:
         ]
         more = "; the same command resumes with them" if self.is_kept else ""
         for title, entries in (
-            ("Alarm, implausible", self.alarms),
+            ("Implausibly good", self.alarms),
             ("Tried" if self.leaks else "Proved", tried),
             (f"Not proved, for lack of time{more}", self.unproved),
             ("Taken on trust", self.trusted),
@@ -120,7 +120,7 @@ def list_trusted(
         inputs.append(f"membership: {universe.index} by {who}")
     factor = factor_column(data)
     if factor is not None:
-        inputs.append(f"prices: as traded by the column {factor}")
+        inputs.append(f"prices: multiplied by the column {factor}")
     inputs += [
         f"feature {name}: opens {', '.join(map(strip_folders, paths))}, which is the same in every"
         " future; join it to the bars as a column, with data.features.known_at"
