@@ -79,8 +79,8 @@ def live(argv: list[str]) -> None:
 
     options, words = take_options(ServiceOptions(), argv, "live")
     name, settings = parse_argument("live", LiveSettings(), words, "NAME")
+    refuse_real_money(True)
     if options.install:
-        refuse_real_money(True)
         _install(f"{name}-live", name, ["live", *words], settings)
         return
     _watch("live", argv, name, settings)

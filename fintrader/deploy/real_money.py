@@ -3,11 +3,11 @@
 Real-money trading is closed until a market-life simulator has passed on this same code: `live`
 refuses before it does anything else, and so do the broker and the runner (`refuse_real_money`).
 
-A deployment may trade real money once it has traded a paper account for twenty sessions inside the
-band of its backtest. A person then reads its description and its possible losses, and types the
-account's number and the amount. This consent is a sealed file that names bundle, account, amount,
-endpoint and limits: a change of any asks again. It lapses after thirty days. Keys of the real
-account are separate variables, so that no paper deployment can ever use them.
+A deployment may trade real money once it has traded a paper account for twenty sessions and is then
+inside the band of its backtest. A person then reads its description and its possible losses, and
+types the account's number and the amount. This consent is a sealed file that names bundle, account,
+amount, endpoint and limits: a change of any asks again. It lapses after thirty days. Keys of the
+real account are separate variables, so that no paper deployment can ever use them.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ def find_real_deployment(home: Path, bundle: Bundle) -> Path:
     if not (place / "bundle" / BUNDLE).is_file():
         shutil.copytree(bundle.folder, place / "bundle", dirs_exist_ok=True)
     if Bundle.open(place / "bundle").id != bundle.id:
-        raise DeployError(f"{place} trades another bundle; flatten it, and move that folder away")
+        raise DeployError(
+            f"{place} trades another bundle; sell its positions at the broker, and move that folder"
+            " away"
+        )
     return place
 
 
@@ -148,8 +151,8 @@ def require_proof(home: Path, bundle: Bundle) -> DriftReport:
         )
     if daily.band is None:
         raise DeployError(
-            f"{home.name} comes from a run without a backtest, which has no band; backtest the run,"
-            " and freeze it again"
+            f"{home.name} comes from a run without a backtest, or with one of too few sessions for"
+            " a band; backtest the run on a longer window, and freeze it again"
         )
     low = daily.band.low_usd[-1]
     high = daily.band.high_usd[-1]
@@ -171,8 +174,8 @@ def require_consent(
     ask: Ask,
 ) -> Consent:
     """Return the stored consent if it is still valid, or a new one that is typed now. A consent
-    that has ended is returned while orders or a flatten are open, which a restart then ends. Raises
-    DeployError without one."""
+    that has ended still counts while orders or a flatten are open, so that a restart ends these.
+    Raises DeployError for a refusal."""
     path = home / CONSENT
     now = dt.datetime.now(dt.UTC)
     until = now + dt.timedelta(days=DAYS)
@@ -212,7 +215,7 @@ def require_consent(
         "  limits:", ", ".join(f"{name} {limit:g}" for name, limit in limits if name != "enforced")
     )
     print(f"  it trades at {consent.endpoint}")
-    cap = f"{settings.cap_usd:.0f}"
+    cap = f"{settings.cap_usd:.15g}"
     if ask(f"Type the number of the account that will trade ({number}): ").strip() != number:
         raise DeployError("that is not the account's number; nothing was begun")
     if ask(f"Type the amount it may hold in USD ({cap}): ").strip() != cap:

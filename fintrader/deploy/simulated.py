@@ -1,4 +1,4 @@
-"""The embedded broker: a window of recorded bars, and the ledger of backtest and environment."""
+"""The embedded broker: it fills orders in recorded or received bars, by the backtest's ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fintrader.market.tensors import MarketTensors
 
 
 class AccountState(NamedTuple):
-    """Worth of an account at a decision, USD."""
+    """An account's USD at a decision, and its resting orders."""
 
     cash: float
     equity: float
@@ -46,8 +46,8 @@ class AccountState(NamedTuple):
 
 
 class SimulatedBroker(Broker):
-    """A broker whose orders of a decision fill together at the next bar, with costs, as in a
-    backtest; those that rest fill in the bars until the next decision, which replaces them.
+    """A broker as in a backtest: a decision's market orders fill together at the next bar, with
+    costs; resting ones fill until the next decision, which replaces them.
 
     It knows the window's later bars, but reports only events up to `now()`.
     """
@@ -64,9 +64,9 @@ class SimulatedBroker(Broker):
         *,
         grows: bool = False,
     ) -> None:
-        """market: the traded bars; the first of them may have the first decision. A broker that
-        `grows` knows no bar before the first call of `grow`, where its account begins with the
-        newest bar; `market` may then be any market of these symbols."""
+        """market: the bars to trade, from that of the first decision on. With `grows`, bars come
+        only by `grow`, and the account begins at the newest one of its first call; `market` may
+        then be any market of these symbols."""
         self.market = market
         self.env = env.for_working()
         self._now = now
@@ -85,8 +85,7 @@ class SimulatedBroker(Broker):
         self._has_begun = not grows
 
     def grow(self, market: MarketTensors, bars: int) -> None:
-        """Go on in a newer market, of which `bars` have been received; orders fill there from now
-        on."""
+        """Go on in a newer market, whose first `bars` bars have been received."""
         minutes = market.minutes.numpy()
         bar = bars - 1
         account = self._account
@@ -94,14 +93,14 @@ class SimulatedBroker(Broker):
         state = AccountState(usd, usd, usd, usd)
         held: Array = np.zeros(market.num_assets)
         if self._has_begun:
+            state = self.state  # first, because it carries out orders of earlier bars
             last = self._minutes[account.bar]
             bar = int(np.searchsorted(minutes, last))
             if last not in minutes[bar : bar + 1]:
                 raise BrokerError(
-                    "the bars received no longer hold the account's last one; give the feed a"
-                    " longer history"
+                    "the bars received no longer contain that of the last decision; begin a new"
+                    " deployment"
                 )
-            state = self.state
             held = account.held.copy()
             self._baskets = {bar + old - account.bar: own for old, own in self._baskets.items()}
         state.enter(account, market, bar, held)
@@ -133,7 +132,9 @@ class SimulatedBroker(Broker):
             return self._find_report(order.id)
         bar = self._find_bar(order.decision)
         if order.symbol not in self._column or bar != self._account.bar:
-            raise BrokerError(f"{order.id}: the market lacks its symbol, or its bar is over")
+            raise BrokerError(
+                f"{order.id}: {order.symbol} is unknown, or its bar is not the newest"
+            )
         return self._accept(order)
 
     def _accept(self, order: Order) -> OrderReport:
@@ -186,7 +187,7 @@ class SimulatedBroker(Broker):
 
     @property
     def since(self) -> int:
-        """Start of the account's bar, ns; 0 before it has begun."""
+        """Start of the newest decision's bar, ns; 0 before any."""
         return int(self._minutes[self._account.bar]) if self._has_begun else 0
 
     @property
@@ -199,8 +200,8 @@ class SimulatedBroker(Broker):
         return float(self._account.trade_log.equity[bar])
 
     def measure(self, bar: int) -> float:
-        """Measure the equity, USD, at the close of a live bar between two decisions, with the newest
-        decision's orders, on a copy of the account."""
+        """Measure the equity, USD, at the close of the live bar `bar`: carry out the newest
+        decision's orders on a copy of the account."""
         state = self.state
         account = self._account
         if bar <= account.bar:
@@ -232,8 +233,10 @@ class SimulatedBroker(Broker):
         return int(np.searchsorted(self._minutes, close - self._length))
 
     def _find_newest_bar(self) -> int:
-        """Find the newest bar that has closed."""
-        return int(np.searchsorted(self._minutes, self._now() - self._length, side="right")) - 1
+        """Find the newest bar that has closed, as far as the account has come: a live feed may
+        return after the next bar's close."""
+        closed = np.searchsorted(self._minutes, self._now() - self._length, side="right")
+        return min(int(closed) - 1, self._account.bar)
 
     def _advance(self) -> None:
         """Carry out every decision whose bar has come."""

@@ -2,6 +2,7 @@
 itself."""
 
 import datetime as dt
+import itertools
 
 import numpy as np
 import pytest
@@ -86,6 +87,35 @@ def test_a_bar_that_is_late_is_kept_and_not_acted_on(deployed):
     assert [(one.bars, one.symbols) for one in late] == 2 * [(1, market.symbols[:1])]
     stored = {(row[0], row[1]) for row in journal.bars(bar, bar + 1)}
     assert (bar, market.symbols[0]) in stored  # and it came into the books, for whoever looks back
+
+
+@pytest.mark.parametrize("interval", [1, 5])
+def test_a_feed_that_takes_a_bar_to_answer_hides_no_shares(tmp_path, interval):
+    bundle, market = frozen(tmp_path, decision_interval=interval)
+
+    def slow(feed, clock):
+        poll = feed.poll
+        calls = itertools.count()
+
+        def answer(since, now):
+            bars = poll(since, now)
+            if next(calls) == 8:  # its answer comes after the next bar's close
+                clock._now += 15 * MINUTE
+            return bars
+
+        feed.poll = answer
+
+    journal = run_live(tmp_path, bundle, market, bars=30, change=slow)
+    undisturbed = simulate(bundle.policy, market, bundle.env)
+    rows = {int(minute): row for row, minute in enumerate(market.minutes)}
+    first, *later = [entry.body for entry in journal.entries(BarDecision)]
+    assert not first.shares
+    assert all(any(body.shares.values()) for body in later)
+    early = [body for body in later if rows[body.bar] < 8]
+    assert early
+    assert [body.equity for body in early] == undisturbed.equity[
+        [rows[body.bar] for body in early]
+    ].tolist()
 
 
 def test_a_correction_is_journalled_and_changes_no_row(deployed):

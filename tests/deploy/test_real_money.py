@@ -95,7 +95,7 @@ def report(home, made, *, band=BAND, account=1e6, **changes):
         ({"sessions": 19}, "needs 20"),
         ({"surprise": Surprise((1.0, 30.0, 2.0))}, "are worse on paper"),
         ({"account": 8e5}, "outside the backtest's band"),
-        ({"band": None}, "no band"),
+        ({"band": None}, "too few sessions for a band"),
         ({"bundle": "00000000"}, "another bundle"),
     ],
 )
@@ -148,6 +148,12 @@ def test_consent_is_typed_once_and_names_what_it_is_for(home, bundle, capsys):
     assert consent(home, bundle, never) == given
     with pytest.raises(DeployError, match="not the amount"):  # another amount is another consent
         consent(home, bundle, typed(NUMBER, "5000"), cap=6000.0)
+
+
+def test_the_amount_is_typed_as_it_is_stored(home, bundle):
+    assert consent(home, bundle, typed(NUMBER, "1000.5"), cap=1000.5).cap_usd == 1000.5
+    with pytest.raises(DeployError, match="not the amount"):
+        consent(home, bundle, typed(NUMBER, "1001"), cap=1000.6)
 
 
 @pytest.mark.parametrize(
