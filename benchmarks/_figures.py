@@ -543,7 +543,7 @@ def gpu(records: Records) -> str:
             rows.append([words, f"{accounts:,}", f"{rate:,.0f}", *[DASH] * 4])
     head = ["", "accounts", "env-steps/s", "launches", "waits", "GPU busy", "memory"]
     drift = percent(record["drift"], 1)
-    said = f"Ten updates of two equal trainings ended {drift} of their way from each other."
+    said = f"After ten updates two equal trainings were {drift} of their way apart."
     return f"{table(head, rows)}\n\n{said} {sentence(records, 'gpu')}"
 
 
