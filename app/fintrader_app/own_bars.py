@@ -60,6 +60,7 @@ def list_entries(folder: Folder) -> list[str]:
 
 def render() -> None:
     """Draw the picker, the detected settings, and the button that writes the configuration."""
+    path = ""
     with guarded():
         path = browse()
     files = st.file_uploader("Upload files of bars", accept_multiple_files=True, key="own_uploads")

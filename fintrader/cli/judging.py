@@ -102,7 +102,7 @@ def judge(argv: list[str]) -> None:
         else:
             record = options.read(str(file))
         # The name may come from inside the file.
-        page = options.out or Path(re.sub(r"[^\w-]+", "_", record.name) + "-verdict.html")
+        page = options.out or Path(re.sub(r"[^\w-]+", "_", record.name)[:50] + "-verdict.html")
         if page.suffix != ".html":
             raise ConfigError(f"--out {page}: give the page a name that ends in .html")
         replaced = ", replaced" if page.exists() else ""
@@ -150,7 +150,8 @@ def register(argv: list[str]) -> None:
             rival = read_benchmark(benchmark, source, options.trust)
             benchmark = str(pick_column(rival, None, "the benchmark").name)
     except ReturnsError as error:
-        raise ReturnsError(_name_options(str(error))) from None
+        problem = str(error).partition(" If each is a strategy")[0]  # a claim counts no trials
+        raise ReturnsError(_name_options(problem)) from None
     claim = claims.Claim(
         source=Path(source).name,
         content=content or claims.hash_source(source),

@@ -161,7 +161,7 @@ def _test_timing(evidence: Evidence, record: TrackRecord) -> Evidence:
 
 def _flag_few(record: TrackRecord) -> list[str]:
     size = len(record.returns)
-    least = FEWEST_ALONE if record.sessions_a_year >= FEWEST_ALONE else ev.FEW
+    least = FEWEST_ALONE if record.sessions_a_year > 52 else ev.FEW
     if record.holdings is not None or size >= least:
         return []
     return [

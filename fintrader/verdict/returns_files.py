@@ -27,6 +27,7 @@ from fintrader.verdict.track_record import (
     Kind,
     TrackRecord,
     make_record,
+    pick_column,
     read_dates,
     read_numbers,
     to_frame,
@@ -115,7 +116,7 @@ def read_weights(
         changes = marks.ffill().pct_change(fill_method=None).where(marks.notna())
         rival = changes.mean(axis=1).iloc[1:].rename("equal weight")
     elif benchmark in marks:
-        rival = to_returns(marks[benchmark].dropna(), "equity", benchmark, []).rename(benchmark)
+        rival, _ = to_returns(marks[benchmark].dropna(), "equity", benchmark, [])
     elif benchmark != CASH:
         rival = read_benchmark(benchmark, prices, trust)
     held = hold_weights(targets, marks, cost_bps)
@@ -140,7 +141,12 @@ def read_weights(
 
 def _read_matrix(path: Path | str, trust: bool) -> pd.DataFrame:
     frame, _ = to_frame(read_file(path, trust=trust).values, Path(path).name)
-    return frame.apply(lambda cells: read_numbers(cells)[0])
+
+    def read(cells: pd.Series) -> pd.Series:
+        numbers, is_percent = read_numbers(cells)
+        return numbers / 100 if is_percent else numbers
+
+    return frame.apply(read)
 
 
 def read_benchmark(path: str, source: Path | str, trust: bool = False) -> pd.DataFrame:
@@ -152,7 +158,7 @@ def read_benchmark(path: str, source: Path | str, trust: bool = False) -> pd.Dat
         )
     content = read_file(path, trust=trust)
     frame, _ = to_frame(content.values, Path(path).name)
-    return frame.set_axis([content.name], axis=1) if len(frame.columns) == 1 else frame
+    return pick_column(frame, None, Path(path).name).to_frame(content.name)
 
 
 def read_file(path: Path | str, *, column: str | None = None, trust: bool = False) -> ReturnsFile:
@@ -259,7 +265,7 @@ def _read_freqtrade(
     content: Mapping[str, Any], column: str | None, tables: Mapping[str, pd.DataFrame]
 ) -> ReturnsFile:
     strategies = content["strategy"]
-    if len(strategies) > 1 and column not in strategies:
+    if column not in strategies and (column or len(strategies) > 1):
         raise ReturnsError(
             f"the result holds {len(strategies)} strategies: {', '.join(strategies)}; choose one"
             f" (--column NAME), and say how many were tried: --trials {len(strategies)} or more"

@@ -79,7 +79,7 @@ class TrackRecord:
     returns: Array
     """`[S]`: simple returns."""
     sessions_a_year: int
-    """252, 365, 52, 26 or 12."""
+    """As stated, or 252, 365, 52, 26 or 12."""
     benchmark: Array | None = None
     """`[S]`: returns of the benchmark over the same periods; None for cash, which earns nothing."""
     benchmark_name: str = CASH
@@ -145,7 +145,7 @@ def make_record(
         rival = _read_rival(rival, other_kind, kind, notes)
     series = pick_column(frame, column, name or "the table")
     name = name or str(series.name)
-    ours = to_returns(series, kind or implied, name, notes)
+    ours, kind = to_returns(series, kind or implied, name, notes)
     bars = len(ours)
     ours = _by_session(ours)
     days = _read_dates(ours)
@@ -164,7 +164,9 @@ def make_record(
         )
     if len(ours) < bars:
         notes.append("Returns within a day were compounded to one a day.")
-    theirs = 0.0 if rival is None else match_periods(_by_session(rival), days, rival_name)
+    theirs: Any = 0.0
+    if rival is not None:
+        theirs = match_periods(_by_session(rival), days, rival_name, spans=kind == "equity")
     table = pd.DataFrame({"ours": ours, "theirs": theirs})
     rows = np.flatnonzero(np.isfinite(table.to_numpy()).all(axis=1))
     kept = table.iloc[rows]
@@ -172,9 +174,9 @@ def make_record(
         notes.append(
             f"{len(table) - len(kept)} of {len(table)} dates lack a value and are left out."
         )
-    absent = (np.diff(rows) - 1).sum()
+    absent = max((np.diff(rows) - 1).sum(), _count_absent(_read_dates(kept), usual))
     if absent > MOST_ABSENT * len(kept):
-        caveats.append(f"{absent} sessions left out (write 0 for sessions without a position)")
+        caveats.append(f"{absent} periods left out (write 0 for those without a position)")
     return TrackRecord(
         name=name,
         dates=kept.index.to_numpy().astype("datetime64[D]"),
@@ -187,20 +189,28 @@ def make_record(
     )
 
 
+def _count_absent(dates: pd.DatetimeIndex, year: int) -> int:
+    """Count the weeks or months that `dates` leave out; days may be holidays, and count as none."""
+    if not 0 < year <= 52 or len(dates) < 2:
+        return 0
+    steps = np.diff(dates.to_numpy()) / np.timedelta64(1, "D")
+    return int((np.rint(steps / np.median(steps)) - 1).sum())
+
+
 def _read_rival(
     cells: pd.Series, implied: Kind | None, kind: Kind | None, notes: list[str]
 ) -> pd.Series:
     """Read a benchmark's values by their own kind; if that is unclear, by the strategy's."""
     name = str(cells.name)
     try:
-        return to_returns(cells, implied, name, notes)
+        return to_returns(cells, implied, name, notes)[0]
     except ReturnsError as error:
         if kind is None:
             problem = str(error).partition(";")[0]
             raise ReturnsError(
                 f"{problem}; give the benchmark as returns (0.01 is 1 %) or prices"
             ) from None
-        return to_returns(cells, kind, name, notes)
+        return to_returns(cells, kind, name, notes)[0]
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -240,9 +250,7 @@ def to_frame(values: Any, name: str = "the table") -> tuple[pd.DataFrame, Kind |
         frame = _index_by_date(frame, name)
     if isinstance(frame.index, pd.PeriodIndex):
         frame.index = frame.index.to_timestamp(how="end").normalize()
-    if _read_dates(frame).tz is not None:
-        frame = frame.tz_localize(None)  # keeps the local day
-    absent = int(np.isnat(frame.index.to_numpy()).sum())
+    absent = int(pd.isna(frame.index).sum())
     if absent:
         raise ReturnsError(f"{name}: {absent} rows have no date; remove them")
     is_repeated = frame.reset_index(names="(index)").duplicated().to_numpy()
@@ -256,7 +264,9 @@ def to_frame(values: Any, name: str = "the table") -> tuple[pd.DataFrame, Kind |
             f" ({format_count(len(twice), 'such date')}); give one row a date, for one strategy"
             " at a time"
         )
-    return frame.sort_index(), kind
+    frame = frame.sort_index()
+    # Only now, because an hour occurs twice on a local clock; this keeps the local day.
+    return frame.tz_localize(None), kind
 
 
 def _join_arrays(values: Any) -> Any:
@@ -288,11 +298,12 @@ def read_dates(cells: pd.Series) -> pd.DatetimeIndex | None:
     if pd.api.types.is_numeric_dtype(cells):
         least = float(cells.min())
         if not 19000101 <= least <= 21001231:
-            unit: Any = "s" if least < 1e11 else "ms" if least < 1e14 else "ns"
+            units = ((1e11, "s"), (1e14, "ms"), (1e17, "us"))
+            unit: Any = next((unit for most, unit in units if least < most), "ns")
             return pd.DatetimeIndex(pd.to_datetime(cells, unit=unit)) if least > 1e8 else None
     # The local day counts, so the offset, which summer time changes, is dropped.
     text = cells.astype(str).str.replace(
-        r"(\d\d:\d\d(?::[\d.]+)?)(?:Z|[+-]\d\d:?\d\d)$", r"\1", regex=True
+        r"(\d\d:\d\d(?::[\d.]+)?) ?(?:Z|(?:GMT)?[+-]\d\d(?::?\d\d)?)$", r"\1", regex=True
     )
     try:
         return pd.DatetimeIndex(pd.to_datetime(text, format="ISO8601"))
@@ -337,7 +348,7 @@ def read_numbers(cells: pd.Series) -> tuple[pd.Series, bool]:
     if pd.api.types.is_numeric_dtype(cells):
         return cells.astype(np.float64), False
     text = cells.astype(str).str.strip().mask(cells.isna())
-    is_percent = bool(text.dropna().str.endswith("%").all())
+    is_signed = text.str.endswith("%", na=True)
     text = text.str.removesuffix("%").str.strip()
     # `1.234,5`, `0,5` or `12,50`, but not `1,234`.
     if text.str.contains(r"\.\d+,|,(?:\d{0,2}|\d{4,})$|^[+-]?0?,", na=False).any():
@@ -346,12 +357,17 @@ def read_numbers(cells: pd.Series) -> tuple[pd.Series, bool]:
     wrong = cells[numbers.isna() & text.notna()]
     if len(wrong):
         raise ReturnsError(f"{cells.name}: {wrong.iloc[0]!r} ({wrong.index[0]}) is no number")
+    is_percent = bool((is_signed & text.notna()).any())
+    if is_percent and numbers[~is_signed].any():
+        raise ReturnsError(f"{cells.name}: only some values have a per cent sign; write all alike")
     return numbers.astype(np.float64), is_percent
 
 
-def to_returns(cells: pd.Series, kind: Kind | None, name: str, notes: list[str]) -> pd.Series:
-    """Make simple returns of a series of values by date; add a line on the reading to `notes`.
-    Raises ReturnsError."""
+def to_returns(
+    cells: pd.Series, kind: Kind | None, name: str, notes: list[str]
+) -> tuple[pd.Series, Kind]:
+    """Make simple returns of a series of values by date, and return their kind; add a line on the
+    reading to `notes`. Raises ReturnsError."""
     if kind is not None and kind not in get_args(Kind):
         raise ReturnsError(f"kind={kind!r}: choose one of {', '.join(get_args(Kind))}")
     numbers, is_percent = read_numbers(cells)
@@ -360,8 +376,13 @@ def to_returns(cells: pd.Series, kind: Kind | None, name: str, notes: list[str])
         raise ReturnsError(f"{name}: there is no value")
     if np.isinf(numbers).any():
         raise ReturnsError(f"{name}: a value is infinite; leave it empty if it is not known")
-    if is_percent:
-        kind = "percent"
+    if is_percent and kind != "equity":
+        kind = "equity" if kind is None and numbers.min() > 50 else "percent"
+    if kind is None and "%" in str(cells.name):
+        raise ReturnsError(
+            f"{name}: column {cells.name} names per cent; say which: kind=percent (1 is 1 %),"
+            " kind=returns (0.01 is 1 %) or kind=equity"
+        )
     if kind is None and str(cells.name).lower() in PROFITS:
         raise ReturnsError(
             f"{name}: column {cells.name} may hold money; if it holds returns, set kind=returns;"
@@ -373,13 +394,13 @@ def to_returns(cells: pd.Series, kind: Kind | None, name: str, notes: list[str])
         numbers = numbers.dropna()
         if not (numbers[:-1] > 0).all():
             raise ReturnsError(
-                f"{name}: an equity of {numbers.min():g} has no return after it; end the file there"
-                " or, if these are returns, say so: kind=returns"
+                f"{name}: an equity of {numbers.min():g} has no return after it; leave out the rows"
+                " before or after it or, if these are returns, say so: kind=returns or kind=percent"
             )
-        return numbers.clip(lower=0).pct_change().iloc[1:]
+        return numbers.clip(lower=0).pct_change().iloc[1:], kind
     if kind == "log":
-        return numbers.map(np.expm1)
-    return numbers / 100 if kind == "percent" else numbers
+        return numbers.map(np.expm1), kind
+    return numbers / 100 if kind == "percent" else numbers, kind
 
 
 def find_kind(values: Array, name: str) -> Kind:
@@ -387,7 +408,8 @@ def find_kind(values: Array, name: str) -> Kind:
     typical = np.median(np.abs(values))
     unclear = f"{name}: values such as {values[-1]:g} may be"
     # Equity wanders: its steps are small against its range. Growth factors (1 + r) do not.
-    if typical > 0.5 and (values.size < 3 or np.diff(values).std() <= values.std()):
+    wanders = values.size < 3 or np.diff(values).std() <= values.std()
+    if typical > 0.5 and wanders:
         return "equity"
     if (values > 0).all() and (typical > 0.5 or values.size > 12):
         raise ReturnsError(
@@ -439,10 +461,13 @@ def count_sessions_a_year(dates: pd.DatetimeIndex, stated: int | None, name: str
     return found
 
 
-def match_periods(theirs: pd.Series, dates: pd.DatetimeIndex, name: str) -> pd.Series:
+def match_periods(
+    theirs: pd.Series, dates: pd.DatetimeIndex, name: str, *, spans: bool = False
+) -> pd.Series:
     """Compound a benchmark's returns to the periods that end on `dates`; NaN where the benchmark
     has no return, or none near an end of the period. If both have the same periods, keep the
-    benchmark's dates that the strategy lacks. Raises ReturnsError if the benchmark's periods are
+    benchmark's dates that the strategy lacks; but a strategy's return `spans` such dates if it was
+    made of equity. Raises ReturnsError if the benchmark's periods are
     longer."""
     within = theirs[(theirs.index >= dates[0]) & (theirs.index <= dates[-1])]
     if not len(within):
@@ -451,7 +476,8 @@ def match_periods(theirs: pd.Series, dates: pd.DatetimeIndex, name: str) -> pd.S
             f" those of the strategy ({dates[0]:%Y-%m-%d} to {dates[-1]:%Y-%m-%d})"
         )
     inside = dates[(dates >= theirs.index[0]) & (dates <= theirs.index[-1])]
-    if inside.isin(within.index).mean() > 0.9 and len(within) <= 1.1 * len(inside):
+    is_alike = inside.isin(within.index).mean() > 0.9 and len(within) <= 1.1 * len(inside)
+    if is_alike and not (spans and len(within) > len(inside)):
         return theirs.reindex(dates.union(_read_dates(within)))
     if len(within) < 0.9 * len(inside):
         raise ReturnsError(

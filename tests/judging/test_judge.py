@@ -91,6 +91,11 @@ def test_few_returns_without_positions_are_never_green(sessions, freq, few):
     assert f"With {sessions} {'months' if freq == 'ME' else 'sessions'} the test" in verdict.text
 
 
+def test_a_stated_number_of_sessions_changes_no_rule():
+    record = read(make_returns(200, 0.0025), sessions_a_year=245)
+    assert not judge_record(record, trials=1).is_likely_skill
+
+
 def test_a_caller_adds_caveats_and_removes_none():
     record = replace(read(make_returns(200, 0.0025)), caveats=("stale prices",))
     verdict = judge_record(record, trials=1, caveats=["no borrow fees"])

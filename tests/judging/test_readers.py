@@ -572,7 +572,10 @@ ODD = {
     ),
     "quarters.csv": (to_text(RETURNS.resample("QE").mean()), "sessions_a_year="),
     "percent.csv": (to_text(RETURNS * 20), "kind=returns or kind=percent"),
-    "ruined.csv": (to_text(LOSING), "end the file there or, if these are returns"),
+    "ruined.csv": (
+        to_text(LOSING),
+        "leave out the rows before or after it or, if these are returns",
+    ),
     "wide.csv": (
         to_text(RETURNS.to_frame("a").join(INDEX).iloc[:, 0], "{0},{0}", "date,a,b"),
         "or keep one",
@@ -676,11 +679,74 @@ def test_sessions_that_were_left_out_are_a_caveat():
         (RETURNS, INDEX.drop(DAYS[50:56])),
     ):
         (caveat,) = make_record(values, benchmark=rival).caveats or ("none",)
-        assert caveat == "6 sessions left out (write 0 for sessions without a position)"
+        assert caveat == "6 periods left out (write 0 for those without a position)"
+    ends = pd.date_range("2014-01-31", periods=120, freq="ME")
+    months = pd.Series(RETURNS[:120].to_numpy(), ends)
+    assert make_record(months).caveats == ()
+    (caveat,) = make_record(months.drop(months.index[20:23])).caveats
+    assert caveat.startswith("3 periods left out")
     stated = make_record(RETURNS, sessions_a_year=12)
     assert stated.caveats == ("12 periods a year as stated, which its dates do not confirm",)
     assert make_record(RETURNS, sessions_a_year=260).caveats == ()
     assert make_record(RETURNS[::3], sessions_a_year=84).caveats
+
+
+def test_the_benchmark_of_an_equity_with_gaps_is_compounded_over_them():
+    wealth = to_equity(INDEX).drop(DAYS[[40, 41, 90]])
+    record = make_record(wealth, benchmark=INDEX)
+    np.testing.assert_allclose(record.returns, record.benchmark, atol=1e-9)
+
+
+def test_per_cent_is_read_by_its_signs_and_never_guessed_from_a_name(tmp_path):
+    quiet = (RETURNS / 30).rename("Return (%)")
+    with pytest.raises(ReturnsError, match="names per cent"):
+        make_record(100 * quiet)
+    assert same(make_record(100 * quiet, kind="percent"), quiet)
+    signed = (100 * quiet).map("{:.9f}%".format)
+    assert same(make_record(signed.mask(DAYS[7] == DAYS, "0")), quiet.mask(DAYS[7] == DAYS, 0.0))
+    with pytest.raises(ReturnsError, match="only some values have a per cent sign"):
+        make_record(signed.mask(DAYS[7] == DAYS, "0.5"))
+    for kind in ("equity", None):
+        assert same(make_record(to_equity(RETURNS, 100.0).map("{:.9f}%".format), kind=kind))
+    prices = pd.DataFrame({"A": to_equity(RETURNS, 50.0), "B": to_equity(INDEX, 20.0)})
+    prices.to_csv(tmp_path / "prices.csv")
+    records = []
+    for weight in ("10%", 0.1):
+        weights = pd.DataFrame({"A": weight, "B": weight}, prices.index[:1])
+        weights.to_csv(tmp_path / "weights.csv")
+        records.append(read_weights(tmp_path / "weights.csv", tmp_path / "prices.csv"))
+    np.testing.assert_array_equal(*(record.returns for record in records))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{:%Y-%m-%d %H:%M:%S}{:+03}",
+        "{:%Y-%m-%d %H:%M:%S} {:+03}00",
+        "{:%d/%m/%Y %H:%M} GMT{:+03}00",
+    ],
+)
+def test_the_offset_of_summer_time_may_be_written_in_any_way(form):
+    berlin = DAYS.tz_localize("Europe/Berlin")
+    text = [form.format(day, int(day.utcoffset().total_seconds()) // 3600) for day in berlin]
+    assert same(make_record((text, RETURNS.to_numpy())))
+
+
+def test_the_hour_that_occurs_twice_is_two_hours():
+    hours = pd.date_range(
+        "2024-10-01", "2024-11-10", freq="h", tz="Europe/Berlin", inclusive="left"
+    )
+    record = make_record(pd.Series(0.0001, hours), kind="returns")
+    assert len(record.returns) == 40
+    assert record.returns[26] == pytest.approx(1.0001**25 - 1)
+
+
+def test_a_benchmarks_prices_have_the_name_of_their_file(tmp_path):
+    prices = pd.DataFrame({"Close": to_equity(INDEX), "Volume": 9})
+    prices.to_csv(tmp_path / "SPY.csv", index_label="Date")
+    RETURNS.to_csv(tmp_path / "own.csv", index_label="date")
+    record = read_record(tmp_path / "own.csv", benchmark=str(tmp_path / "SPY.csv"))
+    assert record.benchmark_name == "SPY"
 
 
 def test_weights_and_prices_that_no_account_can_have(tmp_path):
