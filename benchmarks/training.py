@@ -14,9 +14,8 @@ are the median of the rounds' own ratios; `ranges` holds the lowest and the high
   CleanRL-style loop; see _train_peers.py and _train_clean.py.
 - `jax`: `PPO()` beside the same algorithm in JAX, one compiled call an update (_train_jax.py), with
   10 and 100 stocks. Each side has compiled before; the seconds of JAX's first update are noted.
-- `micro`: the rate of ours with one thing changed over that without, alternating on one agent:
-  large products by oneDNN instead of MKL (by MKL with AVX-512, where oneDNN is used), fused Adam
-  taken away, the default's gradient steps by torch.
+- `micro`: the rate of ours with one thing changed over that without, alternating on one agent: fused
+  Adam taken away, the default's gradient steps by torch.
 
 `--quick`: one short round with 64 and 256 accounts, without `micro`; otherwise `--rounds` of the
 default and twice as many of the others. A figure beside a peer that cannot be had is null.
@@ -45,7 +44,6 @@ from benchmarks._train_clean import Recipe
 from benchmarks._train_peers import load_jax, make_peer
 from benchmarks.env import ASSETS, FEATURES, make_market
 from fintrader.agents import PPO, Budget, make_agent, on_policy, train
-from fintrader.agents.fast import dense
 from fintrader.agents.off_policy import REPORT_STEPS
 from fintrader.envs import EnvSettings, TradingEnv
 from fintrader.market.tensors import MarketTensors
@@ -172,14 +170,9 @@ def measure_micro(market: MarketTensors, seed: int, turns: Any) -> Figures:
         "default": run_ours(market, PPO(), MLP_ACCOUNTS, seed),
     }
     by_torch = on_policy.take_passes.__wrapped__  # type: ignore[attr-defined]
-    wide = dense._HAS_WIDE_VECTORS
     plain = {"fused": False, "foreach": False}
     adam = {name: agent.optimisers["adam"].param_groups[0] for name, (agent, _) in sides.items()}
     changes = {
-        "mlp_other_products": (
-            "mlp",
-            lambda: replace_for_now(dense, "_HAS_WIDE_VECTORS", not wide),
-        ),
         "mlp_plain_adam": ("mlp", lambda: patch.dict(adam["mlp"], plain)),
         "default_steps_by_torch": (
             "default",

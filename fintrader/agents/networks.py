@@ -30,7 +30,6 @@ from fintrader.agents.settings import ENCODER_WIDTH, NetworkSettings
 from fintrader.envs.observation import ObservationLayout, split_market, stack_window
 
 
-@fast_on_cpu("dense")
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
@@ -42,7 +41,7 @@ def linear(
     return tanh(out) if activation == "tanh" else out
 
 
-@fast_on_cpu("dense")
+@fast_on_cpu("activations")
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent."""
     return torch.tanh(x)
