@@ -117,7 +117,7 @@ class APGAgent(BaseAgent):
         if settings.bootstrap:
             metrics |= self._fit_value(rollout._replace(reward=reward.detach()))
         if "observations" in settings.normalise:
-            self.normaliser.update(rollout.obs)
+            self.normaliser.update(rollout.obs, self.table)
         self.steps = []
         self.redraw_perturbation()
         return to_metrics(metrics)

@@ -111,7 +111,7 @@ class BaseAgent(Resumable):
         if not self.has_statistics:
             self.has_statistics = True
             if "observations" in self.settings.normalise and not self.normaliser.count[0]:
-                self.normaliser.update(obs)
+                self.normaliser.update(obs, self.table)
 
     def normalise(self, obs: Tensor, *, acting: bool = False) -> Batch:
         """Standardise raw observations `[R, D]` or `[R, A + N + 1]`; with `acting`, never wait for

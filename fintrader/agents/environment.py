@@ -39,8 +39,8 @@ def to_training_env(env: MarketEnv, seed: int, *, differentiable: bool) -> Marke
         raise ConfigError(NO_OWN_GRADIENT)
     if isinstance(env, RandomisedEnv):
         return env
-    # The bar's number must be exact in float32, and shorter than the row that it replaces.
-    has_clock = len(env.table) <= MAX_CLOCK_BARS and env.layout.market_width > 1
+    # The bar's number must be exact in float32, and no longer than the row that it replaces.
+    has_clock = len(env.table) <= MAX_CLOCK_BARS and env.layout.market_width > 0
     observation = "factored" if has_clock else "flat"
     settings = env.settings.for_training().model_copy(update={"observation": observation})
     if differentiable:

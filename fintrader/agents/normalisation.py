@@ -149,7 +149,7 @@ class ObservationNormaliser(RunningStatistics):
         the rows of clocked ones; `wait` as in `index_occurring`. Raises ConfigError for clocked
         observations without a table."""
         private = self._standardise(obs[..., : self.private], slice(0, self.private))
-        if obs.shape[-1] == self.width:
+        if not self._is_clocked(obs, table):
             rows = self.normalise_rows(obs[..., self.private :])
             return Batch(private, rows if perturb is None else perturb(rows, None), None)
         if table is None:
@@ -178,10 +178,16 @@ class ObservationNormaliser(RunningStatistics):
             return standard.clamp(-CLIP, CLIP)
         return standard.clamp_(-CLIP, CLIP)
 
-    def update(self, obs: Tensor) -> None:
+    def update(self, obs: Tensor, table: MarketTable | None = None) -> None:
         """Merge a batch of observations, `[..., D]`, or the private part of `[..., A + N + 1]`,
-        into the statistics."""
-        self._merge(obs if obs.shape[-1] == self.width else obs[..., : self.private], 0)
+        into the statistics; `table` as in `normalise`."""
+        self._merge(obs[..., : self.private] if self._is_clocked(obs, table) else obs, 0)
+
+    def _is_clocked(self, obs: Tensor, table: MarketTable | None) -> bool:
+        """Report whether the last column is a bar's number. Rows of one column are as wide: a table
+        is then only there for numbers."""
+        is_alike = self.width == self.private + 1 and table is not None
+        return obs.shape[-1] != self.width or is_alike
 
     def update_market(self, table: MarketTable) -> None:
         """Merge the newest bar of each row of a table `[T, L*W]` into the statistics; earlier bars

@@ -100,7 +100,7 @@ class OffPolicyAgent(BaseAgent):
             self.replay = self._make_replay(*transition.obs.shape)
         assert self.latent is not None
         if self.is_warming_up and "observations" in self.settings.normalise:
-            self.normaliser.update(transition.obs)
+            self.normaliser.update(transition.obs, self.table)
         if "rewards" in self.settings.normalise:
             done = transition.terminated | transition.truncated
             self.rewards.update(transition.reward.unsqueeze(0), done.unsqueeze(0))

@@ -164,7 +164,7 @@ class OnPolicyAgent(BaseAgent):
         # Statistics move only between rollouts, so that both policies of a ratio read the same
         # inputs.
         if "observations" in self.settings.normalise:
-            self.normaliser.update(buffer.obs)
+            self.normaliser.update(buffer.obs, self.table)
         buffer.clear()
         self.decay_noise()
         self.redraw_perturbation()

@@ -173,15 +173,18 @@ class BatchedLearners:
 
 
 def average(states: Sequence[Tensors]) -> StateDict:
-    """Average every inherited floating-point tensor, on the first state's device; take all others
-    from the first state.
+    """Average every inherited floating-point tensor that all states have, on the first state's
+    device; take all others from the first state.
 
     Sums run in float64 in the order of the states, so equal states give equal bytes wherever they
     come from. Merged variances of normalisers include the spread of the learners' means.
     """
     fused = {}
     for name, first in states[0].items():
-        if not (name.startswith(INHERITED_PREFIXES) and first.is_floating_point()):
+        is_inherited = name.startswith(INHERITED_PREFIXES)
+        if is_inherited and any(name not in state for state in states):
+            continue  # moments of an optimiser that not every learner has used yet
+        if not (is_inherited and first.is_floating_point()):
             fused[name] = first.contiguous()
             continue
         rows = _stack(states, name, first.device)

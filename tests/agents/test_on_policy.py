@@ -30,10 +30,13 @@ def test_advantages_are_judged_against_the_others_at_the_bar():
     assert torch.equal(judged[[3, 6]], advantage[[3, 6]])  # alone at their bars
 
 
+@pytest.mark.parametrize("features", [2, 0])  # without features a row has one column
 @pytest.mark.parametrize("baseline", [True, False])
-def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline):
+def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline, features):
     """Rollouts of accounts in two groups: what all of a group gained alike tells nothing."""
-    env = TradingEnv(make_market(60, 3), EnvSettings(start_groups=2, episode_bars=30), num_envs=8)
+    market = make_market(60, 3 if features else 1, features, gaps=bool(features))
+    rules = EnvSettings(start_groups=2, episode_bars=30, benchmark="cash")
+    env = TradingEnv(market, rules, num_envs=8)
     agent = make_agent(
         agent_settings("a2c", {"num_steps": 4, "group_baseline": baseline}), env.layout, seed=1
     )
@@ -53,6 +56,9 @@ def test_a_rollout_is_judged_by_its_bars_where_it_knows_them(baseline):
     assert len(bars) == 8
     means = torch.stack([learned[0].advantage[place == bar].mean() for bar in bars])
     assert bool((means.abs() < 1e-4).all()) is baseline
+    # The number of a bar is in no statistic, also where a row is as wide.
+    private = agent.normaliser.private
+    assert (agent.normaliser.mean[agent.normaliser.groups[private:]].abs() < 5).all()
 
 
 def test_targets_go_on_from_where_each_step_truly_led():
