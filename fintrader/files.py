@@ -242,7 +242,7 @@ def read_json(path: Path) -> Any:
         return json.loads(read_bytes(path).decode())
     except FileNotFoundError:
         raise RunError(f"{path} does not exist") from None
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise RunError(
             f"{path} is not valid JSON ({error}); delete it and run the same command again"
         ) from None

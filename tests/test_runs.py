@@ -20,6 +20,9 @@ def test_damaged_and_missing_json_are_typed(tmp_path):
     (tmp_path / "a.json").write_text('{"x": ')
     with pytest.raises(RunError, match="not valid JSON"):
         files.read_json(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text("[" * 100_000)
+    with pytest.raises(RunError, match="not valid JSON"):
+        files.read_json(tmp_path / "a.json")
     with pytest.raises(RunError, match="does not exist"):
         files.read_json(tmp_path / "b.json")
 

@@ -122,9 +122,13 @@ def hold_auction(orders: Tensor, worst: Tensor, price: Tensor, settings: EnvSett
     sold = torch.relu(-marginal).sum(1, keepdim=True)
     move = divide(opened - base, base)
     supply = divide(move, kappa * base)
-    # The market takes any number of shares once the price has moved as far as it may.
-    is_bounded = move.abs() < MOST_IMPACT
-    need = torch.where(is_bounded, supply - filled.sum(1, keepdim=True), bought - sold)
+    # Once the price has moved as far as it may, the market sells (or buys) any number of shares, but
+    # never trades on the other side. The quotient `move` may round to just below the bound.
+    left = supply - filled.sum(1, keepdim=True)
+    free = bought - sold
+    edge = MOST_IMPACT * (1 - 1e-9)
+    need = torch.where(move >= edge, torch.maximum(left, free), left)
+    need = torch.where(move <= -edge, torch.minimum(left, free), need)
     sales = torch.minimum(sold, bought - need).clamp(min=0.0)
     purchases = torch.minimum(bought, sales + need).clamp(min=0.0)
     share = torch.where(buys, divide(purchases, bought), divide(sales, sold))

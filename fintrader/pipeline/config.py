@@ -166,6 +166,19 @@ class RunConfig(DataConfig):
         return self
 
     @model_validator(mode="after")
+    def _learns_between_fusions(self) -> RunConfig:
+        race = self.tournament
+        for agent in self.agents if race.learners > 1 and race.budget.env_steps else ():
+            steps = race.budget.env_steps // (race.fusions * race.learners)
+            if agent.has_replay and agent.learning_starts >= steps:
+                raise ValueError(
+                    f"agent.learning_starts is {agent.learning_starts}, and a learner has {steps}"
+                    " steps between two fusions, so it would never learn; lower it, or"
+                    " tournament.fusions"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _whole_games(self) -> RunConfig:
         traders = getattr(self.env, "num_traders", 1)
         if self.env.num_envs % traders:

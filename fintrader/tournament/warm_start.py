@@ -226,6 +226,8 @@ def _transfer_pod(
     TournamentError when the networks do not fit.
     """
     description = header["policy"]
+    if "market" not in header["meta"]:
+        raise CheckpointError("it was trained in a classic environment, which has no market")
     trained = MarketIdentity.from_json(header["meta"]["market"])
     stored = check_transfer(
         layout_from_json(description["layout"]), description["network"]["kind"], trained, here

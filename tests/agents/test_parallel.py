@@ -296,3 +296,10 @@ def test_parents_and_children_may_be_pipelined_or_not(tmp_path):
     assert child._front.has_parent
     with pytest.raises(CheckpointError, match="without a pipeline"):
         pipelined("sac").load_state_dict(plain.state_dict())
+
+
+def test_what_one_learner_lacks_is_not_averaged():
+    weight, moment = torch.ones(2), torch.full((2,), 4.0)
+    states = [{"modules.a": weight, "optimisers.b": moment}, {"modules.a": 3 * weight}]
+    assert average(states)["modules.a"].tolist() == [2.0, 2.0]
+    assert average(states).keys() == average(states[::-1]).keys() == {"modules.a"}

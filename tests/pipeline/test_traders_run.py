@@ -133,6 +133,15 @@ def test_what_has_no_meaning_is_refused(changes, match):
         validate(RunConfig, TINY | {"env": ENV | changes}, "tiny.yaml")
 
 
+def test_learners_that_would_never_learn_are_refused():
+    race = TINY["tournament"] | {"replicas": 3, "fusions": 8, "budget": {"env_steps": 100_000}}
+    sac = {"tournament": race, "agent": {"algo": "sac"}}
+    with pytest.raises(ConfigError, match="has 4166 steps between two fusions"):
+        validate(RunConfig, TINY | sac, "tiny.yaml")
+    sac["agent"]["learning_starts"] = 1000
+    assert validate(RunConfig, TINY | sac, "tiny.yaml").tournament.learners == 3
+
+
 def test_folds_have_no_rivals_of_the_leaderboard():
     race = TINY["tournament"] | {"validation_folds": 2}
     env = ENV | {"traders": TRADERS | {"rivals": "leaderboard"}}
