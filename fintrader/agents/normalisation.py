@@ -106,8 +106,7 @@ class RunningStatistics(nn.Module):
 class ObservationNormaliser(RunningStatistics):
     """Subtracts each column's mean and divides by its deviation, clipped to ±10.
 
-    Columns that mean the same thing for different assets share one statistic, so that permuting the
-    assets permutes the result.
+    Columns of equal meaning share one statistic, so that permuted assets permute the result.
 
     Observations are flat, `[..., D]`, or *clocked*, `[..., A + N + 1]`: the private part and the
     number of a bar (exact in float32 up to 2**24), whose row is in a table that all accounts share.
@@ -179,15 +178,12 @@ class ObservationNormaliser(RunningStatistics):
         return standard.clamp_(-CLIP, CLIP)
 
     def update(self, obs: Tensor, table: MarketTable | None = None) -> None:
-        """Merge a batch of observations, `[..., D]`, or the private part of `[..., A + N + 1]`,
-        into the statistics; `table` as in `normalise`."""
+        """Merge observations, or the private part of clocked ones; `table` as in `normalise`."""
         self._merge(obs[..., : self.private] if self._is_clocked(obs, table) else obs, 0)
 
     def _is_clocked(self, obs: Tensor, table: MarketTable | None) -> bool:
-        """Report whether the last column is a bar's number. Rows of one column are as wide: a table
-        is then only there for numbers."""
-        is_alike = self.width == self.private + 1 and table is not None
-        return obs.shape[-1] != self.width or is_alike
+        """Report whether `obs` end in a bar's number; with rows as wide, a `table` shows it."""
+        return obs.shape[-1] != self.width or (table is not None and self.width - self.private == 1)
 
     def update_market(self, table: MarketTable) -> None:
         """Merge the newest bar of each row of a table `[T, L*W]` into the statistics; earlier bars
