@@ -168,11 +168,12 @@ class RunConfig(DataConfig):
     @model_validator(mode="after")
     def _learns_between_fusions(self) -> RunConfig:
         race = self.tournament
-        for agent in self.agents if race.learners > 1 and race.budget.env_steps else ():
-            steps = race.budget.env_steps // (race.fusions * race.learners)
-            if agent.has_replay and agent.learning_starts >= steps:
+        steps = (race.budget.env_steps or 0) // (race.fusions * race.learners)
+        for agent in self.agents if race.learners > 1 and steps else ():
+            starts = getattr(agent, "learning_starts", 0)
+            if starts >= steps:
                 raise ValueError(
-                    f"agent.learning_starts is {agent.learning_starts}, and a learner has {steps}"
+                    f"agent.learning_starts is {starts}, and a learner has {steps}"
                     " steps between two fusions, so it would never learn; lower it, or"
                     " tournament.fusions"
                 )
